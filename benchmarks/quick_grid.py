@@ -1,0 +1,72 @@
+"""The quick figure 1 grid on the CPU: ours against the stock way, same machine, same run.
+
+    python -m benchmarks.quick_grid
+
+Ours: the whole grid through `sweep` (worker start, data and held-out errors included), `--steps` steps of each of its
+60 models. Stock: one model after another, eager, all cores as threads; each of the 20 cells is timed over `--stock-steps`
+steps after warm-up and multiplied up to the same number of models and steps (data made the same way; nothing evaluated).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+
+import torch
+
+from benchmarks.stock import StockEncoder
+from headwise.engine import Run, draw_block
+from headwise.experiments import fig1
+from headwise.store import Store
+from headwise.sweep import cores, sweep
+
+
+def stock_seconds_per_step(run: Run, steps: int, warmup: int = 5) -> float:
+    """Wall time of one training step of one model, stock modules."""
+    model = StockEncoder(run.shape)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=run.recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    began, block = 0.0, 0
+    inputs, targets = draw_block(run, 0, torch.device("cpu"))
+    for i in range(warmup + steps):
+        if i == warmup:
+            began = time.perf_counter()
+        at = i % len(inputs)
+        if i and at == 0:
+            block += 1
+            inputs, targets = draw_block(run, block, torch.device("cpu"))
+        optimiser.zero_grad()
+        run.task.loss(model(inputs[at]), targets[at]).backward()
+        optimiser.step()
+    return (time.perf_counter() - began) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--stock-steps", type=int, default=60)
+    args = parser.parse_args()
+    settings = replace(fig1.PRESETS["quick"], steps=args.steps)
+    runs = fig1.runs(settings)
+    torch.set_num_threads(cores())
+    stock = {}
+    for run in runs:
+        if run.shape not in stock:
+            stock[run.shape] = stock_seconds_per_step(run, args.stock_steps)
+            s = run.shape
+            print(f"stock: {s.depth} layers, {s.average} d^2, rank {s.head_dim:2d}: {stock[s] * 1e3:7.2f} ms a step", flush=True)
+    theirs = sum(stock[run.shape] for run in runs) * args.steps
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        rows = sweep(runs, Store(folder), device="cpu", label="ours")
+        ours = time.perf_counter() - began
+    trained = sum(r["seconds"] for r in rows) / cores()
+    print(f"{len(runs)} models, {args.steps} steps each, {cores()} cores, torch {torch.__version__}")
+    print(f"stock {theirs:.1f} s, ours {ours:.1f} s (training alone {trained:.1f} s): {theirs / ours:.1f} times faster")
+    print(json.dumps({"models": len(runs), "steps": args.steps, "stock_s": theirs, "ours_s": ours, "ratio": theirs / ours, "ratio_training": theirs / trained}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""How many attention heads, of what rank, how deep? headwise measures the answer.
+
+The names below are the public interface; each is imported when it is first used, so that `import headwise` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Shape": "shape",
+    "UsageError": "shape",
+    "Attention": "attention",
+    "attend": "attention",
+    "explain": "attention",
+    "Encoder": "models",
+    "Decoder": "models",
+    "Farthest": "tasks",
+    "Nearest": "tasks",
+    "Recipe": "engine",
+    "Run": "engine",
+    "train": "engine",
+    "Store": "store",
+}
+
+__all__ = sorted(_HOME)
+
+if TYPE_CHECKING:
+    from headwise.attention import Attention, attend, explain
+    from headwise.engine import Recipe, Run, train
+    from headwise.models import Decoder, Encoder
+    from headwise.shape import Shape, UsageError
+    from headwise.store import Store
+    from headwise.tasks import Farthest, Nearest
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"headwise.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,508 @@
+"""Attention with every size free, and the choice of what computes it.
+
+Axes: M models, B batch, N keys, Q queries, H heads, R rank, V value width, D dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from headwise.kernels.short import short
+from headwise.shape import Shape, UsageError, nearest
+
+BACKENDS = ("short", "cudnn", "flash", "efficient", "plain", "blocked")
+BLOCK_BYTES = 256 << 20  # scores above this are computed in query blocks and recomputed in the backward pass
+_FUSED = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+# ---- which backend
+
+
+@dataclass(frozen=True)
+class Call:
+    """What decides the backend of one attention call."""
+
+    device: str
+    dtype: torch.dtype
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    rank: int
+    width: int
+    causal: bool = False
+    window: int = 0
+    hard: bool = False
+
+    @property
+    def masked(self) -> bool:
+        """Whether it takes an explicit mask: a window, or causal with fewer queries than keys."""
+        return 0 < self.window < self.keys or (self.causal and self.queries != self.keys)
+
+    @property
+    def half(self) -> bool:
+        return self.dtype in (torch.float16, torch.bfloat16)
+
+    @property
+    def score_bytes(self) -> int:
+        """Bytes of the scores if they are written out."""
+        return self.batch * self.heads * self.queries * self.keys * max(4, self.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which backend runs, why, what is padded or repeated for it, and why each faster one cannot."""
+
+    backend: str
+    why: str
+    pad: tuple[int, int] = (0, 0)  # zeros added to the query/key width and to the value width
+    repeat_kv: bool = False
+    refused: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.backend}: {self.why}"]
+        if any(self.pad):
+            lines.append(f"  widths are padded with zeros by {self.pad[0]} (query/key) and {self.pad[1]} (value)")
+        if self.repeat_kv:
+            lines.append("  keys and values are repeated for every query head")
+        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused])
+
+
+def _up(width: int, multiple: int) -> int:
+    return -(-width // multiple) * multiple
+
+
+def _try_short(c: Call) -> Choice | str:
+    if c.device != "cpu":
+        return f"it is for CPUs, the device is {c.device}"
+    if c.masked or c.causal:
+        return "it has no mask"
+    if not (c.keys <= 8 and c.rank <= 8) and not (c.keys <= 32 and c.rank <= 2):
+        return f"it pays up to 8 keys at rank 8 and 32 keys at rank 2, got {c.keys} keys at rank {c.rank}"
+    return Choice("short", "few keys on a CPU: elementwise over batch and heads", repeat_kv=c.kv_heads != c.heads)
+
+
+def _try_cudnn(c: Call) -> Choice | str:
+    if c.device != "cuda":
+        return f"it needs a GPU, the device is {c.device}"
+    if not c.half:
+        return f"it takes float16 and bfloat16, got {_name(c.dtype)}"
+    rank, width = _up(c.rank, 8), _up(c.width, 8)
+    limit = 256 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9 else 128
+    if max(rank, width) > limit:
+        return f"it stops at width {limit} on this GPU, got {c.rank} and {c.width}"
+    if c.keys == 1:
+        return "it needs more than one key"
+    if c.masked:
+        return "a mask of its own is slower there than in the others"
+    return Choice("cudnn", "fused, the fastest on Hopper", pad=(rank - c.rank, width - c.width))
+
+
+def _try_flash(c: Call) -> Choice | str:
+    equal = max(c.rank, c.width)
+    if c.device == "cpu":
+        return Choice("flash", "fused on the CPU, scores never written out", pad=(equal - c.rank, equal - c.width))
+    if c.device != "cuda":
+        return f"not known on {c.device}"
+    if not c.half:
+        return f"it takes float16 and bfloat16, got {_name(c.dtype)}"
+    if equal > 256:
+        return f"it stops at width 256, got {c.rank} and {c.width}"
+    if c.masked:
+        return "it has no mask for windows or unequal lengths"
+    if equal > 2 * min(c.rank, c.width):
+        return f"widths {c.rank} and {c.width} would be padded to {equal}, more than twice the smaller"
+    return Choice("flash", "fused, scores never written out", pad=(equal - c.rank, equal - c.width))
+
+
+def _try_plain_short(c: Call) -> Choice | str:
+    if c.queries > 64 or c.keys > 64 or c.score_bytes > 16 * BLOCK_BYTES:
+        return f"it writes {_size(c.score_bytes)} of scores; fused kernels win beyond 64 tokens"
+    return Choice("plain", f"few tokens: fused tiles of 64 would be mostly empty; writes {_size(c.score_bytes)} of scores")
+
+
+def _try_efficient(c: Call) -> Choice | str:
+    if c.device != "cuda":
+        return f"it needs a GPU, the device is {c.device}"
+    if c.dtype == torch.float64:
+        return "it does not take float64"
+    if max(c.rank, c.width) > 256 and not c.masked:
+        return f"above width 256 it runs at a tenth of the card's rate, got {c.rank} and {c.width}"
+    step = 8 if c.half else 4
+    return Choice(
+        "efficient",
+        "fused, scores never written out",
+        pad=(_up(c.rank, step) - c.rank, _up(c.width, step) - c.width),
+        repeat_kv=c.kv_heads != c.heads,
+    )
+
+
+def _try_plain(c: Call) -> Choice | str:
+    if c.score_bytes > BLOCK_BYTES:
+        return f"it would write {_size(c.score_bytes)} of scores, more than {_size(BLOCK_BYTES)}"
+    return Choice("plain", f"matrix products with {_size(c.score_bytes)} of scores written out")
+
+
+def _try_blocked(c: Call) -> Choice | str:
+    return Choice("blocked", f"query blocks of at most {_size(BLOCK_BYTES)} of scores, recomputed in the backward pass")
+
+
+def choose_backend(call: Call) -> Choice:
+    """The first backend, fastest first, that takes this call; the others say why they do not."""
+    attempts: list[tuple[str, Callable[[Call], Choice | str]]] = [("plain", _try_plain), ("blocked", _try_blocked)]
+    if not call.hard:
+        fused: list[tuple[str, Callable[[Call], Choice | str]]] = [
+            ("cudnn", _try_cudnn),
+            ("flash", _try_flash),
+            ("efficient", _try_efficient),
+        ]
+        short_n = [("short", _try_short)] if call.device == "cpu" else [("plain", _try_plain_short)]
+        attempts = (fused[:2] + short_n + fused[2:] if call.half else short_n + fused) + attempts
+    refused: list[tuple[str, str]] = [("any fused kernel", "none computes hardmax")] if call.hard else []
+    for name, attempt in attempts:
+        answer = attempt(call)
+        if isinstance(answer, Choice):
+            return Choice(answer.backend, answer.why, answer.pad, answer.repeat_kv, tuple(refused))
+        refused.append((name, answer))
+    raise AssertionError("blocked takes every call")
+
+
+def explain(
+    shape: Shape,
+    tokens: int = 1024,
+    *,
+    batch: int = 1,
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    layer: int = 0,
+    hard: bool = False,
+) -> Choice:
+    """Which backend runs this shape's attention, and why the faster ones cannot; print it.
+
+    >>> print(explain(Shape(dim=64, depth=1, num_heads=64, head_dim=1), tokens=8, device="cpu").backend)
+    short
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return choose_backend(
+        Call(
+            device, dtype, batch, shape.num_heads, shape.num_kv_heads, tokens, tokens,
+            shape.head_dim, shape.v_head_dim, shape.causal, shape.window(layer), hard,
+        )  # fmt: skip
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+# ---- the function
+
+
+def mask_of(queries: int, keys: int, causal: bool, window: int, device: torch.device | str = "cpu") -> Tensor | None:
+    """Which query sees which key, (Q, N), true where seen; None when every query sees every key.
+
+    The last query stands at the last key. A window of w keeps |i - j| < w.
+    """
+    if not causal and not 0 < window < keys:
+        return None
+    at_Q1 = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+    at_N = torch.arange(keys, device=device)
+    seen_QN = at_N <= at_Q1 if causal else torch.ones(queries, keys, dtype=torch.bool, device=device)
+    if window:
+        seen_QN = seen_QN & ((at_Q1 - at_N).abs() < window)
+    return seen_QN
+
+
+def weights_of(scores_BHQN: Tensor, seen_QN: Tensor | None, hard: bool) -> Tensor:
+    """Scores to attention weights: softmax, or all of it on the first largest score."""
+    if seen_QN is not None:
+        scores_BHQN = scores_BHQN.masked_fill(~seen_QN, -math.inf)
+    if hard:
+        best_BHQ1 = scores_BHQN.argmax(-1, keepdim=True)
+        return torch.zeros_like(scores_BHQN).scatter_(-1, best_BHQ1, 1.0)
+    return scores_BHQN.softmax(-1)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, scale: float, seen_QN: Tensor | None = None, hard: bool = False) -> Tensor:
+    """The formula itself, scores written out: w(scale q k^T) v."""
+    k, v = _repeat(k, q.shape[1]), _repeat(v, q.shape[1])
+    return weights_of(q @ k.mT * scale, seen_QN, hard).to(v.dtype) @ v
+
+
+def _blocked(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, hard: bool) -> Tensor:
+    queries, keys = q.shape[-2], k.shape[-2]
+    per_query = q.shape[0] * q.shape[1] * keys * max(4, q.dtype.itemsize)
+    block = max(1, BLOCK_BYTES // per_query)
+
+    def part(start: int) -> Tensor:
+        stop = min(start + block, queries)
+        last = keys - queries + stop if causal else keys
+        first = max(0, keys - queries + start - window + 1) if window else 0
+        if window and not causal:
+            last = min(keys, keys - queries + stop + window - 1)
+        at_Q1 = torch.arange(keys - queries + start, keys - queries + stop, device=q.device).unsqueeze(1)
+        at_N = torch.arange(first, last, device=q.device)
+        seen = at_N <= at_Q1 if causal else None
+        if window:
+            near = (at_Q1 - at_N).abs() < window
+            seen = near if seen is None else seen & near
+        return plain(q[..., start:stop, :], k[..., first:last, :], v[..., first:last, :], scale, seen, hard)
+
+    return torch.cat([checkpoint(part, start, use_reentrant=False) for start in range(0, queries, block)], -2)
+
+
+def _repeat(x: Tensor, heads: int) -> Tensor:
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    hard: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(scale q k^T) v, or hardmax, on the best backend for these sizes.
+
+    q is (batch, heads, queries, rank), k (batch, kv heads, keys, rank), v (batch, kv heads, keys, width);
+    fewer KV heads serve groups of query heads. `scale` is rank ** -0.5 unless given.
+
+    >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
+    torch.Size([2, 6, 5, 7])
+    """
+    call = _call(q, k, v, causal, window, hard)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    choice = choose_backend(call) if backend == "auto" else _forced(backend, call)
+    if choice.backend == "plain":
+        return plain(q, k, v, scale, mask_of(call.queries, call.keys, causal, window, q.device), hard)
+    if choice.backend == "blocked":
+        return _blocked(q, k, v, scale, causal, window, hard)
+    if choice.repeat_kv:
+        k, v = _repeat(k, call.heads), _repeat(v, call.heads)
+    if choice.backend == "short":
+        return short(q, k, v, scale)
+    return _fused(choice, call, q, k, v, scale)
+
+
+def _fused(choice: Choice, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    if choice.pad[0]:
+        q, k = F.pad(q, (0, choice.pad[0])), F.pad(k, (0, choice.pad[0]))
+    if choice.pad[1]:
+        v = F.pad(v, (0, choice.pad[1]))
+    mask = mask_of(call.queries, call.keys, call.causal, call.window, q.device) if call.masked else None
+    with sdpa_kernel(_FUSED[choice.backend]):
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=call.causal and mask is None, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+        )
+    return out[..., : call.width] if choice.pad[1] else out
+
+
+def _forced(backend: str, call: Call) -> Choice:
+    attempts = {
+        "short": _try_short, "cudnn": _try_cudnn, "flash": _try_flash,
+        "efficient": _try_efficient, "plain": _try_plain, "blocked": _try_blocked,
+    }  # fmt: skip
+    if backend not in attempts:
+        raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *attempts))}")
+    if backend == "plain":
+        return Choice("plain", "asked for")
+    if call.hard and backend != "blocked":
+        raise UsageError(f"backend {backend} does not compute hardmax; choices: plain, blocked")
+    answer = attempts[backend](call)
+    if isinstance(answer, str):
+        raise UsageError(f"backend {backend} cannot run this call: {answer}")
+    return answer
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, hard: bool) -> Call:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        raise UsageError(f"attend takes (batch, heads, tokens, width) tensors, got {shapes}")
+    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        raise UsageError(f"q and k must share batch and rank, k and v batch, heads and tokens, got {shapes}")
+    if q.shape[1] % k.shape[1]:
+        raise UsageError(f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}")
+    if q.shape[1] == 0 or min(q.shape) == 0 or min(v.shape) == 0:
+        raise UsageError(f"no axis may be empty, got {shapes}")
+    if causal and q.shape[2] > k.shape[2]:
+        raise UsageError(f"causal attention needs at least as many keys as queries, got {k.shape[2]} keys, {q.shape[2]} queries")
+    if window < 0:
+        raise UsageError(f"window must not be negative, got {window}")
+    return Call(
+        q.device.type, q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2],
+        q.shape[3], v.shape[3], causal, window, hard,
+    )  # fmt: skip
+
+
+# ---- the layer
+
+
+class Linear(nn.Module):
+    """y = x W^T + b; with `models` = M every tensor has a leading model axis and the product is batched."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, models: int | None = None) -> None:
+        super().__init__()
+        lead = () if models is None else (models,)
+        self.weight = nn.Parameter(torch.empty(*lead, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(*lead, outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.ndim == 2:
+            return F.linear(x, self.weight, self.bias)
+        flat_MTD = x.flatten(1, -2)
+        if self.bias is None:
+            y_MTD = torch.bmm(flat_MTD, self.weight.mT)
+        else:
+            y_MTD = torch.baddbmm(self.bias.unsqueeze(1), flat_MTD, self.weight.mT)
+        return y_MTD.unflatten(1, x.shape[1:-1])
+
+
+class Norm(nn.Module):
+    """The normalisations of `Shape.norm` over the last axis.
+
+    layer: (x - mean)/std * g + b; rms: x/rms * g; rms-free: x/rms; scalar: s x/||x||, one learned s.
+    """
+
+    def __init__(self, kind: str, dim: int, models: int | None = None, eps: float = 1e-6) -> None:
+        super().__init__()
+        lead = () if models is None else (models,)
+        self.kind, self.dim, self.eps, self.stacked = kind, dim, eps, models is not None
+        size = {"layer": (dim,), "layer-nobias": (dim,), "rms": (dim,), "rms-free": None, "scalar": (1,)}[kind]
+        self.weight = None if size is None else nn.Parameter(torch.ones(*lead, *size))
+        self.bias = nn.Parameter(torch.zeros(*lead, dim)) if kind == "layer" else None
+
+    def _wide(self, gain: Tensor, x: Tensor) -> Tensor:
+        return gain.view(gain.shape[0], *([1] * (x.ndim - 2)), -1) if self.stacked else gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "scalar":
+            assert self.weight is not None
+            return x * (self._wide(self.weight, x) / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+        y = F.layer_norm(x, (self.dim,), eps=self.eps) if self.kind.startswith("layer") else F.rms_norm(x, (self.dim,), eps=self.eps)
+        if self.weight is not None:
+            y = y * self._wide(self.weight, x)
+        return y if self.bias is None else y + self._wide(self.bias, x)
+
+
+def rotate(x: Tensor, width: int, theta: float, start: int = 0) -> Tensor:
+    """Rotary positions on the last `width` coordinates of (..., tokens, rank), halves paired."""
+    if not width:
+        return x
+    at = torch.arange(start, start + x.shape[-2], device=x.device, dtype=torch.float32)
+    rate = theta ** (-torch.arange(0, width, 2, device=x.device, dtype=torch.float32) / width)
+    angle = torch.outer(at, rate)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)
+    return torch.cat((rest, a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Attention(nn.Module):
+    """Self-attention with heads, rank, value width, KV heads and latent all free.
+
+    y = W_O concat_h softmax(c q_h k_h^T + mask) v_h, with q_h = W_Q,h x (H heads of rank r) and k_h, v_h
+    either W_K x, W_V x (num_kv_heads of them) or grown from one latent of width kv_lora_rank.
+    x is (batch, tokens, dim), or (models, batch, tokens, dim) when `models` is given.
+
+    >>> layer = Attention(Shape(dim=12, depth=1, num_heads=5, head_dim=3, v_head_dim=7))
+    >>> layer(torch.zeros(2, 4, 12)).shape
+    torch.Size([2, 4, 12])
+    """
+
+    def __init__(self, shape: Shape, *, layer: int = 0, models: int | None = None, hard: bool = False, backend: str = "auto") -> None:
+        super().__init__()
+        if backend != "auto" and backend not in BACKENDS:
+            raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
+        self.shape, self.window, self.hard, self.backend = shape, shape.window(layer), hard, backend
+        H, R, V, KV, D = shape.num_heads, shape.head_dim, shape.v_head_dim, shape.num_kv_heads, shape.dim
+        if shape.latent:
+            rope, C = shape.qk_rope_head_dim, shape.kv_lora_rank
+            if shape.q_lora_rank:
+                self.q_down = Linear(D, shape.q_lora_rank, shape.qkv_bias, models)
+                self.q_norm = Norm("rms", shape.q_lora_rank, models)
+            self.q = Linear(shape.q_lora_rank or D, H * R, False, models)
+            self.kv_down = Linear(D, C + rope, shape.qkv_bias, models)
+            self.kv_norm = Norm("rms", C, models)
+            self.kv = Linear(C, H * (R - rope + V), False, models)
+        else:
+            self.qkv = Linear(D, H * R + KV * (R + V), shape.qkv_bias, models)
+            if shape.qk_norm != "none":
+                kind = "rms" if shape.qk_norm == "head" else "rms-free"
+                self.q_norm, self.k_norm = Norm(kind, R, models), Norm(kind, R, models)
+        self.out = Linear(H * V, D, False, models)
+        lead = () if models is None else (models,)
+        self.out_bias = nn.Parameter(torch.zeros(*lead, shape.average, D)) if shape.out_bias else None
+
+    @overload
+    def forward(self, x: Tensor, keep: Literal[False] = False) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, keep: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def forward(self, x: Tensor, keep: bool = False) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """The layer's output; with `keep` also q, k, v, scores, weights and head outputs by name."""
+        s = self.shape
+        q, k, v = self._latent(x) if s.latent else self._direct(x)
+        lead = q.shape[:-3]
+        q, k, v = (t.flatten(0, -4) for t in (q, k, v))
+        out: dict[str, Tensor] = {}
+        if keep:
+            scores = q @ _repeat(k, s.num_heads).mT * s.scale
+            weights = weights_of(scores, mask_of(q.shape[-2], k.shape[-2], s.causal, self.window, q.device), self.hard)
+            o = weights @ _repeat(v, s.num_heads)
+            out = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": o}
+            out = {name: t.unflatten(0, lead) for name, t in out.items()}
+        else:
+            o = attend(q, k, v, causal=s.causal, window=self.window, scale=s.scale, hard=self.hard, backend=self.backend)
+        y = self.out(o.transpose(1, 2).reshape(*x.shape[:-1], s.num_heads * s.v_head_dim))
+        if s.average > 1:
+            y = y / s.average
+        if self.out_bias is not None:
+            y = y + self.out_bias.mean(-2).view(*self.out_bias.shape[:-2], *([1] * (x.ndim - self.out_bias.ndim + 1)), -1)
+        return (y, out) if keep else y
+
+    def _heads(self, x: Tensor, width: int) -> Tensor:
+        return x.unflatten(-1, (-1, width)).transpose(-3, -2)
+
+    def _direct(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = self.shape
+        R, KV = s.head_dim, s.num_kv_heads
+        q, k, v = self.qkv(x).split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
+        q, k, v = self._heads(q, R), self._heads(k, R), self._heads(v, s.v_head_dim)
+        q, k = (rotate(t, s.qk_rope_head_dim, s.rope_theta) for t in (q, k))
+        return (self.q_norm(q), self.k_norm(k), v) if s.qk_norm != "none" else (q, k, v)
+
+    def _latent(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = self.shape
+        rope, nope = s.qk_rope_head_dim, s.head_dim - s.qk_rope_head_dim
+        q = self._heads(self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x), s.head_dim)
+        latent, shared = self.kv_down(x).split((s.kv_lora_rank, rope), -1)
+        k, v = self._heads(self.kv(self.kv_norm(latent)), nope + s.v_head_dim).split((nope, s.v_head_dim), -1)
+        if rope:
+            shared = rotate(shared, rope, s.rope_theta).unsqueeze(-3)
+            k = torch.cat((k, shared.expand(*k.shape[:-1], rope)), -1)
+        return rotate(q, rope, s.rope_theta), k, v

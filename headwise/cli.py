@@ -1,0 +1,313 @@
+"""The command line: `headwise run | list | report | explain | cost`.
+
+argparse, because it is on every machine that has torch and because its errors can be one line. Heavy imports happen
+inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headwise.shape import Shape, UsageError, nearest
+
+DEFAULT_STORE = "headwise-store"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are UsageErrors: one line, exit code 2, nearest names."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> _Parser:
+    top = _Parser(prog="headwise", description="How many attention heads, of what rank, how deep? Measure it.", allow_abbrev=False)
+    top.add_argument("--version", action="store_true", help="print the version")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, text: str, example: str) -> _Parser:
+        command = commands.add_parser(
+            name, help=text, description=text, epilog=f"example:  {example}", allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        command.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+        return command
+
+    run = add("run", "Make an experiment: train what is missing, print the table, write the figure and the report.", "headwise run fig1 --preset quick")
+    run.add_argument("experiment", help="its name (headwise list shows them)")
+    run.add_argument("--preset", default="quick", help="quick (a laptop, minutes) or paper (a GPU); default quick")
+    run.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
+    run.add_argument("--seeds", type=_whole, metavar="N", help="how many seeds a point")
+    run.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
+    run.add_argument("--workers", type=_whole, metavar="N", help="processes on a CPU; default one a core")
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes", help="change a setting of the preset; may be repeated")
+    run.add_argument("--keep-weights", action="store_true", help="keep every trained model in the store")
+    run.add_argument("--no-report", action="store_true", help="only train and print")
+
+    lister = add("list", "List experiments and, with a store, what is in it.", "headwise list --store headwise-store --older")
+    lister.add_argument("--store", metavar="DIR", help="list this store's runs")
+    lister.add_argument("--older", action="store_true", help="only rows that another commit made")
+
+    report = add("report", "Write the page of a store again, from its rows alone.", "headwise report --store headwise-store")
+    report.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"default {DEFAULT_STORE}")
+    report.add_argument("--output", metavar="FILE", help="default DIR/report.html")
+
+    cost = add("cost", "Parameters, arithmetic and memory of a shape, or of a model's config.json.", "headwise cost --set dim=1792 depth=28 num_heads=4 head_dim=448")
+    cost.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
+    cost.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed")
+    cost.add_argument("--tokens", type=_whole, default=2048, metavar="N", help="sequence length; default 2048")
+
+    why = add("explain", "Say which backend computes a shape's attention, and why the faster ones cannot.", "headwise explain --set dim=1792 depth=1 num_heads=4 head_dim=448 --dtype bfloat16")
+    why.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape")
+    why.add_argument("--tokens", type=_whole, default=2048, metavar="N", help="sequence length; default 2048")
+    why.add_argument("--batch", type=_whole, default=1, metavar="N", help="sequences; default 1")
+    why.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
+    why.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or float64; default float32")
+    return top
+
+
+def _whole(text: str) -> int:
+    try:
+        value = int(text.replace("_", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+# ---- commands: each returns what --json prints
+
+
+def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.engine import pick_device
+    from headwise.experiments import EXPERIMENTS, settings_of
+    from headwise.store import Store
+    from headwise.sweep import sweep
+
+    if args.experiment not in EXPERIMENTS:
+        raise UsageError(f"unknown experiment {args.experiment!r}; {nearest(args.experiment, EXPERIMENTS)}")
+    module = EXPERIMENTS[args.experiment]
+    settings = settings_of(module, args.preset, args.changes, args.seeds)
+    runs = module.runs(settings)
+    pick_device(args.device)
+    store = Store(args.store)
+    missing = store.missing(runs)
+    _say(f"{args.experiment} ({args.preset}): {len(runs)} runs, {len(runs) - len(missing)} already in {store.path}")
+    rows = sweep(
+        runs, store, device=args.device, workers=args.workers, label=args.experiment, keep_weights=args.keep_weights,
+    )  # fmt: skip
+    points = module.summary(rows)
+    command = shlex.join(["headwise", *words])
+    ids = list(dict.fromkeys(run.id for run in runs))
+    store.note(args.experiment, {"command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
+    _print_points(points)
+    for line in module.headline(points):
+        print(line)
+    written = {} if args.no_report else _write(module, points, store, args.experiment)
+    for what, path in written.items():
+        print(f"{what}: {path}")
+    return {"experiment": args.experiment, "preset": args.preset, "store": str(store.path), "runs": len(runs), "made": len(missing), "points": points, **written}
+
+
+def _write(module: Any, points: list[dict[str, Any]], store: Any, name: str) -> dict[str, str]:
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+        import plotly  # noqa: F401
+    except ModuleNotFoundError as e:
+        print(f"no figure and no report: {e.name} is not installed (pip install 'headwise[report]'); the rows are in {store.path}")
+        return {}
+    from headwise import figures
+    from headwise.report import write_report
+
+    picture = store.path / f"{name}.png"
+    figures.save(module.figure(points), picture)
+    return {"figure": str(picture), "report": str(write_report(store))}
+
+
+def _print_points(points: list[dict[str, Any]]) -> None:
+    head = ("data", "layers", "budget", "rank", "heads", "params", "held-out error", "n", "paper's statistic", "published")
+    table = [head]
+    for p in points:
+        held = "diverged" if p["held_out"] is None else f"{p['held_out']:.4f}"
+        if p["low"] is not None:
+            held += f" ± {(p['high'] - p['low']) / 2:.4f}"
+        table.append(
+            (
+                p["protocol"], str(p["layers"]), f"{p['width']} d^2", str(p["rank"]), str(p["heads"]), f"{p['params']:,}", held, str(p["n"]),
+                "-" if p["train_best"] is None else f"{p['train_best']:.4f}", "-" if p["published"] is None else f"{p['published']:.4g}",
+            )  # fmt: skip
+        )
+    _print_table(table)
+
+
+def _print_table(table: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    for row in table:
+        print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))))
+
+
+def _list(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.experiments import EXPERIMENTS
+
+    if args.older and not args.store:
+        raise UsageError("--older lists rows of a store: add --store DIR")
+    if not args.store:
+        about = {name: (module.__doc__ or "").strip().splitlines()[0] for name, module in EXPERIMENTS.items()}
+        _print_table([("experiment", "what"), *((name, text) for name, text in about.items())] if about else [("experiment",)])
+        return {"experiments": about}
+    from headwise.engine import commit
+    from headwise.store import Store
+
+    store = Store(args.store, create=False)
+    rows = store.rows(not_commit=commit() if args.older else None)
+    keys = ("id", "status", "task", "depth", "num_heads", "head_dim", "protocol", "seed", "held_out", "commit", "finished")
+    short = [{k: r[k] for k in keys} for r in rows]
+    cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in r.values()] for r in short]
+    _print_table([keys, *cells])
+    unfinished = sorted(p.parent.name for p in store.runs_path.glob("*/run.json") if store.row(p.parent.name) is None)
+    print(f"{len(rows)} rows{' made by other commits' if args.older else ''}, {len(unfinished)} unfinished runs")
+    return {"rows": short, "unfinished": unfinished, "experiments": sorted(store.experiments())}
+
+
+def _report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.store import Store
+
+    store = Store(args.store, create=False)
+    try:
+        from headwise.report import write_report
+
+        path = write_report(store, Path(args.output) if args.output else None)
+    except ModuleNotFoundError as e:
+        raise UsageError(f"the report needs {e.name}: pip install 'headwise[report]'") from None
+    print(f"report: {path}")
+    return {"report": str(path)}
+
+
+def _shape(changes: Sequence[str], config: str | None = None) -> Shape:
+    fields = dataclasses.asdict(Shape.from_hf(config)) if config else {}
+    kinds = {f.name: str(f.type) for f in dataclasses.fields(Shape)}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes key=value, got {change!r}")
+        if key not in kinds:
+            raise UsageError(f"unknown shape key {key!r}; {nearest(key, kinds)}")
+        fields[key] = _field(key, text, kinds[key])
+    for name in ("dim", "depth", "num_heads"):
+        if name not in fields:
+            raise UsageError(f"a shape needs {name}: give a config.json or --set dim=... depth=... num_heads=...")
+    return Shape.of(fields)
+
+
+def _field(key: str, text: str, kind: str) -> Any:
+    try:
+        if kind == "int":
+            return int(text.replace("_", ""))
+        if "float" in kind:
+            return float(text)
+        if kind == "bool":
+            return {"true": True, "false": False}[text.lower()]
+        if kind.startswith("tuple[int"):
+            return tuple(int(part) for part in text.split(","))
+    except (ValueError, KeyError):
+        wants = {"int": "a whole number", "bool": "true or false"}.get(kind, "a number" if "float" in kind else "whole numbers with commas")
+        raise UsageError(f"{key} must be {wants}, got {text!r}") from None
+    return text
+
+
+def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    shape = _shape(args.changes, args.config)
+    n = args.tokens
+    answer = {
+        "params": shape.params,
+        "param_table": shape.param_table(),
+        "flops_forward": shape.flops(n),
+        "flops_training": shape.flops(n, training=True),
+        "kv_bytes_per_token": shape.kv_bytes(1),
+        "kv_bytes": shape.kv_bytes(n),
+        "activation_bytes": shape.activation_bytes(n, bytes_per=2),
+    }
+    heads = f"{shape.num_heads} heads of rank {shape.head_dim} (values {shape.v_head_dim}, {shape.num_kv_heads} KV heads"
+    heads += f", latent {shape.kv_lora_rank})" if shape.latent else ")"
+    print(f"{shape.depth} layers, dim {shape.dim}, {heads}, feed-forward {shape.ffn_dim} {shape.activation}")
+    _print_table(
+        [
+            ("parameters", f"{shape.params:,}"),
+            *((f"  {name}", f"{count:,}") for name, count in shape.param_table().items()),
+            (f"forward FLOPs, {n} tokens", f"{answer['flops_forward']:.4g}"),
+            ("training FLOPs", f"{answer['flops_training']:.4g}"),
+            ("KV cache a token, 16-bit", f"{answer['kv_bytes_per_token']:,} B"),
+            (f"KV cache, {n} tokens", f"{answer['kv_bytes']:,} B"),
+            ("kept for backward, 16-bit", f"{answer['activation_bytes']:,} B"),
+        ]
+    )
+    return answer
+
+
+def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    import torch
+
+    from headwise.attention import explain
+
+    kinds = ("float32", "bfloat16", "float16", "float64")
+    if args.dtype not in kinds:
+        raise UsageError(f"unknown dtype {args.dtype!r}; {nearest(args.dtype, kinds)}")
+    if args.device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"unknown device {args.device!r}; {nearest(args.device, ('auto', 'cpu', 'cuda'))}")
+    shape = _shape(args.changes)
+    choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=getattr(torch, args.dtype))
+    print(choice)
+    return {"backend": choice.backend, "why": choice.why, "refused": dict(choice.refused)}
+
+
+COMMANDS = {"run": _run, "list": _list, "report": _report, "cost": _cost, "explain": _explain}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            raise UsageError(f"unknown command {words[0]!r}; {nearest(words[0], COMMANDS)}")
+        parser = _parser()
+        args = parser.parse_args(words)
+        if args.version:
+            from headwise import __version__
+
+            print(f"headwise {__version__}")
+            return 0
+        if args.command is None:
+            parser.print_help()
+            return 0
+        answer = COMMANDS[args.command](args, words)
+        if args.json:
+            print(json.dumps(answer))
+        return 0
+    except UsageError as e:
+        _say(f"headwise: error: {e}")
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        _say("\nheadwise: stopped; the same command goes on where it was")
+        return 1
+    except (OSError, RuntimeError) as e:
+        if os.environ.get("HEADWISE_TRACEBACK"):
+            raise
+        _say(f"headwise: error: {' '.join(str(e).split())} (HEADWISE_TRACEBACK=1 shows where)")
+        return 1

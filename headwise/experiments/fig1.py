@@ -1,0 +1,175 @@
+"""The rank paper's main figure: error against rank at one parameter budget, for several depths.
+
+    headwise run fig1                    quick: d=16, N=8, 60 models; 2 CPU cores, about 2 minutes
+    headwise run fig1 --preset paper     d=64, N=16, 630 models of 100,000 steps, both data protocols; one GPU
+
+Expected, quick, held out (mean of 3 seeds): one layer, d^2 budget: full rank 0.04, half rank 0.57, rank 1 0.77; four
+times the heads repair little of it. Expected, paper, training statistic under `replay`: published/fig1.csv within 10 %.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from headwise.engine import Recipe, Row, Run
+from headwise.models import paper_shape
+from headwise.shape import UsageError
+from headwise.stats import group, mean
+from headwise.tasks import Farthest
+
+QUESTION = "At a fixed number of parameters, should attention have many heads of low rank or one head of full rank?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the figure varies and what it holds."""
+
+    dim: int
+    points: int
+    ffn_dim: int
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]  # parallel attention modules, averaged: the parameter budget is width * dim^2
+    ranks: tuple[int, ...]
+    seeds: int
+    steps: int
+    batch: int
+    lr: tuple[float, ...]  # one a depth, the same for every rank and width
+    warmup: float
+    schedule: str
+    protocols: tuple[str, ...]
+    init: str = "published"
+    precision: str = "fp32"
+    epoch: int = 100
+    held_out: int = 12_800
+
+    def __post_init__(self) -> None:
+        for name in ("depths", "widths", "ranks", "lr", "protocols"):
+            if not getattr(self, name):
+                raise UsageError(f"{name} must not be empty")
+        for name in ("depths", "widths", "ranks"):
+            bad = [v for v in getattr(self, name) if v < 1]
+            if bad:
+                raise UsageError(f"{name} must be at least 1, got {bad[0]}")
+        if self.seeds < 1:
+            raise UsageError(f"seeds must be at least 1, got {self.seeds}")
+        if len(self.lr) not in (1, len(self.depths)):
+            raise UsageError(f"lr takes one value, or one for each of the {len(self.depths)} depths, got {len(self.lr)}")
+
+
+PRESETS = {
+    "quick": Settings(
+        dim=16, points=8, ffn_dim=64, depths=(1, 2), widths=(1, 4), ranks=(16, 8, 4, 2, 1), seeds=3,
+        steps=3500, batch=32, lr=(0.05, 0.015), warmup=0.3, schedule="cosine", protocols=("stream",), held_out=2048,
+    ),
+    "paper": Settings(
+        dim=64, points=16, ffn_dim=2048, depths=(1, 3, 5), widths=(1, 8, 64), ranks=(64, 32, 16, 8, 4, 2, 1), seeds=5,
+        steps=100_000, batch=256, lr=(0.01,), warmup=0.05, schedule="published", protocols=("replay", "stream"), precision="tf32",
+    ),
+}  # fmt: skip
+
+
+def runs(settings: Settings) -> list[Run]:
+    """Every model of the figure, seeds innermost."""
+    s, out = settings, []
+    for protocol in s.protocols:
+        for i, depth in enumerate(s.depths):
+            recipe = Recipe(
+                steps=s.steps, batch=s.batch, lr=s.lr[i % len(s.lr)], schedule=s.schedule, warmup=s.warmup, protocol=protocol,
+                epoch=s.epoch, init=s.init, precision=s.precision, held_out=s.held_out,
+            )  # fmt: skip
+            for width in s.widths:
+                for rank in s.ranks:
+                    shape = paper_shape(dim=s.dim, depth=depth, rank=rank, width=width, ffn_dim=s.ffn_dim, points=s.points)
+                    out += [Run(shape, Farthest(s.dim, s.points), recipe, seed) for seed in range(s.seeds)]
+    return out
+
+
+def published() -> dict[tuple[int, int, int], float]:
+    """The paper's values by (layers, width, rank), d=64 and N=16: smallest training loss of any epoch of any seed."""
+    text = resources.files("headwise").joinpath("published/fig1.csv").read_text()
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    width = {"2": 1, "2.5": 8, "3": 64}
+    return {(int(r["layers"]), width[r["params_power"]], int(r["rank"])): float(r["mse"]) for r in rows}
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """One point per (protocol, layers, width, rank): held-out mean with interval, the paper's statistic, its value."""
+    paper, out = published(), []
+    for (protocol, depth, width, rank), same in group(rows, "protocol", "depth", "average", "head_dim").items():
+        good = [r["held_out"] for r in same if r["status"] == "done"]
+        trained = [r["train_best"] for r in same if r["train_best"] is not None]
+        held = mean(good) if good else None
+        first = same[0]
+        match = first["dim"] == 64 and first["task_points"] == 16
+        out.append(
+            {
+                "protocol": protocol, "layers": depth, "width": width, "rank": rank, "heads": first["num_heads"],
+                "dim": first["dim"], "params": first["params"], "n": len(good), "diverged": len(same) - len(good),
+                "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
+                "train_best": min(trained) if trained else None,
+                "published": paper.get((depth, width, rank)) if match else None,
+            }  # fmt: skip
+        )
+    return out
+
+
+def budget(width: int, dim: int) -> str:
+    """A width as the paper writes it: the power of d that is the number of query/key parameters a layer."""
+    power = 2 + math.log(width) / math.log(dim)
+    return f"d^{power:g}" if abs(power * 2 - round(power * 2)) < 1e-9 else f"{width} d^2"
+
+
+def headline(points: list[dict[str, Any]]) -> list[str]:
+    """The claim in numbers: full against half rank at each depth and budget, held out."""
+    lines = []
+    for (protocol, layers, width), same in group(points, "protocol", "layers", "width").items():
+        by_rank = {p["rank"]: p for p in same}
+        dim = same[0]["dim"]
+        full, half = by_rank.get(dim), by_rank.get(dim // 2)
+        if full and half and full["held_out"] and half["held_out"]:
+            ratio = half["held_out"] / full["held_out"]
+            lines.append(
+                f"{layers} layer{'s' * (layers > 1)}, {budget(width, dim)} parameters, {protocol}: "
+                f"full rank {full['held_out']:.4f}, half rank {half['held_out']:.4f}, {ratio:.1f} times as large"
+            )
+    return lines
+
+
+def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """What to draw: a panel per depth and protocol, a line per budget, the published values dashed."""
+    dim = points[0]["dim"]
+    paper, panels = published(), []
+    for (protocol, layers), same in group(points, "protocol", "layers").items():
+        lines = []
+        for (width,), line in group(same, "width").items():
+            line = [p for p in line if p["held_out"] is not None]
+            shares = [p["rank"] / dim for p in line]
+            name, colour = budget(width, dim), sorted({p["width"] for p in points}).index(width)
+            lines.append(
+                {
+                    "label": f"held out, {name}", "colour": colour, "style": "solid", "x": shares,
+                    "y": [p["held_out"] for p in line], "low": [p["low"] for p in line], "high": [p["high"] for p in line],
+                    "text": [f"rank {p['rank']}, {p['heads']} heads, {p['params']:,} parameters, n={p['n']}" for p in line],
+                }
+            )
+            lines.append({"label": f"the paper's statistic, {name}", "colour": colour, "style": "dots", "x": shares, "y": [p["train_best"] for p in line]})
+        for colour, width in enumerate((1, 8, 64)):
+            known = sorted((rank, value) for (depth, w, rank), value in paper.items() if depth == layers and w == width)
+            if known:
+                lines.append(
+                    {
+                        "label": f"published, d=64, {budget(width, 64)}", "colour": colour, "style": "dashed",
+                        "x": [r / 64 for r, _ in known], "y": [v for _, v in known], "text": [f"rank {r}" for r, _ in known],
+                    }
+                )
+        title = f"{layers} layer{'s' * (layers > 1)}" + (f", {protocol}" if len({p["protocol"] for p in points}) > 1 else "")
+        panels.append({"title": title, "lines": lines})
+    return {
+        "title": f"Farthest neighbour: error against rank at equal parameters (d={dim})",
+        "x_label": "rank of a head / d", "y_label": "squared error",
+        "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels,
+    }  # fmt: skip

@@ -1,0 +1,131 @@
+"""Draw what an experiment describes: matplotlib for paper and README, Plotly for the page. No torch, none of our modules.
+
+A description is plain: {"title", "x_label", "y_label", "reference": {"label", "y"}, "panels": [{"title", "lines": [
+{"label", "colour", "style": "solid" | "dashed" | "dots", "x", "y", and maybe "low", "high", "text"}]}]}.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b")
+GREY = "#8b919a"
+
+
+def save(description: dict[str, Any], path: Path) -> None:
+    """Write the figure as an image; the ending decides (png, pdf, svg)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    panels = description["panels"]
+    style = {"font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "headwise"}
+    with plt.rc_context(style):
+        figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels) + 2.2, 3.7), sharey=True, squeeze=False)
+        for ax, panel in zip(axes[0], panels, strict=True):
+            for line in panel["lines"]:
+                _draw(ax, line)
+            ax.axhline(description["reference"]["y"], color=GREY, lw=0.8, ls=(0, (1, 2)))
+            ax.set(xscale="log", yscale="log", title=panel["title"], xlabel=description["x_label"])
+            ticks = sorted({x for line in panel["lines"] for x in line["x"]})
+            ax.xaxis.set_major_locator(FixedLocator(ticks))
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _fraction(x)))
+            ax.grid(axis="y", color="#e6e8eb", lw=0.6)
+            ax.set_axisbelow(True)
+        axes[0][0].set_ylabel(description["y_label"])
+        axes[0][0].annotate(
+            description["reference"]["label"], (0.02, description["reference"]["y"]), xycoords=("axes fraction", "data"),
+            xytext=(0, 3), textcoords="offset points", color=GREY, fontsize=8,
+        )  # fmt: skip
+        handles = {label: h for ax in axes[0] for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+        figure.suptitle(description["title"], x=0.01, ha="left", fontweight="bold", fontsize=10)
+        figure.legend(handles.values(), handles.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+        figure.tight_layout()
+        figure.savefig(path, dpi=160, bbox_inches="tight", metadata=_no_date(path))
+        plt.close(figure)
+
+
+def _no_date(path: Path) -> dict[str, Any]:
+    """Metadata without a date, so that the same rows give the same file."""
+    return {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix, {})
+
+
+def _draw(ax: Any, line: dict[str, Any]) -> None:
+    colour = COLOURS[line["colour"] % len(COLOURS)]
+    if line["style"] == "dots":
+        ax.plot(line["x"], line["y"], ls="none", marker="x", ms=4, mew=1, color=colour, label=line["label"])
+    elif line["style"] == "dashed":
+        ax.plot(line["x"], line["y"], ls="--", lw=1, marker="s", ms=2.5, color=colour, alpha=0.45, label=line["label"])
+    else:
+        ax.plot(line["x"], line["y"], lw=1.8, marker="o", ms=4, color=colour, label=line["label"])
+        band = [(x, lo, hi) for x, lo, hi in zip(line["x"], line["low"], line["high"], strict=True) if lo is not None]
+        if band:
+            x, low, high = zip(*band, strict=True)
+            ax.fill_between(x, [max(v, 1e-6) for v in low], high, color=colour, alpha=0.18, lw=0)
+
+
+def _fraction(x: float) -> str:
+    return "1" if x == 1 else f"1/{round(1 / x)}" if x < 1 else f"{x:g}"
+
+
+def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
+    """The same figure as Plotly's data and layout (plain values; the page carries the library)."""
+    panels, data = description["panels"], []
+    gap = 0.05
+    wide = (1 - gap * (len(panels) - 1)) / len(panels)
+    layout: dict[str, Any] = {
+        "title": {"text": description["title"], "x": 0, "xref": "paper", "font": {"size": 15}},
+        "font": {"family": "system-ui, sans-serif", "size": 12}, "plot_bgcolor": "white", "height": 460,
+        "margin": {"l": 60, "r": 10, "t": 80, "b": 60}, "hovermode": "closest", "annotations": [], "shapes": [],
+        "legend": {"orientation": "v", "x": 1.02, "y": 1, "font": {"size": 11}},
+    }  # fmt: skip
+    seen: set[str] = set()
+    for i, panel in enumerate(panels):
+        tail = "" if i == 0 else str(i + 1)
+        ticks = sorted({x for line in panel["lines"] for x in line["x"]})
+        left = i * (wide + gap)
+        axis = {"gridcolor": "#eceef1", "zeroline": False, "linecolor": GREY, "ticks": "outside", "tickcolor": GREY}
+        layout[f"xaxis{tail}"] = {
+            **axis, "type": "log", "domain": [left, left + wide], "anchor": f"y{tail}", "showgrid": False,
+            "title": {"text": description["x_label"]}, "tickvals": ticks, "ticktext": [_fraction(x) for x in ticks],
+        }  # fmt: skip
+        layout[f"yaxis{tail}"] = {
+            **axis, "type": "log", "anchor": f"x{tail}", "matches": "y" if i else None, "showticklabels": i == 0,
+            "title": {"text": description["y_label"] if i == 0 else ""}, "dtick": 1,
+        }  # fmt: skip
+        layout["annotations"].append(
+            {"text": panel["title"], "x": left + wide / 2, "y": 1.0, "xref": "paper", "yref": "paper", "yanchor": "bottom",
+             "showarrow": False, "font": {"size": 13}}
+        )  # fmt: skip
+        y = description["reference"]["y"]
+        layout["shapes"].append(
+            {"type": "line", "x0": 0, "x1": 1, "y0": y, "y1": y, "xref": f"x{tail} domain", "yref": f"y{tail}",
+             "line": {"color": GREY, "width": 1, "dash": "dot"}}
+        )  # fmt: skip
+        for line in panel["lines"]:
+            data.append(_trace(line, tail, line["label"] not in seen))
+            seen.add(line["label"])
+    return {"data": data, "layout": layout}
+
+
+def _trace(line: dict[str, Any], tail: str, first: bool) -> dict[str, Any]:
+    colour = COLOURS[line["colour"] % len(COLOURS)]
+    trace: dict[str, Any] = {
+        "type": "scatter", "x": line["x"], "y": line["y"], "name": line["label"], "legendgroup": line["label"],
+        "showlegend": first, "xaxis": f"x{tail}", "yaxis": f"y{tail}", "mode": "lines+markers", "line": {"color": colour, "width": 2},
+        "marker": {"size": 7}, "text": line.get("text", [""] * len(line["x"])),
+        "hovertemplate": "%{y:.4f}<br>%{text}<extra>" + line["label"] + "</extra>",
+    }  # fmt: skip
+    if line["style"] == "dots":
+        trace |= {"mode": "markers", "marker": {"symbol": "x-thin", "size": 7, "line": {"width": 1.5, "color": colour}}}
+    if line["style"] == "dashed":
+        trace |= {"opacity": 0.5, "line": {"color": colour, "width": 1, "dash": "dash"}, "marker": {"size": 5, "symbol": "square"}}
+    if line["style"] == "solid" and any(v is not None for v in line["low"]):
+        up = [None if hi is None else hi - y for y, hi in zip(line["y"], line["high"], strict=True)]
+        down = [None if lo is None else y - max(lo, 1e-6) for y, lo in zip(line["y"], line["low"], strict=True)]
+        trace["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
+    return trace

@@ -1,0 +1,50 @@
+"""Writing that survives being killed: whole files by rename, lines by one append. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write a file so that a reader sees all of it or what was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(data.encode() if isinstance(data, str) else data)
+            f.flush()
+            os.fsync(f.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        if os.path.exists(name):
+            os.unlink(name)
+        raise
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line in one write; a torn line left by a kill is closed off first, so it spoils itself alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        data = (b"\n" if torn else b"") + line.encode() + b"\n"
+        if os.write(handle, data) != len(data):
+            raise OSError(28, "No space left on device", str(path))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The complete lines of a file; none if there is no file."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line]

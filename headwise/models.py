@@ -1,0 +1,261 @@
+"""Shape -> module: `Encoder`, `Decoder`, and every initialisation.
+
+With `models` = M a module holds M independent models: each parameter and each input has a leading
+model axis, and one forward pass runs them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.attention import Attention, Linear, Norm
+from headwise.shape import Shape, UsageError, nearest
+
+INITS = ("library", "published", "normal")
+
+
+class FeedForward(nn.Module):
+    """W_2 act(W_1 x), or W_2 (act(W_g x) * W_1 x) when gated."""
+
+    def __init__(self, shape: Shape, models: int | None = None) -> None:
+        super().__init__()
+        self.activation, self.width = shape.activation, shape.ffn_dim
+        self.up = Linear(shape.dim, shape.ffn_dim * (2 if shape.gated else 1), shape.ffn_bias, models)
+        self.down = Linear(shape.ffn_dim, shape.dim, shape.ffn_bias, models)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self._activate(self.up(x)))
+
+    def _activate(self, hidden: Tensor) -> Tensor:
+        match self.activation:
+            case "relu":
+                return F.relu(hidden)
+            case "relu2":
+                return F.relu(hidden).square()
+            case "gelu":
+                return F.gelu(hidden)
+        gate, up = hidden.split(self.width, -1)
+        return (F.silu(gate) if self.activation == "swiglu" else F.gelu(gate, approximate="tanh")) * up
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward with skips, norms where `Shape.norm_at` puts them."""
+
+    def __init__(self, shape: Shape, layer: int, models: int | None = None, hard: bool = False) -> None:
+        super().__init__()
+        self.place = shape.norm_at
+
+        def norm() -> Norm:
+            return Norm(shape.norm, shape.dim, models)
+
+        self.attention = Attention(shape, layer=layer, models=models, hard=hard)
+        self.norm1 = norm()
+        self.feed = FeedForward(shape, models) if shape.ffn_dim else None
+        sandwich = shape.norm_at == "sandwich"
+        self.norm2 = norm() if self.feed is not None and shape.norm_at != "parallel" else None
+        self.after1 = norm() if sandwich else None
+        self.after2 = norm() if sandwich and self.feed is not None else None
+
+    def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+        out: dict[str, Tensor] = {}
+
+        def attention(z: Tensor) -> Tensor:
+            if not keep:
+                return self.attention(z)
+            y, kept = self.attention(z, keep=True)
+            out.update(kept, attention=y)
+            return y
+
+        feed = self.feed or torch.zeros_like
+        norm2 = self.norm2 or nn.Identity()
+        match self.place:
+            case "post":
+                x = self.norm1(x + attention(x))
+                x = norm2(x + feed(x)) if self.feed else x
+            case "pre":
+                x = x + attention(self.norm1(x))
+                x = x + feed(norm2(x)) if self.feed else x
+            case "parallel":
+                z = self.norm1(x)
+                x = x + attention(z) + feed(z) if self.feed else x + attention(z)
+            case "sandwich":
+                after1, after2 = self.after1 or nn.Identity(), self.after2 or nn.Identity()
+                x = x + after1(attention(self.norm1(x)))
+                x = x + after2(feed(norm2(x))) if self.feed else x
+        if keep:
+            out["residual"] = x
+        return x, out
+
+
+class _Stack(nn.Module):
+    def __init__(self, shape: Shape, *, models: int | None = None, hard: bool = False) -> None:
+        super().__init__()
+        if shape.extras:
+            names = ", ".join(name for name, _ in shape.extras)
+            raise UsageError(f"a model with parts outside the stack can be costed but not built, got extras {names}")
+        lead = () if models is None else (models,)
+        self.shape, self.models = shape, models
+        self.embedding = nn.Parameter(torch.empty(*lead, shape.vocab_size, shape.dim)) if shape.vocab_size else None
+        width = shape.position_dim or shape.dim
+        self.positions = nn.Parameter(torch.empty(*lead, shape.num_positions, width)) if shape.positions != "none" else None
+        self.blocks = nn.ModuleList(Block(shape, i, models, hard) for i in range(shape.depth))
+        self.final_norm = Norm(shape.norm, shape.dim, models) if shape.norm_at != "post" else None
+        self.head = nn.Parameter(torch.empty(*lead, shape.vocab_size, shape.dim)) if shape.vocab_size and not shape.tied else None
+
+    def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+        """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
+        out: dict[str, dict[str, Tensor]] = {}
+        h = self._position(self._embed(x))
+        for i, block in enumerate(self.blocks):
+            h, kept = block(h, keep)
+            if keep:
+                out[f"layer {i}"] = kept
+        if self.final_norm is not None:
+            h = self.final_norm(h)
+        return self._unembed(h), out
+
+    def _embed(self, x: Tensor) -> Tensor:
+        if self.embedding is None:
+            return x
+        if self.models is None:
+            return F.embedding(x, self.embedding)
+        offset = torch.arange(self.models, device=x.device) * self.shape.vocab_size
+        rows = x + offset.view(-1, *([1] * (x.ndim - 1)))
+        return F.embedding(rows, self.embedding.flatten(0, 1))
+
+    def _position(self, h: Tensor) -> Tensor:
+        if self.positions is None:
+            return h
+        tokens = h.shape[-2]
+        if tokens > self.shape.num_positions:
+            raise UsageError(f"at most num_positions {self.shape.num_positions} tokens fit the position table, got {tokens}")
+        table = self.positions[..., :tokens, :].unsqueeze(-3)
+        if self.shape.positions == "additive":
+            return h + table
+        return torch.cat((h, table.expand(*h.shape[:-1], self.shape.position_dim)), -1)
+
+    def _unembed(self, h: Tensor) -> Tensor:
+        if self.embedding is None:
+            return h
+        table = self.embedding if self.head is None else self.head
+        if self.models is None:
+            return F.linear(h, table)
+        return torch.bmm(h.flatten(1, -2), table.mT).unflatten(1, h.shape[1:-1])
+
+
+class Encoder(_Stack):
+    """A stack in which every token sees every other; vectors or tokens in, the same out.
+
+    The rank paper's encoder is `Encoder(paper_shape(...))`: layers x <- n(x + A(x)), x <- n(x + MLP(x))
+    with n(x) = s x/||x||.
+
+    >>> y, _ = Encoder(Shape(dim=12, depth=2, num_heads=3))(torch.zeros(2, 5, 12))
+    >>> y.shape
+    torch.Size([2, 5, 12])
+    """
+
+
+class Decoder(_Stack):
+    """A causal stack in today's form: tokens in, logits out."""
+
+    def __init__(self, shape: Shape, *, models: int | None = None, hard: bool = False) -> None:
+        if not shape.causal:
+            raise UsageError("a Decoder needs a causal shape, got causal False")
+        super().__init__(shape, models=models, hard=hard)
+
+
+def build(shape: Shape, *, models: int | None = None) -> Encoder | Decoder:
+    """The module of a shape: a Decoder when it is causal, else an Encoder."""
+    return Decoder(shape, models=models) if shape.causal else Encoder(shape, models=models)
+
+
+def paper_shape(
+    dim: int = 64, depth: int = 1, rank: int = 64, width: int = 1, ffn_dim: int = 2048, positions: str = "none", points: int = 16
+) -> Shape:
+    """The rank paper's encoder: `width` modules of dim/rank heads, averaged (fact sheet d.1).
+
+    With concatenated positions the model is 64 wider than the points.
+    """
+    wide = dim + (64 if positions == "concatenated" else 0)
+    if rank < 1 or wide % rank:
+        raise UsageError(f"rank must divide the width {wide}, got rank {rank}")
+    return Shape(
+        dim=wide, depth=depth, num_heads=width * (wide // rank), head_dim=rank, average=width,
+        ffn_dim=ffn_dim, activation="relu", norm="scalar", norm_at="post", qkv_bias=True, out_bias=True, ffn_bias=True,
+        positions=positions, num_positions=points if positions != "none" else 0, position_dim=wide - dim,
+    )  # fmt: skip
+
+
+def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator) -> None:
+    """Draw every parameter of one model (no model axis), in the order of its layers.
+
+    library    what PyTorch's own modules start with: stacked query/key/value weights U(+-sqrt(6/(D + rows of
+               one averaged module))), output projection and feed-forward U(+-1/sqrt(fan in)), attention biases 0,
+               feed-forward biases U(+-1/sqrt(fan in)), additive positions N(0, 1), concatenated U(-1, 1)
+    published  the rank paper's: library, but every layer starts as a copy of the first, and additive
+               positions have mean -1
+    normal     GPT-2's: N(0, 0.02), projections back into the residual N(0, 0.02/sqrt(2 depth)), biases 0
+    """
+    if scheme not in INITS:
+        raise UsageError(f"unknown init {scheme!r}; {nearest(scheme, INITS)}")
+    shape = model.shape
+    blocks: list[Block] = list(model.blocks)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for block in blocks:
+            (_normal_block if scheme == "normal" else _library_block)(block, shape, generator)
+        if scheme == "published":
+            for block in blocks[1:]:
+                block.load_state_dict(blocks[0].state_dict())
+        for table in (model.embedding, model.head):
+            if table is not None:
+                table.normal_(0.0, 0.02, generator=generator)
+        if model.positions is not None and scheme == "normal":
+            model.positions.normal_(0.0, 0.02, generator=generator)
+        elif model.positions is not None and shape.positions == "additive":
+            model.positions.normal_(-1.0 if scheme == "published" else 0.0, 1.0, generator=generator)
+        elif model.positions is not None:
+            model.positions.uniform_(-1.0, 1.0, generator=generator)
+
+
+def _uniform(tensor: Tensor | None, bound: float, generator: torch.Generator) -> None:
+    if tensor is not None:
+        tensor.uniform_(-bound, bound, generator=generator)
+
+
+def _library_block(block: Block, shape: Shape, generator: torch.Generator) -> None:
+    attention = block.attention
+    for name, linear in attention.named_children():
+        if isinstance(linear, Linear) and name != "out":
+            rows, inputs = linear.weight.shape
+            _uniform(linear.weight, math.sqrt(6 / (inputs + rows / shape.average)), generator)
+    _uniform(attention.out.weight, (shape.num_heads * shape.v_head_dim / shape.average) ** -0.5, generator)
+    if block.feed is not None:
+        for linear in (block.feed.up, block.feed.down):
+            bound = linear.weight.shape[-1] ** -0.5
+            _uniform(linear.weight, bound, generator)
+            _uniform(linear.bias, bound, generator)
+
+
+def _normal_block(block: Block, shape: Shape, generator: torch.Generator) -> None:
+    back = [block.attention.out] + ([block.feed.down] if block.feed is not None else [])
+    for linear in block.modules():
+        if isinstance(linear, Linear):
+            shrink = math.sqrt(2 * shape.depth) if any(linear is b for b in back) else 1.0
+            linear.weight.normal_(0.0, 0.02 / shrink, generator=generator)
+
+
+def fresh(shape: Shape, scheme: str, seeds: list[int], derive: Callable[[int], torch.Generator]) -> Encoder | Decoder:
+    """One module of len(seeds) models, model m drawn from derive(seeds[m]) alone."""
+    stacked = build(shape, models=len(seeds))
+    for m, seed in enumerate(seeds):
+        one = build(shape)
+        initialise(one, scheme, derive(seed))
+        with torch.no_grad():
+            for target, source in zip(stacked.parameters(), one.parameters(), strict=True):
+                target[m].copy_(source)
+    return stacked

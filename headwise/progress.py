@@ -1,0 +1,55 @@
+"""How far long work is: a bar on a terminal, a plain line now and then otherwise. Standard library only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+LINE_EVERY = 15.0  # seconds between plain lines
+
+
+def clock(seconds: float) -> str:
+    """A duration for people: 42s, 3m05s, 2h10m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Progress:
+    """Counts work that is done out of a total and says how long the rest takes."""
+
+    def __init__(self, total: int, label: str, stream: TextIO | None = None) -> None:
+        self.total, self.label, self.done = max(1, total), label, 0
+        self.stream = stream or sys.stderr
+        self.terminal = self.stream.isatty()
+        self.start = self.shown = time.monotonic()
+        self.width = 0
+
+    def advance(self, amount: int, note: str = "") -> None:
+        """Add finished work; shows it when it is time to."""
+        self.done += amount
+        now = time.monotonic()
+        if now - self.shown >= (0.1 if self.terminal else LINE_EVERY):
+            self.shown = now
+            self._show(note, now)
+
+    def close(self, note: str = "") -> None:
+        """Show the end state and leave the line."""
+        self._show(note, time.monotonic(), last=True)
+
+    def _show(self, note: str, now: float, last: bool = False) -> None:
+        share = min(1.0, self.done / self.total)
+        spent = now - self.start
+        left = f"{clock(spent)} in all" if last else f"{clock(spent / share * (1 - share))} left" if share else "starting"
+        text = f"{self.label} {100 * share:3.0f}%, {left}{', ' + note if note else ''}"
+        if not self.terminal:
+            print(text, file=self.stream, flush=True)
+            return
+        bar = "#" * round(24 * share)
+        text = f"[{bar:<24}] {text}"
+        print(f"\r{text:<{self.width}}", end="\n" if last else "", file=self.stream, flush=True)
+        self.width = len(text)

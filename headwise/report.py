@@ -1,0 +1,105 @@
+"""Rows -> one self-contained HTML page. A pure function of the store: delete the page and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from headwise import __version__
+from headwise.experiments import EXPERIMENTS
+from headwise.figures import plotly_figure
+from headwise.files import write_whole
+from headwise.progress import clock
+from headwise.store import Store
+
+HIDDEN = {"curve", "held_out_curve"}  # long columns: in the store, not in the table
+
+
+def write_report(store: Store, path: Path | None = None) -> Path:
+    """Write the page of everything that was asked for in a store; returns where it is (STORE/report.html)."""
+    from jinja2 import Environment, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    path = path or store.path / "report.html"
+    template = resources.files("headwise").joinpath("templates/report.html").read_text()
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["number"] = _number
+    page = environment.from_string(template).render(
+        version=__version__,
+        sections=[_section(store, name, asked) for name, asked in store.experiments().items() if name in EXPERIMENTS],
+        plotly=get_plotlyjs(),
+        embed=_embed,
+    )
+    write_whole(path, page)
+    return path
+
+
+def _section(store: Store, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    module = EXPERIMENTS[name]
+    rows = store.rows(asked["ids"])
+    points = module.summary(rows)
+    columns = [c for c in (rows[0] if rows else {}) if c not in HIDDEN]
+    same = {c: rows[0][c] for c in columns if rows and all(r[c] == rows[0][c] for r in rows)}
+    return {
+        "name": name,
+        "question": module.QUESTION,
+        "about": (module.__doc__ or "").strip().splitlines()[0],
+        "command": asked["command"],
+        "preset": asked["preset"],
+        "settings": asked["settings"],
+        "headline": module.headline(points),
+        "figure": plotly_figure(module.figure(points)) if points else None,
+        "points": points,
+        "rows": rows,
+        "varying": [c for c in columns if c not in same],
+        "same": same,
+        "asked": len(asked["ids"]),
+        "time": clock(sum(r["seconds"] for r in rows)),
+        "protocols": sorted({r["protocol"] for r in rows}),
+        "commits": sorted({r["commit"] or "unknown" for r in rows}),
+        "devices": sorted({r["device"] for r in rows}),
+        "curves": _curves(rows),
+    }
+
+
+def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every run's learning curve, at most 200 points each."""
+    out = []
+    for row in rows:
+        step = max(1, len(row["curve"]) // 200)
+        label = f"{row['depth']} layers, rank {row['head_dim']}, {row['num_heads']} heads, {row['protocol']}, seed {row['seed']}"
+        out.append(
+            {
+                "label": label, "id": row["id"], "every": step * row["epoch"],
+                "train": [_short(v) for v in row["curve"][::step]],
+                "held_out": [[e * row["epoch"], _short(v)] for e, v in row["held_out_curve"]],
+            }  # fmt: skip
+        )
+    return out
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _embed(value: Any) -> str:
+    """JSON that is safe inside a script element."""
+    from markupsafe import Markup
+
+    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_number, value)) or "–"
+    return str(value)

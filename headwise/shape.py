@@ -1,0 +1,342 @@
+"""What a transformer stack is, and what it costs. Standard library only.
+
+A `Shape` is a value. Its names follow Hugging Face; the papers' letters are
+d = `dim`, H = `num_heads`, r = `head_dim` (the query/key rank of one head), L = `depth`.
+`num_heads * head_dim == dim` is a special case and is never assumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class UsageError(ValueError):
+    """A user's mistake: one line that states the rule, the value and the choices."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The tail of an error about an unknown name: the nearest choices first, then all of them."""
+    known = sorted(choices)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{hint}choices: {', '.join(known)}"
+
+
+ACTIVATIONS = ("relu", "relu2", "gelu", "swiglu", "geglu")
+GATED = ("swiglu", "geglu")
+NORMS = ("layer", "layer-nobias", "rms", "rms-free", "scalar")
+NORM_PLACES = ("post", "pre", "sandwich", "parallel")
+QK_NORMS = ("none", "head", "free")
+POSITIONS = ("none", "additive", "concatenated")
+
+_DERIVED: Any = None  # a size that follows from the others unless given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The whole stack: attention, feed-forward, norms, embeddings.
+
+    >>> shape = Shape(dim=64, depth=1, num_heads=8, head_dim=8, ffn_dim=2048, qkv_bias=True,
+    ...               out_bias=True, ffn_bias=True, norm="scalar", norm_at="post")
+    >>> shape.params
+    280898
+    >>> shape.kv_bytes(tokens=16, bytes_per=2)
+    4096
+    """
+
+    dim: int
+    depth: int
+    num_heads: int
+    head_dim: int = _DERIVED  # query/key rank of a head; dim // num_heads unless given
+    v_head_dim: int = _DERIVED  # value width of a head; head_dim unless given
+    num_kv_heads: int = _DERIVED  # num_heads unless given; fewer is grouped-query attention
+    kv_lora_rank: int = 0  # > 0: keys and values pass through one latent of this width (MLA)
+    q_lora_rank: int = 0  # > 0: queries pass through a latent too (MLA only)
+    qk_rope_head_dim: int = 0  # rotated coordinates of each head; in MLA the part shared by all heads
+    rope_theta: float = 10_000.0
+    average: int = 1  # parallel attention modules whose outputs are averaged (the rank paper's width)
+    ffn_dim: int = _DERIVED  # 4 * dim unless given; 0 leaves the feed-forward out
+    activation: str = "relu"
+    causal: bool = False
+    windows: tuple[int, ...] = (0,)  # keys a query sees, tiled over the layers; 0 is all of them
+    norm: str = "rms"
+    norm_at: str = "pre"
+    qk_norm: str = "none"
+    logit_scale: float | None = None  # factor of the scores; head_dim ** -0.5 unless given
+    max_logit: float | None = None  # with qk_norm: the largest score, held when the rank changes
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
+    vocab_size: int = 0  # 0: inputs and outputs are vectors
+    tied: bool = True  # one table for input and output tokens
+    positions: str = "none"  # learned absolute positions
+    num_positions: int = 0
+    position_dim: int = 0  # width of concatenated positions, part of dim
+    extras: tuple[tuple[str, int], ...] = ()  # parameters outside the stack: (name, count)
+
+    def __post_init__(self) -> None:
+        self._derive()
+        self._check_types()
+        self._check_sizes()
+        self._check_heads()
+        self._check_positions()
+
+    def _derive(self) -> None:
+        def fill(name: str, value: Any) -> None:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+        if self.head_dim is None and _is_int(self.dim) and _is_int(self.num_heads) and self.num_heads > 0:
+            if self.dim % self.num_heads:
+                raise UsageError(
+                    f"head_dim must be given when num_heads does not divide dim, got dim {self.dim}, num_heads {self.num_heads}"
+                )
+            fill("head_dim", self.dim // self.num_heads)
+        fill("v_head_dim", self.head_dim)
+        fill("num_kv_heads", self.num_heads)
+        if _is_int(self.dim):
+            fill("ffn_dim", 4 * self.dim)
+        if isinstance(self.windows, list):
+            object.__setattr__(self, "windows", tuple(self.windows))
+        if isinstance(self.extras, list):
+            object.__setattr__(self, "extras", tuple((name, count) for name, count in self.extras))
+
+    def _check_types(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.type == "int" and not _is_int(value):
+                raise UsageError(f"{f.name} must be a whole number, got {value!r}")
+            if f.type == "bool" and not isinstance(value, bool):
+                raise UsageError(f"{f.name} must be true or false, got {value!r}")
+        for name in ("rope_theta", "logit_scale", "max_logit"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and value > 0) and not (name != "rope_theta" and value is None):
+                raise UsageError(f"{name} must be a positive number, got {value!r}")
+        for name, choices in (
+            ("activation", ACTIVATIONS),
+            ("norm", NORMS),
+            ("norm_at", NORM_PLACES),
+            ("qk_norm", QK_NORMS),
+            ("positions", POSITIONS),
+        ):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"unknown {name} {getattr(self, name)!r}; {nearest(str(getattr(self, name)), choices)}")
+
+    def _check_sizes(self) -> None:
+        for name in ("dim", "depth", "num_heads", "head_dim", "v_head_dim", "num_kv_heads", "average"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "ffn_dim", "vocab_size", "num_positions", "position_dim"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 1 <= len(self.windows) <= self.depth or not all(_is_int(w) and w >= 0 for w in self.windows):
+            raise UsageError(f"windows must be 1 to depth ({self.depth}) numbers, each 0 (all keys) or more, got {self.windows}")
+
+    def _check_heads(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise UsageError(
+                f"num_heads must be a multiple of num_kv_heads, got num_heads {self.num_heads}, num_kv_heads {self.num_kv_heads}"
+            )
+        if self.qk_rope_head_dim % 2:
+            what = "head_dim" if self.qk_rope_head_dim == self.head_dim else "qk_rope_head_dim"
+            raise UsageError(f"{what} must be even for rotary positions, got {self.qk_rope_head_dim}")
+        if self.qk_rope_head_dim > self.head_dim:
+            raise UsageError(
+                f"qk_rope_head_dim must not exceed head_dim, got qk_rope_head_dim {self.qk_rope_head_dim}, head_dim {self.head_dim}"
+            )
+        if self.num_heads % self.average:
+            raise UsageError(f"num_heads must be a multiple of average, got num_heads {self.num_heads}, average {self.average}")
+        if self.latent and self.num_kv_heads != self.num_heads:
+            raise UsageError(
+                f"a latent (kv_lora_rank {self.kv_lora_rank}) replaces grouped heads: num_kv_heads must equal num_heads {self.num_heads}, got {self.num_kv_heads}"
+            )
+        if self.max_logit is not None and (self.qk_norm == "none" or self.logit_scale is not None):
+            raise UsageError(
+                f"max_logit needs qk_norm and replaces logit_scale, got qk_norm {self.qk_norm}, logit_scale {self.logit_scale}"
+            )
+        if self.latent and self.qk_norm != "none":
+            raise UsageError(f"qk_norm must be none with a latent (kv_lora_rank {self.kv_lora_rank}), got {self.qk_norm}")
+        if self.q_lora_rank and not self.latent:
+            raise UsageError(f"q_lora_rank needs kv_lora_rank above 0, got q_lora_rank {self.q_lora_rank}, kv_lora_rank 0")
+
+    def _check_positions(self) -> None:
+        if self.positions != "none" and not self.num_positions:
+            raise UsageError(f"num_positions must be given for {self.positions} positions, got 0")
+        if (self.positions == "concatenated") != (self.position_dim > 0):
+            raise UsageError(f"position_dim goes with concatenated positions, got position_dim {self.position_dim}, positions {self.positions}")
+        if self.position_dim >= self.dim:
+            raise UsageError(f"position_dim must be below dim, got position_dim {self.position_dim}, dim {self.dim}")
+
+    # ---- what it is
+
+    @property
+    def latent(self) -> bool:
+        """Whether keys and values pass through one latent (MLA)."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward has a gate, three matrices instead of two."""
+        return self.activation in GATED
+
+    @property
+    def scale(self) -> float:
+        """The factor of the scores."""
+        if self.max_logit is not None:
+            return self.max_logit / self.head_dim  # |q| = |k| = sqrt(r) under qk_norm
+        return self.head_dim**-0.5 if self.logit_scale is None else self.logit_scale
+
+    def window(self, layer: int) -> int:
+        """How many keys a query of this layer sees, itself included; 0 is all."""
+        return self.windows[layer % len(self.windows)]
+
+    def replace(self, **changes: Any) -> Shape:
+        """A copy with some fields changed; sizes that were derived stay as they are."""
+        return Shape.of({**dataclasses.asdict(self), **changes})
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Shape:
+        """A shape from a mapping (the inverse of `dataclasses.asdict`); unknown keys are refused."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise UsageError(f"unknown shape key {name!r}; {nearest(name, known)}")
+        return cls(**fields)
+
+    @classmethod
+    def from_hf(cls, config: str | Path | Mapping[str, Any]) -> Shape:
+        """The shape of a Hugging Face (or nanochat) config: a config.json, its folder, or its dict.
+
+        The parameter count equals the public model's, or this refuses and says what it cannot express.
+        """
+        from headwise.families import read_config, to_shape_fields
+
+        return cls.of(to_shape_fields(read_config(config)))
+
+    # ---- parameters
+
+    def param_table(self) -> dict[str, int]:
+        """Exact parameters by part; the values sum to `params`."""
+        table = {
+            "embedding": self.vocab_size * self.dim,
+            "positions": self.num_positions * (self.position_dim or self.dim) if self.positions != "none" else 0,
+            "attention": self.depth * self._attention_params(),
+            "feed-forward": self.depth * self._ffn_params(),
+            "norms": self._norm_params(),
+            "head": 0 if self.tied else self.vocab_size * self.dim,
+        }
+        for name, count in self.extras:
+            table[name] = table.get(name, 0) + count
+        return {name: count for name, count in table.items() if count}
+
+    @property
+    def params(self) -> int:
+        """Exact number of trainable parameters."""
+        return sum(self.param_table().values())
+
+    def _matrices(self) -> list[tuple[int, int, bool]]:
+        """Every matrix of one attention layer as (inputs, outputs, whether it has a bias)."""
+        H, R, V, KV, D = self.num_heads, self.head_dim, self.v_head_dim, self.num_kv_heads, self.dim
+        out = (H * V, D, False)  # its bias is counted apart: one for each averaged module
+        if not self.latent:
+            return [(D, H * R, self.qkv_bias), (D, KV * R, self.qkv_bias), (D, KV * V, self.qkv_bias), out]
+        nope, C, rope = R - self.qk_rope_head_dim, self.kv_lora_rank, self.qk_rope_head_dim
+        query = (
+            [(D, self.q_lora_rank, self.qkv_bias), (self.q_lora_rank, H * R, False)] if self.q_lora_rank else [(D, H * R, False)]
+        )
+        return [*query, (D, C + rope, self.qkv_bias), (C, H * (nope + V), False), out]
+
+    def _attention_params(self) -> int:
+        weights = sum(a * b + b * bias for a, b, bias in self._matrices())
+        out_bias = self.average * self.dim if self.out_bias else 0
+        latent_norms = self.kv_lora_rank + self.q_lora_rank  # one RMS gain a coordinate
+        qk_norm = 2 * self.head_dim if self.qk_norm == "head" else 0
+        return weights + out_bias + latent_norms + qk_norm
+
+    def _ffn_params(self) -> int:
+        if not self.ffn_dim:
+            return 0
+        hidden = self.ffn_dim * (2 if self.gated else 1)
+        return self.dim * (hidden + self.ffn_dim) + (hidden + self.dim if self.ffn_bias else 0)
+
+    def _norm_params(self) -> int:
+        one = {"layer": 2 * self.dim, "layer-nobias": self.dim, "rms": self.dim, "rms-free": 0, "scalar": 1}[self.norm]
+        per_layer = {"post": 2, "pre": 2, "sandwich": 4, "parallel": 1}[self.norm_at]
+        if not self.ffn_dim and self.norm_at != "parallel":
+            per_layer //= 2
+        return one * (per_layer * self.depth + (self.norm_at != "post"))
+
+    # ---- arithmetic and memory
+
+    def pairs(self, tokens: int, layer: int = 0) -> int:
+        """How many (query, key) pairs one head of a layer scores in a sequence, masks counted exactly."""
+        window = self.window(layer) or tokens
+        if self.causal:
+            full = min(tokens, window)
+            return full * (full + 1) // 2 + (tokens - full) * full
+        reach = min(window, tokens) - 1  # an encoder window is symmetric: |i - j| < window
+        return tokens + 2 * (reach * tokens - reach * (reach + 1) // 2)
+
+    def flops(self, tokens: int, *, batch: int = 1, training: bool = False) -> int:
+        """Floating-point operations of the matrix products, two for a multiply-add; training is three times forward.
+
+        F = 2 T (attention and feed-forward weights + head) + 2 H (r + v) pairs(T), summed over layers;
+        look-ups, norms, softmax and activations are left out.
+        """
+        _positive("tokens", tokens)
+        weights = self.depth * sum(a * b for a, b, _ in self._matrices())
+        weights += self.depth * self.dim * self.ffn_dim * (3 if self.gated else 2)
+        weights += self.vocab_size * self.dim
+        scores = self.num_heads * (self.head_dim + self.v_head_dim) * sum(self.pairs(tokens, i) for i in range(self.depth))
+        return 2 * batch * (tokens * weights + scores) * (3 if training else 1)
+
+    def kv_width(self) -> int:
+        """Numbers that one token leaves in one layer's cache: n_kv (r + v), or latent + rotary part."""
+        if self.latent:
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+
+    def kv_bytes(self, tokens: int = 1, *, batch: int = 1, bytes_per: int = 2) -> int:
+        """Bytes of the key/value cache after `tokens` tokens; a windowed layer keeps its window only."""
+        _positive("tokens", tokens)
+        kept = sum(min(tokens, self.window(i) or tokens) for i in range(self.depth))
+        return batch * kept * self.kv_width() * bytes_per
+
+    def activation_bytes(self, tokens: int, *, batch: int = 1, bytes_per: int = 4) -> int:
+        """Bytes that one training step keeps for the backward pass, by this package's own modules.
+
+        Attention is counted as fused (one log-sum-exp a query and head, never the scores); weights,
+        gradients and optimiser state are not part of it.
+        """
+        _positive("tokens", tokens)
+        return batch * tokens * bytes_per * (self.depth * self._kept_per_token() + self._kept_at_ends())
+
+    def _kept_per_token(self) -> int:
+        H, R, V, KV, D = self.num_heads, self.head_dim, self.v_head_dim, self.num_kv_heads, self.dim
+        norms = {"post": 2, "pre": 2, "sandwich": 4, "parallel": 1}[self.norm_at]
+        if not self.ffn_dim and self.norm_at != "parallel":
+            norms //= 2
+        heads = H * R + KV * (R + V) + H * V + H  # q, k, v, attention output, log-sum-exp
+        latents = 2 * (self.kv_lora_rank + self.q_lora_rank)  # before and after their norms
+        inputs = (1 if self.norm_at == "parallel" else 2 if self.ffn_dim else 1) * D
+        hidden = self.ffn_dim * {"relu": 1, "relu2": 3, "gelu": 2, "swiglu": 4, "geglu": 4}[self.activation]
+        return heads + latents + inputs + norms * D + hidden
+
+    def _kept_at_ends(self) -> int:
+        final = 2 * self.dim if self.norm_at != "post" else self.dim
+        return final + self.vocab_size
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive(name: str, value: int) -> None:
+    if not _is_int(value) or value < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")

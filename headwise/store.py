@@ -1,0 +1,149 @@
+"""Rows on disk: one folder a run, written by whoever holds that run, safe against kill -9 and many writers.
+
+    STORE/headwise.json                 whose it is, and the format
+    STORE/experiments/NAME.json         what was asked for: command, preset, settings, run ids
+    STORE/runs/ID/run.json              the run's specification
+    STORE/runs/ID/rows.jsonl            its rows, appended; the last complete one counts
+    STORE/runs/ID/checkpoint.safetensors   where an unfinished run is
+    STORE/runs/ID/lock                  held while somebody works on it; the system frees it when they die
+
+There is no index and no shared file, so a store can be copied, merged with cp -r and read while it grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.engine import Row, Run
+from headwise.files import append_line, read_lines, write_whole
+from headwise.shape import UsageError
+
+FORMAT = 1
+MARK = "headwise.json"
+
+
+class Store:
+    """A folder of rows.
+
+    >>> import tempfile
+    >>> Store(tempfile.mkdtemp()).rows()
+    []
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        self.path = Path(path)
+        mark = self.path / MARK
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"a store is a folder, got the file {self.path}")
+        if mark.exists():
+            self._check(mark)
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise UsageError(f"{self.path} is not a headwise store: it has files but no {MARK}; name an empty or new folder")
+        elif not create:
+            raise UsageError(f"there is no store at {self.path}; make one with: headwise run fig1 --store {self.path}")
+
+    def _check(self, mark: Path) -> None:
+        try:
+            found = json.loads(mark.read_text())["format"]
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{self.path} is not a headwise store: its {MARK} cannot be read") from None
+        if found != FORMAT:
+            raise UsageError(f"store {self.path} has format {found}, this headwise reads {FORMAT}: use a newer headwise, or another folder")
+
+    def open(self) -> None:
+        """Make the folder and its mark if they are not there yet."""
+        if not (self.path / MARK).exists():
+            write_whole(self.path / MARK, json.dumps({"format": FORMAT}) + "\n")
+
+    # ---- rows
+
+    @property
+    def runs_path(self) -> Path:
+        return self.path / "runs"
+
+    def add(self, row: Row) -> None:
+        """Append a row to its run's folder."""
+        append_line(self.runs_path / row["id"] / "rows.jsonl", json.dumps(row, allow_nan=False))
+
+    def row(self, run_id: str) -> Row | None:
+        """The run's last complete row."""
+        for line in reversed(read_lines(self.runs_path / run_id / "rows.jsonl")):
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and row.get("id") == run_id:
+                    return row
+        return None
+
+    def rows(self, ids: Sequence[str] | None = None, *, not_commit: str | None = None) -> list[Row]:
+        """One row per finished run, by id or all of them; `not_commit` leaves those made by other commits."""
+        if ids is None:
+            ids = sorted(p.name for p in self.runs_path.iterdir()) if self.runs_path.exists() else []
+        found = [row for row in map(self.row, ids) if row is not None]
+        return found if not_commit is None else [r for r in found if r["commit"] != not_commit]
+
+    def missing(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs that have no row yet, each once."""
+        return [run for run in {r.id: r for r in runs}.values() if self.row(run.id) is None]
+
+    @contextlib.contextmanager
+    def claim(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
+        """Hold the runs that nobody else holds and that are not finished; frees them at the end."""
+        with contextlib.ExitStack() as held:
+            mine = []
+            for run in runs:
+                folder = self.runs_path / run.id
+                folder.mkdir(parents=True, exist_ok=True)
+                handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+                held.callback(os.close, handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                if self.row(run.id) is None:
+                    if not (folder / "run.json").exists():
+                        write_whole(folder / "run.json", json.dumps(run.spec()) + "\n")
+                    mine.append(run)
+            yield mine
+
+    # ---- experiments
+
+    def note(self, name: str, about: dict[str, Any]) -> None:
+        """Record what was asked for under an experiment's name."""
+        write_whole(self.path / "experiments" / f"{name}.json", json.dumps(about, indent=1) + "\n")
+
+    def experiments(self) -> dict[str, dict[str, Any]]:
+        """What was asked for, by experiment."""
+        folder = self.path / "experiments"
+        return {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))} if folder.exists() else {}
+
+    # ---- questions
+
+    def query(self, sql: str = "select * from rows") -> Any:
+        """A DuckDB relation over the table `rows`; `.df()` makes it a pandas data frame."""
+        import duckdb
+
+        connection = duckdb.connect()
+        lines = str(self.runs_path / "*" / "rows.jsonl").replace("'", "''")
+        if not any(self.runs_path.glob("*/rows.jsonl")):
+            connection.execute("create view rows as select null::varchar as id where false")
+        else:
+            connection.execute(
+                f"""create view rows as
+                select * exclude (nth) from (
+                    select *, row_number() over (partition by id order by finished desc) as nth
+                    from read_json('{lines}', format = 'newline_delimited', ignore_errors = true, union_by_name = true,
+                                   sample_size = -1, maximum_object_size = 134217728)
+                    where id is not null)
+                where nth = 1"""
+            )
+        return connection.sql(sql)
+
+    def frame(self, sql: str = "select * from rows") -> Any:
+        """The answer to a question as a pandas data frame, by default every row."""
+        return self.query(sql).df()

@@ -1,0 +1,183 @@
+"""What is missing -> engine -> store.
+
+An executor is a function `(work, chunks, advance) -> None` that calls `work(chunk, advance)` for every chunk, in any
+order and anywhere. Since all state is in the store, an executor keeps none: whatever it loses is found missing by the
+next sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import queue
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from headwise.engine import Row, Run, pick_device, stack_key, train
+from headwise.progress import Progress
+from headwise.shape import UsageError
+from headwise.store import Store
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker does with a chunk of runs: claim, train, store. Plain values only, so that it travels."""
+
+    store: str
+    device: str
+    keep_weights: bool = False
+    checkpoint_every: float = 30.0
+
+    def __call__(self, chunk: Sequence[Run], advance: Advance) -> None:
+        store = Store(self.store)
+        with store.claim(chunk) as mine:
+            train(
+                mine, device=self.device, folder=store.runs_path, done=store.add, advance=advance,
+                keep_weights=self.keep_weights, checkpoint_every=self.checkpoint_every,
+            )  # fmt: skip
+
+
+def here(work: Work, chunks: Sequence[Sequence[Run]], advance: Advance) -> None:
+    """The executor that runs everything in this process."""
+    for chunk in chunks:
+        work(chunk, advance)
+
+
+class Pool:
+    """The executor that runs chunks in processes of this machine, one thread each."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def __call__(self, work: Work, chunks: Sequence[Sequence[Run]], advance: Advance) -> None:
+        context = get_context("spawn")
+        news: Any = context.Queue()
+        threads = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
+        pool = ProcessPoolExecutor(min(self.workers, len(chunks)), context, initializer=_start_worker, initargs=(news, os.getpid()))
+        try:
+            waiting: set[Future[None]] = {pool.submit(_work_in_pool, work, list(chunk)) for chunk in chunks}
+            while waiting:
+                finished, waiting = wait(waiting, timeout=0.1, return_when=FIRST_COMPLETED)
+                _drain(news, advance)
+                for future in finished:
+                    future.result()
+            _drain(news, advance)
+            pool.shutdown()
+        except BrokenProcessPool:
+            raise RuntimeError("a worker process died, perhaps out of memory; the same command goes on where it was") from None
+        finally:
+            for process in list((pool._processes or {}).values()):
+                process.kill()
+            pool.shutdown(wait=False, cancel_futures=True)
+            if threads is None:
+                os.environ.pop("OMP_NUM_THREADS", None)
+            else:
+                os.environ["OMP_NUM_THREADS"] = threads
+
+
+def _drain(news: Any, advance: Advance) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            advance(news.get_nowait())
+
+
+_news: Any = None
+
+
+def _start_worker(news: Any, parent: int) -> None:
+    global _news
+    _news = news
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _work_in_pool(work: Work, chunk: list[Run]) -> None:
+    work(chunk, _news.put)
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cost(run: Run) -> float:
+    """Arithmetic of a whole run, for dealing work out."""
+    return run.shape.flops(run.task.tokens, batch=run.recipe.batch, training=True) * run.recipe.steps
+
+
+def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
+    """Runs that stack go together, split only so far that every worker has something; the longest first."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(stack_key(run), []).append(run)
+    fair = sum(map(cost, runs)) / workers
+    chunks = []
+    for group in groups.values():
+        parts = min(len(group), max(1, math.ceil(sum(map(cost, group)) / fair - 0.01)))
+        size = math.ceil(len(group) / parts)
+        chunks += [group[i : i + size] for i in range(0, len(group), size)]
+    return sorted(chunks, key=lambda chunk: -sum(map(cost, chunk)))
+
+
+def check_space(path: Path, runs: Sequence[Run]) -> None:
+    """Refuse to start what the disk cannot hold."""
+    need = (64 << 20) + sum(12 * run.shape.params + (64 << 10) for run in runs)
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise UsageError(f"no disk space: {len(runs)} runs need about {need >> 20} MiB in {path}, {free >> 20} MiB are free")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"the store {path} cannot be written: no permission in {folder}")
+
+
+def sweep(
+    runs: Sequence[Run],
+    store: Store,
+    *,
+    device: str = "auto",
+    workers: int | None = None,
+    label: str = "sweep",
+    keep_weights: bool = False,
+    checkpoint_every: float = 30.0,
+) -> list[Row]:
+    """Make every run's row exist and return the rows in order; finished runs are never repeated."""
+    where = pick_device(device)
+    missing = store.missing(runs)
+    if missing:
+        check_space(store.path, missing)
+        store.open()
+    if workers is None:
+        workers = cores() if where.type == "cpu" else 1
+    work = Work(str(store.path), str(where), keep_weights, checkpoint_every)
+    bar = Progress(sum(r.recipe.steps for r in missing), f"{label}: {len(missing)} runs")
+    while missing:
+        chunks = chunks_of(missing, workers)
+        executor = Pool(workers) if workers > 1 and len(chunks) > 1 else here
+        executor(work, chunks, bar.advance)
+        left = store.missing(missing)
+        if len(left) == len(missing):
+            bar.advance(0, f"waiting for {len(left)} runs that another process is making")
+            time.sleep(0.5)
+        missing = left
+    if bar.done:
+        bar.close()
+    return store.rows([run.id for run in runs])

@@ -1,0 +1,35 @@
+"""Tasks: one file each, no knowledge of models.
+
+A task is a frozen dataclass with `sample(generator, batch) -> (inputs, targets)`, `loss(outputs, targets)` that keeps
+a leading model axis, `tokens`, and `baselines()`: the errors of predictors that need no training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from headwise.shape import UsageError, nearest
+from headwise.tasks.neighbors import BiasedNearest, Farthest, Nearest, Task
+
+TASKS: dict[str, type[Task]] = {"farthest": Farthest, "nearest": Nearest, "biased-nearest": BiasedNearest}
+
+
+def task_name(task: Task) -> str:
+    """The name under which a task is known."""
+    return next(name for name, kind in TASKS.items() if kind is type(task))
+
+
+def task_of(name: str, fields: Mapping[str, Any]) -> Task:
+    """A task by name; unknown names and keys are refused with the nearest ones."""
+    if name not in TASKS:
+        raise UsageError(f"unknown task {name!r}; {nearest(name, TASKS)}")
+    known = [f.name for f in dataclasses.fields(TASKS[name])]
+    for key in fields:
+        if key not in known:
+            raise UsageError(f"unknown key {key!r} of task {name}; {nearest(key, known)}")
+    return TASKS[name](**fields)
+
+
+__all__ = ["TASKS", "BiasedNearest", "Farthest", "Nearest", "Task", "task_name", "task_of"]

@@ -1,0 +1,191 @@
+"""Find a neighbour: the rank paper's targets.
+
+Points lie on the unit sphere of R^d. `Farthest` is what the paper trains: every token of a sequence asks for the
+point of its own sequence with the smallest inner product. `Nearest` asks one separate query y; it enters as the
+token -y, the last one, because attention over a set that holds y itself would answer y. `BiasedNearest` adds a bias
+to the first point's score. The error is E ||f - g||^2; the targets have norm 1, so predicting zero scores 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, lgamma, pi, sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.shape import UsageError, nearest
+
+LAWS = ("uniform", "orthogonal", "doubled")
+
+
+def sphere(generator: torch.Generator, *size: int) -> Tensor:
+    """Uniform points on the unit sphere of the last axis."""
+    x = torch.randn(*size, generator=generator, device=generator.device)
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def draw_points(generator: torch.Generator, law: str, batch: int, points: int, dim: int) -> Tensor:
+    """(batch, tokens, dim) points: independent, orthonormal, or each with its antipode."""
+    if law == "orthogonal":
+        return torch.linalg.qr(torch.randn(batch, dim, points, generator=generator, device=generator.device))[0].mT.contiguous()
+    x = sphere(generator, batch, points, dim)
+    return torch.cat((x, -x), 1) if law == "doubled" else x
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the engine needs of a task."""
+
+    dim: int
+    points: int
+    law: str = "uniform"
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "points"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+                raise UsageError(f"{name} must be a whole number of at least 2, got {value!r}")
+        if self.law not in LAWS:
+            raise UsageError(f"unknown law {self.law!r}; {nearest(str(self.law), LAWS)}")
+        if self.law == "orthogonal" and self.points > self.dim:
+            raise UsageError(f"at most dim {self.dim} points are orthogonal, got points {self.points}")
+
+    @property
+    def tokens(self) -> int:
+        """Length of a sequence."""
+        return self.points * (2 if self.law == "doubled" else 1)
+
+    def sample(self, generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
+        """Inputs (batch, tokens, dim) and targets (batch, queries, dim)."""
+        raise NotImplementedError
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean over batch and queries of the squared error, one number per model.
+
+        Outputs and targets are (..., batch, tokens, width); the targets belong to the last tokens, and
+        coordinates of the outputs beyond `dim` (positions) are not judged.
+        """
+        error = outputs[..., -targets.shape[-2] :, : self.dim] - targets
+        return error.square().flatten(-3).sum(-1) / (targets.shape[-3] * targets.shape[-2])
+
+    def baselines(self) -> dict[str, float]:
+        """Exact errors of predictors that need no training: zero; the best multiple of the query token, and of the mean point."""
+        return {"zero": 1.0}
+
+
+@dataclass(frozen=True)
+class Farthest(Task):
+    """g(X; x_i) = the point of X with the smallest inner product with x_i, for every token i.
+
+    >>> round(Farthest(dim=64, points=16).baselines()["query"], 3)
+    0.953
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.law == "orthogonal":
+            raise UsageError("orthogonal points are all equally far from each other; choices: uniform, doubled")
+
+    def sample(self, generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
+        x_BND = draw_points(generator, self.law, batch, self.points, self.dim)
+        far_BN = torch.bmm(x_BND, x_BND.mT).argmin(-1)
+        return x_BND, x_BND.gather(1, far_BN.unsqueeze(-1).expand_as(x_BND))
+
+    def baselines(self) -> dict[str, float]:
+        if self.law == "doubled":  # the farthest point is always the antipode
+            return {"zero": 1.0, "query": 0.0, "mean": 1.0}
+        first, cross = _extreme(self.dim, self.points - 1)
+        overlap = (1 - first + cross) / self.points  # the least inner product has mean -first
+        return {"zero": 1.0, "query": 1 - first**2, "mean": 1 - self.points * overlap**2}
+
+
+@dataclass(frozen=True)
+class Nearest(Task):
+    """f(X; y) = the point of X with the largest inner product with y; y is uniform and enters as the last token, -y."""
+
+    def sample(self, generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
+        x_BND = draw_points(generator, self.law, batch, self.points, self.dim)
+        y_BD = sphere(generator, batch, self.dim)
+        scores_BN = (x_BND @ y_BD.unsqueeze(-1)).squeeze(-1) + self._bias(x_BND)
+        near_B = scores_BN.argmax(-1)
+        rows = torch.arange(batch, device=x_BND.device)
+        return torch.cat((x_BND, -y_BD.unsqueeze(1)), 1), x_BND[rows, near_B].unsqueeze(1)
+
+    def _bias(self, x_BND: Tensor) -> Tensor | float:
+        return 0.0
+
+    @property
+    def tokens(self) -> int:
+        return super().tokens + 1
+
+    def baselines(self) -> dict[str, float]:
+        count = self.points
+        if self.law == "uniform":
+            first, cross = _extreme(self.dim, count)
+            return {"zero": 1.0, "query": 1 - first**2, "mean": 1 - (1 + cross) ** 2 / count}
+        if self.law == "orthogonal":  # y = gaussian/chi, so E max y_j = E max g_j / E chi_d
+            chi = sqrt(2) * exp(lgamma((self.dim + 1) / 2) - lgamma(self.dim / 2))
+            return {"zero": 1.0, "query": 1 - (_gauss_max(count) / chi) ** 2, "mean": 1 - 1 / count}
+        return {"zero": 1.0, "query": 1 - _folded_max(self.dim, count) ** 2, "mean": 1.0}
+
+
+@dataclass(frozen=True)
+class BiasedNearest(Nearest):
+    """f_b(X; y) = X hardmax(X^T y + b e_1): the nearest neighbour with a bias for the first point."""
+
+    bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.bias, bool) or not isinstance(self.bias, int | float):
+            raise UsageError(f"bias must be a number, got {self.bias!r}")
+
+    def _bias(self, x_BND: Tensor) -> Tensor | float:
+        shift = torch.zeros(x_BND.shape[1], device=x_BND.device)
+        shift[0] = self.bias
+        return shift
+
+    def baselines(self) -> dict[str, float]:
+        if self.bias == 0:
+            return super().baselines()
+        return {"zero": 1.0, "mean": 1 - 1 / self.points} if self.law == "orthogonal" else {"zero": 1.0}
+
+
+# ---- order statistics of t = x.y, whose density is u_d(t) ~ (1 - t^2)^((d-3)/2)
+
+
+def _grid(dim: int) -> tuple[Any, Any, Any, Any]:
+    """Midpoint rule in the angle: nodes t, weights u_d(t) dt, the distribution function, and int_{-1}^t s u_d(s) ds."""
+    nodes = 20_000
+    angle, weight = (np.arange(nodes) + 0.5) * pi / nodes, pi / nodes
+    t = -np.cos(angle)
+    log_omega = lgamma(dim / 2) - lgamma((dim - 1) / 2) - 0.5 * np.log(pi)
+    mass = weight * np.exp(log_omega + (dim - 2) * np.log(np.sin(angle)))
+    # half of a node's own mass lies below it
+    return t, mass, np.cumsum(mass) - mass / 2, np.cumsum(t * mass) - t * mass / 2
+
+
+def _extreme(dim: int, count: int) -> tuple[float, float]:
+    """For t_1..t_n independent under u_d: E max, and E[max * sum of the others]."""
+    t, mass, below, mean_below = _grid(dim)
+    first = float(np.sum(mass * count * below ** (count - 1) * t))
+    cross = float(np.sum(mass * count * (count - 1) * below ** max(count - 2, 0) * t * mean_below)) if count > 1 else 0.0
+    return first, cross
+
+
+def _folded_max(dim: int, count: int) -> float:
+    """E max |t_j|."""
+    t, mass, below, _ = _grid(dim)
+    up = t > 0
+    return float(np.sum((2 * mass * count * np.clip(2 * below - 1, 0, 1) ** (count - 1) * t)[up]))
+
+
+def _gauss_max(count: int) -> float:
+    """E max of n standard normals."""
+    x = np.linspace(-10, 10, 40_001)
+    density = np.exp(-(x**2) / 2) / sqrt(2 * pi)
+    below = np.cumsum(density) * (x[1] - x[0]) - density * (x[1] - x[0]) / 2
+    return float(np.sum(x * count * density * below ** (count - 1)) * (x[1] - x[0]))
