@@ -6,7 +6,7 @@ Axes: M models, B batch, N keys, Q queries, H heads, R rank, V value width, D di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from headwise.kernels.short import short
+from headwise.kernels.short import short, short_packed
+from headwise.kernels.unit import unit
 from headwise.shape import Shape, UsageError, nearest
 
 BACKENDS = ("short", "cudnn", "flash", "efficient", "plain", "blocked")
@@ -364,6 +365,31 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, hard: bool
 # ---- the layer
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:
+    """scale * x W^T + b; W is (outputs, inputs), or (models, outputs, inputs) with x (models, ..., inputs)."""
+    if weight.ndim == 2:
+        return F.linear(x, weight if scale == 1.0 else weight * scale, bias)
+    flat_MTD = x.flatten(1, -2)
+    if bias is None:
+        y_MTD = torch.bmm(flat_MTD, weight.mT)
+        y_MTD = y_MTD if scale == 1.0 else y_MTD * scale
+    else:
+        y_MTD = torch.baddbmm(bias.unsqueeze(1), flat_MTD, weight.mT, alpha=scale)
+    return y_MTD.unflatten(1, x.shape[1:-1])
+
+
+def _regroup(t: Tensor, axis: int, times: int, splits: Sequence[tuple[int, Shape]], lanes: list[bool]) -> Tensor:
+    """Swap (head, rank) to (rank, head) order along an axis of `times` such groups, for the models whose lane is set."""
+
+    def swap(part: Tensor, s: Shape) -> Tensor:
+        groups = part.unflatten(axis, (times, s.num_heads, s.head_dim))
+        return groups.transpose(axis, axis - 1).flatten(axis - 2, axis)
+
+    parts = t.split([models for models, _ in splits]) if len(splits) > 1 else (t,)
+    done = [swap(part, s) if lane else part for part, (_, s), lane in zip(parts, splits, lanes, strict=True)]
+    return torch.cat(done) if len(done) > 1 else done[0]
+
+
 class Linear(nn.Module):
     """y = x W^T + b; with `models` = M every tensor has a leading model axis and the product is batched."""
 
@@ -374,14 +400,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(*lead, outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight.ndim == 2:
-            return F.linear(x, self.weight, self.bias)
-        flat_MTD = x.flatten(1, -2)
-        if self.bias is None:
-            y_MTD = torch.bmm(flat_MTD, self.weight.mT)
-        else:
-            y_MTD = torch.baddbmm(self.bias.unsqueeze(1), flat_MTD, self.weight.mT)
-        return y_MTD.unflatten(1, x.shape[1:-1])
+        return linear(x, self.weight, self.bias)
 
 
 class Norm(nn.Module):
@@ -404,7 +423,7 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "scalar":
             assert self.weight is not None
-            return x * (self._wide(self.weight, x) / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+            return unit(x, self.weight.view(-1, *([1] * (x.ndim - 1))))
         y = F.layer_norm(x, (self.dim,), eps=self.eps) if self.kind.startswith("layer") else F.rms_norm(x, (self.dim,), eps=self.eps)
         if self.weight is not None:
             y = y * self._wide(self.weight, x)
@@ -428,15 +447,26 @@ class Attention(nn.Module):
 
     y = W_O concat_h softmax(c q_h k_h^T + mask) v_h, with q_h = W_Q,h x (H heads of rank r) and k_h, v_h
     either W_K x, W_V x (num_kv_heads of them) or grown from one latent of width kv_lora_rank.
-    x is (batch, tokens, dim), or (models, batch, tokens, dim) when `models` is given.
+    x is (batch, tokens, dim), or (models, batch, tokens, dim) when `models` is given. `splits` lets stacked models
+    differ in how they cut the same width into heads: (how many models, their shape), in order.
 
     >>> layer = Attention(Shape(dim=12, depth=1, num_heads=5, head_dim=3, v_head_dim=7))
     >>> layer(torch.zeros(2, 4, 12)).shape
     torch.Size([2, 4, 12])
     """
 
-    def __init__(self, shape: Shape, *, layer: int = 0, models: int | None = None, hard: bool = False, backend: str = "auto") -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        layer: int = 0,
+        models: int | None = None,
+        splits: Sequence[tuple[int, Shape]] = (),
+        hard: bool = False,
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
+        self.splits = splits
         if backend != "auto" and backend not in BACKENDS:
             raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
         self.shape, self.window, self.hard, self.backend = shape, shape.window(layer), hard, backend
@@ -465,33 +495,66 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, keep: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
     def forward(self, x: Tensor, keep: bool = False) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The layer's output; with `keep` also q, k, v, scores, weights and head outputs by name."""
-        s = self.shape
-        q, k, v = self._latent(x) if s.latent else self._direct(x)
+        s, out = self.shape, {}
+        if s.latent:
+            o, weight = self._mix(s, *self._latent(x), out if keep else None), self.out.weight
+        else:
+            o, weight = self._grouped(x, out if keep else None)
+        bias = None if self.out_bias is None else self.out_bias.mean(-2)
+        y = linear(o, weight, bias, 1 / s.average)
+        return (y, out) if keep else y
+
+    def _grouped(self, x: Tensor, out: dict[str, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """The heads' outputs, and the output weights in the order of their columns.
+
+        Where the short kernel runs, the rows of the projection are put in (rank, head) order, heads innermost, and the
+        columns of the output weights likewise; weights are small, so that costs less than moving activations.
+        """
+        splits = self.splits if len(self.splits) > 1 else ((1 if self.qkv.weight.ndim == 2 else x.shape[0], self.shape),)
+        lanes = [out is None and self._short(s, x) for _, s in splits]
+        project, bias, collect = self.qkv.weight, self.qkv.bias, self.out.weight
+        if any(lanes):
+            project = _regroup(project, -2, 3, splits, lanes)
+            bias = None if bias is None else _regroup(bias, -1, 3, splits, lanes)
+            collect = _regroup(collect, -1, 1, splits, lanes)
+        qkv = linear(x, project, bias)
+        parts = qkv.split([models for models, _ in splits]) if len(splits) > 1 else (qkv,)
+        done = [
+            short_packed(part.flatten(0, -3), s.num_heads, s.scale).unflatten(0, part.shape[:-2])
+            if lane
+            else self._mix(s, *self._direct(s, part), out)
+            for part, (_, s), lane in zip(parts, splits, lanes, strict=True)
+        ]
+        return torch.cat(done) if len(done) > 1 else done[0], collect
+
+    def _short(self, s: Shape, x: Tensor) -> bool:
+        """Whether one projection goes to the short kernel whole."""
+        if s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim or s.qk_norm != "none" or s.qk_rope_head_dim:
+            return False
+        sizes = s.num_heads, s.num_heads, x.shape[-2], x.shape[-2], s.head_dim, s.head_dim, s.causal, self.window, self.hard
+        call = Call(x.device.type, x.dtype, math.prod(x.shape[:-2]), *sizes)
+        return self.backend in ("auto", "short") and choose_backend(call).backend == "short"
+
+    def _mix(self, s: Shape, q: Tensor, k: Tensor, v: Tensor, out: dict[str, Tensor] | None = None) -> Tensor:
+        """Attention of the heads of shape s, (..., tokens, heads * value width)."""
         lead = q.shape[:-3]
         q, k, v = (t.flatten(0, -4) for t in (q, k, v))
-        out: dict[str, Tensor] = {}
-        if keep:
+        if out is None:
+            o = attend(q, k, v, causal=s.causal, window=self.window, scale=s.scale, hard=self.hard, backend=self.backend)
+        else:
             scores = q @ _repeat(k, s.num_heads).mT * s.scale
             weights = weights_of(scores, mask_of(q.shape[-2], k.shape[-2], s.causal, self.window, q.device), self.hard)
             o = weights @ _repeat(v, s.num_heads)
-            out = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": o}
-            out = {name: t.unflatten(0, lead) for name, t in out.items()}
-        else:
-            o = attend(q, k, v, causal=s.causal, window=self.window, scale=s.scale, hard=self.hard, backend=self.backend)
-        y = self.out(o.transpose(1, 2).reshape(*x.shape[:-1], s.num_heads * s.v_head_dim))
-        if s.average > 1:
-            y = y / s.average
-        if self.out_bias is not None:
-            y = y + self.out_bias.mean(-2).view(*self.out_bias.shape[:-2], *([1] * (x.ndim - self.out_bias.ndim + 1)), -1)
-        return (y, out) if keep else y
+            kept = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": o}
+            out.update({name: t.unflatten(0, lead) for name, t in kept.items()})
+        return o.transpose(1, 2).reshape(*lead, q.shape[-2], s.num_heads * s.v_head_dim)
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
         return x.unflatten(-1, (-1, width)).transpose(-3, -2)
 
-    def _direct(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        s = self.shape
+    def _direct(self, s: Shape, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         R, KV = s.head_dim, s.num_kv_heads
-        q, k, v = self.qkv(x).split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
+        q, k, v = qkv.split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
         q, k, v = self._heads(q, R), self._heads(k, R), self._heads(v, s.v_head_dim)
         q, k = (rotate(t, s.qk_rope_head_dim, s.rope_theta) for t in (q, k))
         return (self.q_norm(q), self.k_norm(k), v) if s.qk_norm != "none" else (q, k, v)

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from torch import Tensor
 
 import headwise
 from headwise.files import write_whole
-from headwise.models import INITS, build, fresh
+from headwise.models import INITS, build, fresh, split_key
 from headwise.progress import Progress
 from headwise.shape import Shape, UsageError, nearest
 from headwise.tasks import Task, task_name, task_of
@@ -133,9 +134,10 @@ class Run:
 
 
 def stack_key(run: Run) -> Any:
-    """Runs with equal keys can be stacked: all but the seed, the rate, the schedule, the protocol and the start is shared."""
+    """Runs with equal keys can be stacked: they may differ in seed, rate, schedule, protocol and start, and in how
+    they cut the same width into heads."""
     static = dataclasses.replace(run.recipe, lr=1.0, schedule="constant", warmup=0.0, weight_decay=0.0, protocol="stream", init="library")
-    return run.shape, run.task, static
+    return split_key(run.shape), run.task, static
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -217,7 +219,8 @@ class _Stack:
         self.runs, self.device = [s.run for s in states], device
         self.recipe, self.task = self.runs[0].recipe, self.runs[0].task
         with torch.device("meta"):
-            self.model = build(self.runs[0].shape, models=len(states))
+            splits = [(len(list(same)), shape) for shape, same in itertools.groupby(run.shape for run in self.runs)]
+            self.model = build(self.runs[0].shape, models=len(states), splits=splits)
         self.places, _ = _layout(list(self.model.parameters()))
         self.weights, self.mean, self.square = (
             torch.stack([getattr(s, name) for s in states]).to(device) for name in ("weights", "mean", "square")
@@ -536,6 +539,7 @@ def stacks(states: Sequence[State], device: torch.device) -> list[list[State]]:
         groups.setdefault((stack_key(state.run), state.epoch), []).append(state)
     out = []
     for group in groups.values():
+        group.sort(key=lambda state: state.run.shape.num_heads)  # equal shapes side by side
         most = most_models(group[0].run, device)
         parts = math.ceil(len(group) / most)
         size = math.ceil(len(group) / parts)

@@ -24,13 +24,13 @@ def save(description: dict[str, Any], path: Path) -> None:
     panels = description["panels"]
     style = {"font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "headwise"}
     with plt.rc_context(style):
-        figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels) + 2.2, 3.7), sharey=True, squeeze=False)
+        figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels) + 2.2, 3.7), sharex=True, sharey=True, squeeze=False)
+        ticks = sorted({x for panel in panels for line in panel["lines"] for x in line["x"]})
         for ax, panel in zip(axes[0], panels, strict=True):
             for line in panel["lines"]:
                 _draw(ax, line)
             ax.axhline(description["reference"]["y"], color=GREY, lw=0.8, ls=(0, (1, 2)))
             ax.set(xscale="log", yscale="log", title=panel["title"], xlabel=description["x_label"])
-            ticks = sorted({x for line in panel["lines"] for x in line["x"]})
             ax.xaxis.set_major_locator(FixedLocator(ticks))
             ax.xaxis.set_minor_locator(NullLocator())
             ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _fraction(x)))

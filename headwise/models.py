@@ -6,8 +6,10 @@ model axis, and one forward pass runs them all.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from headwise.attention import Attention, Linear, Norm
 from headwise.shape import Shape, UsageError, nearest
 
+Splits = Sequence[tuple[int, Shape]]
 INITS = ("library", "published", "normal")
 
 
@@ -34,7 +37,7 @@ class FeedForward(nn.Module):
     def _activate(self, hidden: Tensor) -> Tensor:
         match self.activation:
             case "relu":
-                return F.relu(hidden)
+                return F.relu(hidden, inplace=True)
             case "relu2":
                 return F.relu(hidden).square()
             case "gelu":
@@ -46,14 +49,14 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One layer: attention and feed-forward with skips, norms where `Shape.norm_at` puts them."""
 
-    def __init__(self, shape: Shape, layer: int, models: int | None = None, hard: bool = False) -> None:
+    def __init__(self, shape: Shape, layer: int, models: int | None = None, splits: Splits = (), hard: bool = False) -> None:
         super().__init__()
         self.place = shape.norm_at
 
         def norm() -> Norm:
             return Norm(shape.norm, shape.dim, models)
 
-        self.attention = Attention(shape, layer=layer, models=models, hard=hard)
+        self.attention = Attention(shape, layer=layer, models=models, splits=splits, hard=hard)
         self.norm1 = norm()
         self.feed = FeedForward(shape, models) if shape.ffn_dim else None
         sandwich = shape.norm_at == "sandwich"
@@ -93,7 +96,7 @@ class Block(nn.Module):
 
 
 class _Stack(nn.Module):
-    def __init__(self, shape: Shape, *, models: int | None = None, hard: bool = False) -> None:
+    def __init__(self, shape: Shape, *, models: int | None = None, splits: Splits = (), hard: bool = False) -> None:
         super().__init__()
         if shape.extras:
             names = ", ".join(name for name, _ in shape.extras)
@@ -103,7 +106,7 @@ class _Stack(nn.Module):
         self.embedding = nn.Parameter(torch.empty(*lead, shape.vocab_size, shape.dim)) if shape.vocab_size else None
         width = shape.position_dim or shape.dim
         self.positions = nn.Parameter(torch.empty(*lead, shape.num_positions, width)) if shape.positions != "none" else None
-        self.blocks = nn.ModuleList(Block(shape, i, models, hard) for i in range(shape.depth))
+        self.blocks = nn.ModuleList(Block(shape, i, models, splits, hard) for i in range(shape.depth))
         self.final_norm = Norm(shape.norm, shape.dim, models) if shape.norm_at != "post" else None
         self.head = nn.Parameter(torch.empty(*lead, shape.vocab_size, shape.dim)) if shape.vocab_size and not shape.tied else None
 
@@ -163,15 +166,24 @@ class Encoder(_Stack):
 class Decoder(_Stack):
     """A causal stack in today's form: tokens in, logits out."""
 
-    def __init__(self, shape: Shape, *, models: int | None = None, hard: bool = False) -> None:
+    def __init__(self, shape: Shape, *, models: int | None = None, splits: Splits = (), hard: bool = False) -> None:
         if not shape.causal:
             raise UsageError("a Decoder needs a causal shape, got causal False")
-        super().__init__(shape, models=models, hard=hard)
+        super().__init__(shape, models=models, splits=splits, hard=hard)
 
 
-def build(shape: Shape, *, models: int | None = None) -> Encoder | Decoder:
+def build(shape: Shape, *, models: int | None = None, splits: Splits = ()) -> Encoder | Decoder:
     """The module of a shape: a Decoder when it is causal, else an Encoder."""
-    return Decoder(shape, models=models) if shape.causal else Encoder(shape, models=models)
+    return (Decoder if shape.causal else Encoder)(shape, models=models, splits=splits)
+
+
+def split_key(shape: Shape) -> Any:
+    """Shapes with equal keys differ only in how the same widths are cut into heads, so their models stack."""
+    if shape.latent or shape.qk_norm != "none" or shape.qk_rope_head_dim:
+        return shape
+    fields = dataclasses.asdict(shape)
+    H, KV, R, V = (fields.pop(name) for name in ("num_heads", "num_kv_heads", "head_dim", "v_head_dim"))
+    return H * R, KV * R, KV * V, H * V, *fields.items()
 
 
 def paper_shape(

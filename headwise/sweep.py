@@ -123,14 +123,14 @@ def cost(run: Run) -> float:
 
 
 def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
-    """Runs that stack go together, split only so far that every worker has something; the longest first."""
+    """Runs that stack go together, split so far that no chunk is more than a quarter of a worker's share; the longest first."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         groups.setdefault(stack_key(run), []).append(run)
-    fair = sum(map(cost, runs)) / workers
+    most = sum(map(cost, runs)) / workers / (4 if workers > 1 else 1)
     chunks = []
     for group in groups.values():
-        parts = min(len(group), max(1, math.ceil(sum(map(cost, group)) / fair - 0.01)))
+        parts = min(len(group), max(1, math.ceil(sum(map(cost, group)) / most - 0.01)))
         size = math.ceil(len(group) / parts)
         chunks += [group[i : i + size] for i in range(0, len(group), size)]
     return sorted(chunks, key=lambda chunk: -sum(map(cost, chunk)))

@@ -45,6 +45,7 @@ class Settings:
     precision: str = "fp32"
     epoch: int = 100
     held_out: int = 12_800
+    evals: int = 10
 
     def __post_init__(self) -> None:
         for name in ("depths", "widths", "ranks", "lr", "protocols"):
@@ -63,7 +64,7 @@ class Settings:
 PRESETS = {
     "quick": Settings(
         dim=16, points=8, ffn_dim=64, depths=(1, 2), widths=(1, 4), ranks=(16, 8, 4, 2, 1), seeds=3,
-        steps=3500, batch=32, lr=(0.05, 0.015), warmup=0.3, schedule="cosine", protocols=("stream",), held_out=2048,
+        steps=3500, batch=32, lr=(0.05, 0.015), warmup=0.3, schedule="cosine", protocols=("stream",), held_out=2048, evals=5,
     ),
     "paper": Settings(
         dim=64, points=16, ffn_dim=2048, depths=(1, 3, 5), widths=(1, 8, 64), ranks=(64, 32, 16, 8, 4, 2, 1), seeds=5,
@@ -79,7 +80,7 @@ def runs(settings: Settings) -> list[Run]:
         for i, depth in enumerate(s.depths):
             recipe = Recipe(
                 steps=s.steps, batch=s.batch, lr=s.lr[i % len(s.lr)], schedule=s.schedule, warmup=s.warmup, protocol=protocol,
-                epoch=s.epoch, init=s.init, precision=s.precision, held_out=s.held_out,
+                epoch=s.epoch, init=s.init, precision=s.precision, held_out=s.held_out, evals=s.evals,
             )  # fmt: skip
             for width in s.widths:
                 for rank in s.ranks:

@@ -92,7 +92,8 @@ class Farthest(Task):
     def sample(self, generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
         x_BND = draw_points(generator, self.law, batch, self.points, self.dim)
         far_BN = torch.bmm(x_BND, x_BND.mT).argmin(-1)
-        return x_BND, x_BND.gather(1, far_BN.unsqueeze(-1).expand_as(x_BND))
+        far_BN += torch.arange(batch, device=x_BND.device).unsqueeze(1) * x_BND.shape[1]
+        return x_BND, x_BND.flatten(0, 1).index_select(0, far_BN.flatten()).view_as(x_BND)
 
     def baselines(self) -> dict[str, float]:
         if self.law == "doubled":  # the farthest point is always the antipode
