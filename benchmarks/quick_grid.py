@@ -75,7 +75,18 @@ def main() -> None:
     trained = sum(r["seconds"] for r in rows) / cores()
     print(f"{len(runs)} models, {args.steps} steps each, {cores()} cores, torch {torch.__version__}")
     print(f"stock {theirs:.1f} s, ours {ours:.1f} s (training alone {trained:.1f} s): {theirs / ours:.1f} times faster")
-    print(json.dumps({"models": len(runs), "steps": args.steps, "stock_s": theirs, "ours_s": ours, "ratio": theirs / ours, "ratio_training": theirs / trained}))
+    print(
+        json.dumps(
+            {
+                "models": len(runs),
+                "steps": args.steps,
+                "stock_s": theirs,
+                "ours_s": ours,
+                "ratio": theirs / ours,
+                "ratio_training": theirs / trained,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Attention",
+    "Decoder",
+    "Encoder",
+    "Farthest",
+    "Nearest",
+    "Recipe",
+    "Run",
+    "Shape",
+    "Store",
+    "UsageError",
+    "attend",
+    "explain",
+    "train",
+]
+
 _HOME = {
     "Shape": "shape",
     "UsageError": "shape",
@@ -25,8 +41,6 @@ _HOME = {
     "train": "engine",
     "Store": "store",
 }
-
-__all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from headwise.attention import Attention, attend, explain

@@ -201,9 +201,19 @@ def explain(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return choose_backend(
         Call(
-            device, dtype, batch, shape.num_heads, shape.num_kv_heads, tokens, tokens,
-            shape.head_dim, shape.v_head_dim, shape.causal, shape.window(layer), hard,
-        )  # fmt: skip
+            device,
+            dtype,
+            batch,
+            shape.num_heads,
+            shape.num_kv_heads,
+            tokens,
+            tokens,
+            shape.head_dim,
+            shape.v_head_dim,
+            shape.causal,
+            shape.window(layer),
+            hard,
+        )
     )
 
 
@@ -212,9 +222,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for suffix in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.0f} {suffix}" if count >= 10 or suffix == "B" else f"{count:.1f} {suffix}"
         count /= 1024
     return f"{count:.1f} TiB"
 

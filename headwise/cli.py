@@ -41,14 +41,20 @@ def _parser() -> _Parser:
         command.add_argument("--json", action="store_true", help="print one JSON object as the last line")
         return command
 
-    run = add("run", "Make an experiment: train what is missing, print the table, write the figure and the report.", "headwise run fig1 --preset quick")
+    run = add(
+        "run",
+        "Make an experiment: train what is missing, print the table, write the figure and the report.",
+        "headwise run fig1 --preset quick",
+    )
     run.add_argument("experiment", help="its name (headwise list shows them)")
     run.add_argument("--preset", default="quick", help="quick (a laptop, minutes) or paper (a GPU); default quick")
     run.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
     run.add_argument("--seeds", type=_whole, metavar="N", help="how many seeds a point")
     run.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     run.add_argument("--workers", type=_whole, metavar="N", help="processes on a CPU; default one a core")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes", help="change a setting of the preset; may be repeated")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="changes", help="change a setting of the preset; may be repeated"
+    )
     run.add_argument("--keep-weights", action="store_true", help="keep every trained model in the store")
     run.add_argument("--no-report", action="store_true", help="only train and print")
 
@@ -60,12 +66,20 @@ def _parser() -> _Parser:
     report.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"default {DEFAULT_STORE}")
     report.add_argument("--output", metavar="FILE", help="default DIR/report.html")
 
-    cost = add("cost", "Parameters, arithmetic and memory of a shape, or of a model's config.json.", "headwise cost --set dim=1792 depth=28 num_heads=4 head_dim=448")
+    cost = add(
+        "cost",
+        "Parameters, arithmetic and memory of a shape, or of a model's config.json.",
+        "headwise cost --set dim=1792 depth=28 num_heads=4 head_dim=448",
+    )
     cost.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
     cost.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed")
     cost.add_argument("--tokens", type=_whole, default=2048, metavar="N", help="sequence length; default 2048")
 
-    why = add("explain", "Say which backend computes a shape's attention, and why the faster ones cannot.", "headwise explain --set dim=1792 depth=1 num_heads=4 head_dim=448 --dtype bfloat16")
+    why = add(
+        "explain",
+        "Say which backend computes a shape's attention, and why the faster ones cannot.",
+        "headwise explain --set dim=1792 depth=1 num_heads=4 head_dim=448 --dtype bfloat16",
+    )
     why.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape")
     why.add_argument("--tokens", type=_whole, default=2048, metavar="N", help="sequence length; default 2048")
     why.add_argument("--batch", type=_whole, default=1, metavar="N", help="sequences; default 1")
@@ -115,7 +129,15 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     written = {} if args.no_report else _write(module, points, store, args.experiment)
     for what, path in written.items():
         print(f"{what}: {path}")
-    return {"experiment": args.experiment, "preset": args.preset, "store": str(store.path), "runs": len(runs), "made": len(missing), "points": points, **written}
+    return {
+        "experiment": args.experiment,
+        "preset": args.preset,
+        "store": str(store.path),
+        "runs": len(runs),
+        "made": len(missing),
+        "points": points,
+        **written,
+    }
 
 
 def _write(module: Any, points: list[dict[str, Any]], store: Any, name: str) -> dict[str, str]:
@@ -143,9 +165,17 @@ def _print_points(points: list[dict[str, Any]]) -> None:
             held += f" ± {(p['high'] - p['low']) / 2:.4f}"
         table.append(
             (
-                p["protocol"], str(p["layers"]), f"{p['width']} d^2", str(p["rank"]), str(p["heads"]), f"{p['params']:,}", held, str(p["n"]),
-                "-" if p["train_best"] is None else f"{p['train_best']:.4f}", "-" if p["published"] is None else f"{p['published']:.4g}",
-            )  # fmt: skip
+                p["protocol"],
+                str(p["layers"]),
+                f"{p['width']} d^2",
+                str(p["rank"]),
+                str(p["heads"]),
+                f"{p['params']:,}",
+                held,
+                str(p["n"]),
+                "-" if p["train_best"] is None else f"{p['train_best']:.4f}",
+                "-" if p["published"] is None else f"{p['published']:.4g}",
+            )
         )
     _print_table(table)
 

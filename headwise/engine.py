@@ -75,7 +75,14 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for name, low, high in (("lr", 0, math.inf), ("warmup", 0, 1), ("weight_decay", 0, math.inf), ("beta1", 0, 1), ("beta2", 0, 1), ("eps", 0, 1)):
+        for name, low, high in (
+            ("lr", 0, math.inf),
+            ("warmup", 0, 1),
+            ("weight_decay", 0, math.inf),
+            ("beta1", 0, 1),
+            ("beta2", 0, 1),
+            ("eps", 0, 1),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or math.isinf(value):
                 raise UsageError(f"{name} must be a number from {low} to {high}, got {value!r}")
@@ -275,7 +282,8 @@ class _Stack:
             self._step(i)
 
     def _gradient(self, i: int) -> Tensor:
-        assert self.inputs is not None and self.targets is not None
+        assert self.inputs is not None
+        assert self.targets is not None
         with _autocast(self.recipe.precision, self.device):
             outputs, _ = self.model(self.inputs[i])
         losses_M = self.task.loss(outputs.float(), self.targets[i])

@@ -72,10 +72,12 @@ def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         label = f"{row['depth']} layers, rank {row['head_dim']}, {row['num_heads']} heads, {row['protocol']}, seed {row['seed']}"
         out.append(
             {
-                "label": label, "id": row["id"], "every": step * row["epoch"],
+                "label": label,
+                "id": row["id"],
+                "every": step * row["epoch"],
                 "train": [_short(v) for v in row["curve"][::step]],
                 "held_out": [[e * row["epoch"], _short(v)] for e, v in row["held_out_curve"]],
-            }  # fmt: skip
+            }
         )
     return out
 

@@ -154,7 +154,8 @@ class Shape:
             raise UsageError(f"num_heads must be a multiple of average, got num_heads {self.num_heads}, average {self.average}")
         if self.latent and self.num_kv_heads != self.num_heads:
             raise UsageError(
-                f"a latent (kv_lora_rank {self.kv_lora_rank}) replaces grouped heads: num_kv_heads must equal num_heads {self.num_heads}, got {self.num_kv_heads}"
+                f"num_kv_heads must equal num_heads {self.num_heads} when a latent (kv_lora_rank {self.kv_lora_rank}) "
+                f"replaces grouped heads, got {self.num_kv_heads}"
             )
         if self.max_logit is not None and (self.qk_norm == "none" or self.logit_scale is not None):
             raise UsageError(
@@ -169,7 +170,9 @@ class Shape:
         if self.positions != "none" and not self.num_positions:
             raise UsageError(f"num_positions must be given for {self.positions} positions, got 0")
         if (self.positions == "concatenated") != (self.position_dim > 0):
-            raise UsageError(f"position_dim goes with concatenated positions, got position_dim {self.position_dim}, positions {self.positions}")
+            raise UsageError(
+                f"position_dim goes with concatenated positions, got position_dim {self.position_dim}, positions {self.positions}"
+            )
         if self.position_dim >= self.dim:
             raise UsageError(f"position_dim must be below dim, got position_dim {self.position_dim}, dim {self.dim}")
 
@@ -247,9 +250,7 @@ class Shape:
         if not self.latent:
             return [(D, H * R, self.qkv_bias), (D, KV * R, self.qkv_bias), (D, KV * V, self.qkv_bias), out]
         nope, C, rope = R - self.qk_rope_head_dim, self.kv_lora_rank, self.qk_rope_head_dim
-        query = (
-            [(D, self.q_lora_rank, self.qkv_bias), (self.q_lora_rank, H * R, False)] if self.q_lora_rank else [(D, H * R, False)]
-        )
+        query = [(D, self.q_lora_rank, self.qkv_bias), (self.q_lora_rank, H * R, False)] if self.q_lora_rank else [(D, H * R, False)]
         return [*query, (D, C + rope, self.qkv_bias), (C, H * (nope + V), False), out]
 
     def _attention_params(self) -> int:

@@ -108,12 +108,21 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         match = first["dim"] == 64 and first["task_points"] == 16
         out.append(
             {
-                "protocol": protocol, "layers": depth, "width": width, "rank": rank, "heads": first["num_heads"],
-                "dim": first["dim"], "params": first["params"], "n": len(good), "diverged": len(same) - len(good),
-                "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
+                "protocol": protocol,
+                "layers": depth,
+                "width": width,
+                "rank": rank,
+                "heads": first["num_heads"],
+                "dim": first["dim"],
+                "params": first["params"],
+                "n": len(good),
+                "diverged": len(same) - len(good),
+                "held_out": held.mean if held else None,
+                "low": held.low if held else None,
+                "high": held.high if held else None,
                 "train_best": min(trained) if trained else None,
                 "published": paper.get((depth, width, rank)) if match else None,
-            }  # fmt: skip
+            }
         )
     return out
 
@@ -152,19 +161,36 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
             name, colour = budget(width, dim), sorted({p["width"] for p in points}).index(width)
             lines.append(
                 {
-                    "label": f"held out, {name}", "colour": colour, "style": "solid", "x": shares,
-                    "y": [p["held_out"] for p in line], "low": [p["low"] for p in line], "high": [p["high"] for p in line],
+                    "label": f"held out, {name}",
+                    "colour": colour,
+                    "style": "solid",
+                    "x": shares,
+                    "y": [p["held_out"] for p in line],
+                    "low": [p["low"] for p in line],
+                    "high": [p["high"] for p in line],
                     "text": [f"rank {p['rank']}, {p['heads']} heads, {p['params']:,} parameters, n={p['n']}" for p in line],
                 }
             )
-            lines.append({"label": f"the paper's statistic, {name}", "colour": colour, "style": "dots", "x": shares, "y": [p["train_best"] for p in line]})
+            lines.append(
+                {
+                    "label": f"the paper's statistic, {name}",
+                    "colour": colour,
+                    "style": "dots",
+                    "x": shares,
+                    "y": [p["train_best"] for p in line],
+                }
+            )
         for colour, width in enumerate((1, 8, 64)):
             known = sorted((rank, value) for (depth, w, rank), value in paper.items() if depth == layers and w == width)
             if known:
                 lines.append(
                     {
-                        "label": f"published, d=64, {budget(width, 64)}", "colour": colour, "style": "dashed",
-                        "x": [r / 64 for r, _ in known], "y": [v for _, v in known], "text": [f"rank {r}" for r, _ in known],
+                        "label": f"published, d=64, {budget(width, 64)}",
+                        "colour": colour,
+                        "style": "dashed",
+                        "x": [r / 64 for r, _ in known],
+                        "y": [v for _, v in known],
+                        "text": [f"rank {r}" for r, _ in known],
                     }
                 )
         title = f"{layers} layer{'s' * (layers > 1)}" + (f", {protocol}" if len({p["protocol"] for p in points}) > 1 else "")

@@ -8,6 +8,7 @@ operation reduces over lanes, so a lane's bits depend on nothing but its own num
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,10 +62,9 @@ def _forward(q_RQL: Tensor, k_RNL: Tensor, v_VNL: Tensor, o_VQL: Tensor) -> Tens
     return p_QNL
 
 
-def _backward(
-    q_RQL: Tensor, k_RNL: Tensor, v_VNL: Tensor, o_VQL: Tensor, g_VQL: Tensor, p_QNL: Tensor, grads: tuple[Tensor, Tensor, Tensor], scale: float
-) -> None:
-    """Writes the gradients of the unscaled q, of k and of v."""
+def _backward(tensors: Sequence[Tensor], p_QNL: Tensor, grads: Sequence[Tensor], scale: float) -> None:
+    """Takes (q, k, v, o, gradient of o); writes the gradients of the unscaled q, of k and of v."""
+    q_RQL, k_RNL, v_VNL, o_VQL, g_VQL = tensors
     ds_QNL = _products(g_VQL, v_VNL)
     dot_QL = g_VQL[0] * o_VQL[0]
     for g_QL, o_QL in zip(g_VQL[1:], o_VQL[1:], strict=True):
@@ -77,17 +77,15 @@ def _backward(
 
 
 def _forward_all(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
-    o = torch.empty_like(v)
-    if q.shape[1] != v.shape[1]:
-        o = v.new_empty(v.shape[0], q.shape[1], v.shape[2])
+    o = v.new_empty(v.shape[0], q.shape[1], v.shape[2])
     return o, [_forward(*t) for t in zip(*(x.split(LANES, -1) for x in (q, k, v, o)), strict=True)]
 
 
-def _backward_all(q: Tensor, k: Tensor, v: Tensor, o: Tensor, g: Tensor, weights: list[Tensor], grads: list[Tensor], scale: float) -> None:
-    pieces = zip(*(x.split(LANES, -1) for x in (q, k, v, o, g)), strict=True)
+def _backward_all(tensors: Sequence[Tensor], weights: Sequence[Tensor], grads: Sequence[Tensor], scale: float) -> None:
+    pieces = zip(*(x.split(LANES, -1) for x in tensors), strict=True)
     outs = zip(*(x.split(LANES, -1) for x in grads), strict=True)
     for piece, p, out in zip(pieces, weights, outs, strict=True):
-        _backward(*piece, p, out, scale)
+        _backward(piece, p, out, scale)
 
 
 # ---- into lanes and back
@@ -114,7 +112,7 @@ class _Short(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, o, *weights = ctx.saved_tensors
         grads = [torch.empty_like(x) for x in (q, k, v)]
-        _backward_all(q, k, v, o, _to_lanes(grad), weights, grads, ctx.scale)
+        _backward_all((q, k, v, o, _to_lanes(grad)), weights, grads, ctx.scale)
         return *(_from_lanes(g, *ctx.sizes) for g in grads), None
 
 
@@ -139,5 +137,5 @@ class _ShortPacked(torch.autograd.Function):
         _, rank, tokens, batch, heads = lanes.shape
         g = grad.view(batch, tokens, rank, heads).permute(2, 1, 0, 3).reshape(rank, tokens, -1)
         grads = torch.empty_like(lanes)
-        _backward_all(*lanes.flatten(3), o, g, weights, list(grads.flatten(3)), ctx.scale)
+        _backward_all((*lanes.flatten(3), o, g), weights, list(grads.flatten(3)), ctx.scale)
         return grads.permute(3, 2, 0, 1, 4).reshape(batch, tokens, -1), None, None
