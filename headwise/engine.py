@@ -419,7 +419,9 @@ def _load(folder: Path | None, run: Run) -> State:
 
 @functools.cache
 def commit() -> str:
-    """The commit of the code that runs, with a + if the tree differs from it; empty outside a checkout."""
+    """The commit of the code that runs, with a + if the tree differs from it; HEADWISE_COMMIT where there is no checkout."""
+    if "HEADWISE_COMMIT" in os.environ:
+        return os.environ["HEADWISE_COMMIT"]
     here = Path(__file__).resolve().parent.parent
     if not (here / ".git").exists():
         return ""

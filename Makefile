@@ -1,0 +1,37 @@
+# make demo   a small version of the rank paper's figure on this machine, in minutes
+# make test   lint, types, tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test lint bench clean
+demo: $(VENV)/.report
+	$(BIN)/headwise run fig1 --preset quick
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+
+bench: $(VENV)/.report
+	$(BIN)/python -m benchmarks.quick_grid
+
+$(VENV)/.made:
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headwise needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.report: $(VENV)/.made pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[report]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.report
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[report,test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) headwise-store
