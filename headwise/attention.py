@@ -358,14 +358,18 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, hard: bool
         raise UsageError(f"attend takes (batch, heads, tokens, width) tensors, got {shapes}")
     if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
         raise UsageError(f"q and k must share batch and rank, k and v batch, heads and tokens, got {shapes}")
+    if min(q.shape) == 0 or min(v.shape) == 0:
+        raise UsageError(f"no axis may be empty, got {shapes}")
     if q.shape[1] % k.shape[1]:
         raise UsageError(f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}")
-    if q.shape[1] == 0 or min(q.shape) == 0 or min(v.shape) == 0:
-        raise UsageError(f"no axis may be empty, got {shapes}")
-    if causal and q.shape[2] > k.shape[2]:
-        raise UsageError(f"causal attention needs at least as many keys as queries, got {k.shape[2]} keys, {q.shape[2]} queries")
+    if len({(t.dtype, t.device) for t in (q, k, v)}) > 1:
+        kinds = ", ".join(f"{name} {_name(t.dtype)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v)))
+        raise UsageError(f"q, k and v must share dtype and device, got {kinds}")
     if window < 0:
         raise UsageError(f"window must not be negative, got {window}")
+    if (causal or window) and q.shape[2] > k.shape[2]:
+        what = "causal" if causal else "windowed"
+        raise UsageError(f"{what} attention needs at least as many keys as queries, got {k.shape[2]} keys, {q.shape[2]} queries")
     return Call(
         q.device.type, q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2],
         q.shape[3], v.shape[3], causal, window, hard,
@@ -444,8 +448,9 @@ def rotate(x: Tensor, width: int, theta: float, start: int = 0) -> Tensor:
     """Rotary positions on the last `width` coordinates of (..., tokens, rank), halves paired."""
     if not width:
         return x
-    at = torch.arange(start, start + x.shape[-2], device=x.device, dtype=torch.float32)
-    rate = theta ** (-torch.arange(0, width, 2, device=x.device, dtype=torch.float32) / width)
+    exact = torch.promote_types(x.dtype, torch.float32)
+    at = torch.arange(start, start + x.shape[-2], device=x.device, dtype=exact)
+    rate = theta ** (-torch.arange(0, width, 2, device=x.device, dtype=exact) / width)
     angle = torch.outer(at, rate)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)
@@ -542,7 +547,9 @@ class Attention(nn.Module):
         if s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim or s.qk_norm != "none" or s.qk_rope_head_dim:
             return False
         sizes = s.num_heads, s.num_heads, x.shape[-2], x.shape[-2], s.head_dim, s.head_dim, s.causal, self.window, self.hard
-        call = Call(x.device.type, x.dtype, math.prod(x.shape[:-2]), *sizes)
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        call = Call(kind, dtype, math.prod(x.shape[:-2]), *sizes)
         return self.backend in ("auto", "short") and choose_backend(call).backend == "short"
 
     def _mix(self, s: Shape, q: Tensor, k: Tensor, v: Tensor, out: dict[str, Tensor] | None = None) -> Tensor:
@@ -566,8 +573,10 @@ class Attention(nn.Module):
         R, KV = s.head_dim, s.num_kv_heads
         q, k, v = qkv.split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
         q, k, v = self._heads(q, R), self._heads(k, R), self._heads(v, s.v_head_dim)
+        if s.qk_norm != "none":  # before the rotation: a gain after it would make the scores depend on absolute positions
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)  # under autocast a norm answers in float32
         q, k = (rotate(t, s.qk_rope_head_dim, s.rope_theta) for t in (q, k))
-        return (self.q_norm(q), self.k_norm(k), v) if s.qk_norm != "none" else (q, k, v)
+        return q, k, v
 
     def _latent(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = self.shape

@@ -1,4 +1,4 @@
-"""The command line: `headwise run | list | report | explain | cost`.
+"""The command line: `headwise run | list | report | draw | cost | explain`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line. Heavy imports happen
 inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import shlex
 import sys
@@ -55,6 +56,10 @@ def _parser() -> _Parser:
     run.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="changes", help="change a setting of the preset; may be repeated"
     )
+    run.add_argument(
+        "--checkpoint-every", type=_seconds, default=30.0, metavar="SECONDS",
+        help="how often an unfinished run is saved, at the end of an epoch; 0 saves at every one; default 30",
+    )  # fmt: skip
     run.add_argument("--keep-weights", action="store_true", help="keep every trained model in the store")
     run.add_argument("--no-report", action="store_true", help="only train and print")
 
@@ -65,6 +70,15 @@ def _parser() -> _Parser:
     report = add("report", "Write the page of a store again, from its rows alone.", "headwise report --store headwise-store")
     report.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"default {DEFAULT_STORE}")
     report.add_argument("--output", metavar="FILE", help="default DIR/report.html")
+
+    draw = add(
+        "draw",
+        "Draw an experiment's figure from a file of rows (JSON lines).",
+        "headwise draw fig1 results/fig1/rows.jsonl --output fig1.png",
+    )
+    draw.add_argument("experiment", help="whose figure it is")
+    draw.add_argument("rows", help="a file with one row a line, such as results/fig1/rows.jsonl")
+    draw.add_argument("--output", metavar="FILE", help="png, pdf or svg; default beside the rows, as png")
 
     cost = add(
         "cost",
@@ -98,6 +112,16 @@ def _whole(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be 0 or more seconds, got {text}")
+    return value
+
+
 # ---- commands: each returns what --json prints
 
 
@@ -105,7 +129,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.engine import pick_device
     from headwise.experiments import EXPERIMENTS, settings_of
     from headwise.store import Store
-    from headwise.sweep import sweep
+    from headwise.sweep import check_space, sweep
 
     if args.experiment not in EXPERIMENTS:
         raise UsageError(f"unknown experiment {args.experiment!r}; {nearest(args.experiment, EXPERIMENTS)}")
@@ -115,9 +139,12 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     pick_device(args.device)
     store = Store(args.store)
     missing = store.missing(runs)
+    if missing:
+        check_space(store.path, missing)
     _say(f"{args.experiment} ({args.preset}): {len(runs)} runs, {len(runs) - len(missing)} already in {store.path}")
     rows = sweep(
         runs, store, device=args.device, workers=args.workers, label=args.experiment, keep_weights=args.keep_weights,
+        checkpoint_every=args.checkpoint_every,
     )  # fmt: skip
     points = module.summary(rows)
     command = shlex.join(["headwise", *words])
@@ -223,6 +250,32 @@ def _report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     return {"report": str(path)}
 
 
+def _draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise import figures
+    from headwise.experiments import EXPERIMENTS
+    from headwise.files import read_lines
+
+    if args.experiment not in EXPERIMENTS:
+        raise UsageError(f"unknown experiment {args.experiment!r}; {nearest(args.experiment, EXPERIMENTS)}")
+    source = Path(args.rows)
+    if not source.is_file():
+        raise UsageError(f"there is no file of rows at {source}")
+    output = Path(args.output) if args.output else source.with_name(f"{args.experiment}.png")
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
+    try:
+        rows = [json.loads(line) for line in read_lines(source)]
+        points = EXPERIMENTS[args.experiment].summary(rows)
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{source} does not hold rows of {args.experiment}, one JSON object a line") from None
+    if not points:
+        raise UsageError(f"{source} holds no rows")
+    _print_points(points)
+    figures.save(EXPERIMENTS[args.experiment].figure(points), output)
+    print(f"figure: {output}")
+    return {"figure": str(output), "points": points}
+
+
 def _shape(changes: Sequence[str], config: str | None = None) -> Shape:
     fields = dataclasses.asdict(Shape.from_hf(config)) if config else {}
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Shape)}
@@ -300,32 +353,38 @@ def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     return {"backend": choice.backend, "why": choice.why, "refused": dict(choice.refused)}
 
 
-COMMANDS = {"run": _run, "list": _list, "report": _report, "cost": _cost, "explain": _explain}
+COMMANDS = {"run": _run, "list": _list, "report": _report, "draw": _draw, "cost": _cost, "explain": _explain}
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _dispatch(words: Sequence[str]) -> None:
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        raise UsageError(f"unknown command {words[0]!r}; {nearest(words[0], COMMANDS)}")
+    parser = _parser()
+    args = parser.parse_args(words)
+    if args.version:
+        from headwise import __version__
+
+        print(f"headwise {__version__}")
+    elif args.command is None:
+        parser.print_help()
+    else:
+        answer = COMMANDS[args.command](args, words)
+        if args.json:
+            print(json.dumps(answer))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-            raise UsageError(f"unknown command {words[0]!r}; {nearest(words[0], COMMANDS)}")
-        parser = _parser()
-        args = parser.parse_args(words)
-        if args.version:
-            from headwise import __version__
-
-            print(f"headwise {__version__}")
-            return 0
-        if args.command is None:
-            parser.print_help()
-            return 0
-        answer = COMMANDS[args.command](args, words)
-        if args.json:
-            print(json.dumps(answer))
+        try:
+            _dispatch(words)
+        finally:
+            sys.stdout.flush()  # a reader that is gone shows here, not at exit
         return 0
     except UsageError as e:
         _say(f"headwise: error: {e}")
@@ -334,7 +393,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        _say("\nheadwise: stopped; the same command goes on where it was")
+        bar = "\n" if sys.stderr.isatty() else ""  # the progress bar's line is left first
+        _say(f"{bar}headwise: stopped; the same command goes on where it was")
         return 1
     except (OSError, RuntimeError) as e:
         if os.environ.get("HEADWISE_TRACEBACK"):

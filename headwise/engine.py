@@ -20,6 +20,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 DIVERGED = 100.0  # an epoch's mean loss above this many times the zero predictor's, or not a number
 ALIGN = 16  # floats: a model's numbers start on a 64-byte line, so that products take the same path at any place in a stack
 HELD_OUT_SEED = 0x48454C44  # one held-out set a task, the same for every run
+HELD_OUT_BATCH = 128  # sequences of it at a time; a multiple of ALIGN, whatever the run trains on
+CHECKPOINT = 1  # format; any other is not read
 MEASURED = frozenset(  # what differs when the same run is made again
     {"seconds", "finished", "memory_bytes", "models", "commit", "headwise", "torch", "python", "device", "host_cpus", "resumed"}
 )
@@ -67,7 +70,7 @@ class Recipe:
     epoch: int = 100  # steps over which the training loss is averaged
     init: str = "library"
     precision: str = "fp32"
-    held_out: int = 12_800  # fresh sequences on which the held-out error is measured
+    held_out: int = 12_800  # fresh sequences on which the held-out error is measured, rounded up to batches of 128
     evals: int = 10  # how often it is measured along the way
 
     def __post_init__(self) -> None:
@@ -86,9 +89,13 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or math.isinf(value):
                 raise UsageError(f"{name} must be a number from {low} to {high}, got {value!r}")
+            object.__setattr__(self, name, float(value))  # 1 and 1.0 are one run
         for name, choices in (("schedule", SCHEDULES), ("protocol", PROTOCOLS), ("init", INITS), ("precision", PRECISIONS)):
             if getattr(self, name) not in choices:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}; {nearest(str(getattr(self, name)), choices)}")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise UsageError(f"{name} must be below 1, got {getattr(self, name)}")
         if self.steps % self.epoch:
             raise UsageError(f"steps must be a multiple of epoch, got steps {self.steps}, epoch {self.epoch}")
 
@@ -118,6 +125,16 @@ class Run:
     task: Task
     recipe: Recipe
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        shape, task = self.shape, self.task
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise UsageError(f"seed must be a whole number, got {self.seed!r}")
+        if not shape.vocab_size and shape.dim - shape.position_dim != task.dim:
+            beside = f" beside {shape.position_dim} of positions" if shape.position_dim else ""
+            raise UsageError(f"a shape's dim must be its task's{beside}, got dim {shape.dim}, task dim {task.dim}")
+        if shape.positions != "none" and shape.num_positions < task.tokens:
+            raise UsageError(f"num_positions must be at least the task's {task.tokens} tokens, got {shape.num_positions}")
 
     def spec(self) -> dict[str, Any]:
         """The run as plain values; `Run.of` is its inverse."""
@@ -204,7 +221,7 @@ class State:
     square: Tensor
     epoch: int = 0
     curve: list[float] = dataclasses.field(default_factory=list)
-    held_out_curve: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    held_out_curve: list[tuple[int, float | None]] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     resumed: int = 0
 
@@ -318,11 +335,11 @@ class _Stack:
     @torch.no_grad()
     def held_out(self) -> Tensor:
         """The error on fresh sequences, batch by batch: (models, batches). The same sequences for every run of a task."""
-        count = math.ceil(self.recipe.held_out / self.recipe.batch)
+        count = math.ceil(self.recipe.held_out / HELD_OUT_BATCH)
         errors = []
         for batch in range(count):
             generator = _generator(self.device, derive(HELD_OUT_SEED, "held out", batch))
-            x, target = self.task.sample(generator, self.recipe.batch)
+            x, target = self.task.sample(generator, HELD_OUT_BATCH)
             wide = (len(self.runs), *(-1,) * x.ndim)
             with _autocast(self.recipe.precision, self.device):
                 outputs, _ = self.model(x.expand(wide))
@@ -354,7 +371,8 @@ def _rate_table(recipe: Recipe) -> Any:
     t = np.arange(1, recipe.steps + 1)
     lr = recipe.rates()
     table = lr / (1 - recipe.beta1**t), 1 / np.sqrt(1 - recipe.beta2**t), 1 - lr * recipe.weight_decay
-    return np.stack(table, 1).astype(np.float32)
+    with np.errstate(over="ignore"):  # an absurd rate diverges, as it should
+        return np.stack(table, 1).astype(np.float32)
 
 
 def _autocast(precision: str, device: torch.device) -> Any:
@@ -400,18 +418,31 @@ def _save(folder: Path, state: State) -> None:
 
     about = {name: getattr(state, name) for name in ("epoch", "curve", "held_out_curve", "seconds", "resumed")}
     tensors = {"weights": state.weights, "mean": state.mean, "square": state.square}
-    write_whole(_checkpoint_path(folder, state.run), save(tensors, {"state": json.dumps(about)}))
+    told = {"format": str(CHECKPOINT), "run": state.run.id, "state": json.dumps(about)}
+    write_whole(_checkpoint_path(folder, state.run), save(tensors, told))
 
 
 def _load(folder: Path | None, run: Run) -> State:
-    """The run's state from its checkpoint, else from the start."""
+    """The run's state from its checkpoint, else from the start: the row is the same, so what cannot be read costs only time."""
+    start = _begin(run)
     if folder is None or not _checkpoint_path(folder, run).exists():
-        return _begin(run)
-    from safetensors import safe_open
+        return start
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(_checkpoint_path(folder, run), "pt") as f:
-        about = json.loads((f.metadata() or {})["state"])
-        state = State(run, *(f.get_tensor(name) for name in ("weights", "mean", "square")), **about)
+    try:
+        with safe_open(_checkpoint_path(folder, run), "pt") as f:
+            told = f.metadata() or {}
+            if (told["format"], told["run"]) != (str(CHECKPOINT), run.id):
+                raise ValueError(f"format {told['format']} of run {told['run']}")
+            state = State(run, *(f.get_tensor(name) for name in ("weights", "mean", "square")), **json.loads(told["state"]))
+        if not 0 < state.epoch < run.recipe.epochs or len(state.curve) != state.epoch:
+            raise ValueError(f"epoch {state.epoch} of {run.recipe.epochs}")
+        if any(t.shape != start.weights.shape or t.dtype != torch.float32 for t in (state.weights, state.mean, state.square)):
+            raise ValueError("sizes of another model")
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
+        why = " ".join(f"{type(e).__name__}: {e}".split())
+        print(f"headwise: run {run.id} starts again, its checkpoint cannot be used ({why})", file=sys.stderr, flush=True)
+        return start
     state.held_out_curve = [(e, v) for e, v in state.held_out_curve]
     state.resumed += 1
     return state
@@ -439,6 +470,10 @@ def commit() -> str:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
@@ -512,12 +547,15 @@ def train(
     where = pick_device(device)
     rows: dict[str, Row] = {}
 
+    unique = {run.id: run for run in runs}
+
     def finish(row: Row) -> None:
         rows[row["id"]] = row
         if done is not None:
             done(row)
+        if folder is not None:
+            _checkpoint_path(folder, unique[row["id"]]).unlink(missing_ok=True)
 
-    unique = {run.id: run for run in runs}
     bar = None if advance else Progress(sum(r.recipe.steps for r in unique.values()), f"{len(unique)} runs")
     forward = advance or (bar.advance if bar else lambda n: None)
     for stack in stacks([_load(folder, run) for run in unique.values()], where):
@@ -531,15 +569,24 @@ def train(
 def most_models(run: Run, device: torch.device) -> int:
     """How many models of this kind are stacked at most.
 
-    On a CPU as many as keep a step's activations near the cache, and one alone when its tokens do not fill whole
-    cache lines (its bits would depend on its place); on a GPU as many as fit a third of the memory.
+    On a CPU as many as keep a step's activations near the cache, and one alone when its bits would depend on its
+    place; on a GPU as many as fit a third of the memory.
     """
     recipe, tokens = run.recipe, run.task.tokens
     step = run.shape.activation_bytes(tokens, batch=recipe.batch) + 20 * run.shape.params
     if device.type == "cpu":
-        return max(1, min(64, (32 << 20) // step)) if recipe.batch * tokens % ALIGN == 0 else 1
+        return max(1, min(64, (32 << 20) // step)) if _fills_lines(run) else 1
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, min(64, int(free / 3) // (4 * step)))
+
+
+def _fills_lines(run: Run) -> bool:
+    """Whether one model's activations and gradients fill whole cache lines, so that its neighbours' start on one: the
+    matrix library takes another path, with other bits, where they do not, and for a matrix of one row or column."""
+    with torch.device("meta"):
+        matrices = [p for name, p in build(run.shape).named_parameters() if name.endswith("weight") and p.ndim == 2]
+    sizes = [run.recipe.batch * run.task.tokens, *(p.numel() for p in matrices)]
+    return not any(size % ALIGN for size in sizes) and all(min(p.shape) > 1 for p in matrices)
 
 
 def stacks(states: Sequence[State], device: torch.device) -> list[list[State]]:
@@ -590,7 +637,7 @@ def _train_stack(
                 return
         if epoch + 1 in eval_epochs:
             for state, error in zip(states, stack.held_out().mean(1).tolist(), strict=True):
-                state.held_out_curve.append((epoch + 1, error))
+                state.held_out_curve.append((epoch + 1, error if math.isfinite(error) else None))
         if folder is not None and now - saved >= checkpoint_every and epoch + 1 < recipe.epochs:
             _take(stack, states)
             for state in states:
@@ -598,12 +645,11 @@ def _train_stack(
             saved = time.monotonic()
     errors = stack.held_out()
     for m, state in enumerate(states):
-        state.held_out_curve.append((recipe.epochs, errors[m].mean().item()))
+        error = errors[m].mean().item()
+        state.held_out_curve.append((recipe.epochs, error if math.isfinite(error) else None))
         if folder is not None and keep_weights:
             _keep(folder, state, stack.named_weights(m))
-        finish(row_of(state, errors[m], models, device))
-        if folder is not None:
-            _checkpoint_path(folder, state.run).unlink(missing_ok=True)
+        finish(row_of(state, errors[m] if error <= limit else None, models, device))
 
 
 def _take(stack: _Stack, states: list[State]) -> None:

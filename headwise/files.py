@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -31,6 +32,7 @@ def append_line(path: Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # a line that is being written is not a torn one
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
         data = (b"\n" if torn else b"") + line.encode() + b"\n"
@@ -44,7 +46,7 @@ def append_line(path: Path, line: str) -> None:
 def read_lines(path: Path) -> list[str]:
     """The complete lines of a file; none if there is no file."""
     try:
-        text = path.read_text()
-    except FileNotFoundError:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return [line for line in text.splitlines() if line]
+    return [line for line in text.split("\n") if line]

@@ -204,7 +204,7 @@ def paper_shape(
 
 
 def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator) -> None:
-    """Draw every parameter of one model (no model axis), in the order of its layers.
+    """Draw every parameter of one model (no model axis), in the order of its layers; gains of norms are 1.
 
     library    what PyTorch's own modules start with: stacked query/key/value weights U(+-sqrt(6/(D + rows of
                one averaged module))), output projection and feed-forward U(+-1/sqrt(fan in)), attention biases 0,
@@ -218,6 +218,7 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
     shape = model.shape
     blocks: list[Block] = list(model.blocks)  # type: ignore[arg-type]
     with torch.no_grad():
+        _reset(model)
         for block in blocks:
             (_normal_block if scheme == "normal" else _library_block)(block, shape, generator)
         if scheme == "published":
@@ -232,6 +233,17 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
             model.positions.normal_(-1.0 if scheme == "published" else 0.0, 1.0, generator=generator)
         elif model.positions is not None:
             model.positions.uniform_(-1.0, 1.0, generator=generator)
+
+
+def _reset(model: Encoder | Decoder) -> None:
+    """Gains 1 and biases 0, also when the model was trained before."""
+    for module in model.modules():
+        if isinstance(module, Norm) and module.weight is not None:
+            module.weight.fill_(1.0)
+        for name in ("bias", "out_bias"):
+            bias = getattr(module, name, None)
+            if isinstance(bias, nn.Parameter):
+                bias.zero_()
 
 
 def _uniform(tensor: Tensor | None, bound: float, generator: torch.Generator) -> None:

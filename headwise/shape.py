@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,9 @@ class Shape:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
-        if self.head_dim is None and _is_int(self.dim) and _is_int(self.num_heads) and self.num_heads > 0:
+        if self.head_dim is None and _is_int(self.dim) and _is_int(self.num_heads):
+            if self.num_heads < 1:
+                raise UsageError(f"num_heads must be at least 1, got {self.num_heads}")
             if self.dim % self.num_heads:
                 raise UsageError(
                     f"head_dim must be given when num_heads does not divide dim, got dim {self.dim}, num_heads {self.num_heads}"
@@ -104,7 +107,7 @@ class Shape:
         if isinstance(self.windows, list):
             object.__setattr__(self, "windows", tuple(self.windows))
         if isinstance(self.extras, list):
-            object.__setattr__(self, "extras", tuple((name, count) for name, count in self.extras))
+            object.__setattr__(self, "extras", tuple(tuple(e) if isinstance(e, list) else e for e in self.extras))
 
     def _check_types(self) -> None:
         for f in dataclasses.fields(self):
@@ -116,7 +119,7 @@ class Shape:
         for name in ("rope_theta", "logit_scale", "max_logit"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and value > 0) and not (name != "rope_theta" and value is None):
+            if not (number and 0 < value < math.inf) and not (name != "rope_theta" and value is None):
                 raise UsageError(f"{name} must be a positive number, got {value!r}")
         for name, choices in (
             ("activation", ACTIVATIONS),
@@ -135,8 +138,11 @@ class Shape:
         for name in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "ffn_dim", "vocab_size", "num_positions", "position_dim"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 1 <= len(self.windows) <= self.depth or not all(_is_int(w) and w >= 0 for w in self.windows):
-            raise UsageError(f"windows must be 1 to depth ({self.depth}) numbers, each 0 (all keys) or more, got {self.windows}")
+        ok = isinstance(self.windows, tuple) and all(_is_int(w) and w >= 0 for w in self.windows)
+        if not ok or not 1 <= len(self.windows) <= self.depth:
+            raise UsageError(f"windows must be 1 to depth ({self.depth}) numbers, each 0 (all keys) or more, got {self.windows!r}")
+        if not isinstance(self.extras, tuple) or not all(map(_is_extra, self.extras)):
+            raise UsageError(f"extras must be pairs of a name and a number of parameters, 0 or more, got {self.extras!r}")
 
     def _check_heads(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -210,6 +216,9 @@ class Shape:
         for name in fields:
             if name not in known:
                 raise UsageError(f"unknown shape key {name!r}; {nearest(name, known)}")
+        for f in dataclasses.fields(cls):
+            if f.name not in fields and f.default is dataclasses.MISSING:
+                raise UsageError(f"a shape needs dim, depth and num_heads, got no {f.name}")
         return cls(**fields)
 
     @classmethod
@@ -268,10 +277,11 @@ class Shape:
 
     def _norm_params(self) -> int:
         one = {"layer": 2 * self.dim, "layer-nobias": self.dim, "rms": self.dim, "rms-free": 0, "scalar": 1}[self.norm]
+        return one * (self._norms_per_layer() * self.depth + (self.norm_at != "post"))
+
+    def _norms_per_layer(self) -> int:
         per_layer = {"post": 2, "pre": 2, "sandwich": 4, "parallel": 1}[self.norm_at]
-        if not self.ffn_dim and self.norm_at != "parallel":
-            per_layer //= 2
-        return one * (per_layer * self.depth + (self.norm_at != "post"))
+        return per_layer if self.ffn_dim or self.norm_at == "parallel" else per_layer // 2
 
     # ---- arithmetic and memory
 
@@ -291,6 +301,7 @@ class Shape:
         look-ups, norms, softmax and activations are left out.
         """
         _positive("tokens", tokens)
+        _positive("batch", batch)
         weights = self.depth * sum(a * b for a, b, _ in self._matrices())
         weights += self.depth * self.dim * self.ffn_dim * (3 if self.gated else 2)
         weights += self.vocab_size * self.dim
@@ -306,36 +317,75 @@ class Shape:
     def kv_bytes(self, tokens: int = 1, *, batch: int = 1, bytes_per: int = 2) -> int:
         """Bytes of the key/value cache after `tokens` tokens; a windowed layer keeps its window only."""
         _positive("tokens", tokens)
+        _positive("batch", batch)
         kept = sum(min(tokens, self.window(i) or tokens) for i in range(self.depth))
         return batch * kept * self.kv_width() * bytes_per
 
     def activation_bytes(self, tokens: int, *, batch: int = 1, bytes_per: int = 4) -> int:
-        """Bytes that one training step keeps for the backward pass, by this package's own modules.
+        """Bytes that one training step keeps for the backward pass: this package's modules and the loss.
 
-        Attention is counted as fused (one log-sum-exp a query and head, never the scores); weights,
-        gradients and optimiser state are not part of it.
+        Counted for every token: the input of each matrix; of a norm its input, its statistics and the value before
+        its gain; the projection that q, k and v are cut from, and q, k or v again where rotated, normalised or padded
+        (the fused kernel takes rank and value width at the larger of the two); the heads' output with one
+        log-sum-exp a head, never the scores; the hidden values that the activation needs; token ids; the loss's
+        log-probabilities or errors. Weights, gradients and optimiser state are not part of it.
         """
         _positive("tokens", tokens)
-        return batch * tokens * bytes_per * (self.depth * self._kept_per_token() + self._kept_at_ends())
+        _positive("batch", batch)
+        ids = 16 if self.vocab_size else 0  # inputs and labels, 64 bits each
+        angles = 2 * self.depth * self.qk_rope_head_dim  # cosines and sines for q and for k, one set for the batch
+        per_token = self.depth * self._kept_per_token() + self._kept_at_ends()
+        return batch * tokens * (per_token * bytes_per + ids) + tokens * angles * bytes_per
 
     def _kept_per_token(self) -> int:
-        H, R, V, KV, D = self.num_heads, self.head_dim, self.v_head_dim, self.num_kv_heads, self.dim
-        norms = {"post": 2, "pre": 2, "sandwich": 4, "parallel": 1}[self.norm_at]
-        if not self.ffn_dim and self.norm_at != "parallel":
-            norms //= 2
-        heads = H * R + KV * (R + V) + H * V + H  # q, k, v, attention output, log-sum-exp
-        latents = 2 * (self.kv_lora_rank + self.q_lora_rank)  # before and after their norms
-        inputs = (1 if self.norm_at == "parallel" else 2 if self.ffn_dim else 1) * D
-        hidden = self.ffn_dim * {"relu": 1, "relu2": 3, "gelu": 2, "swiglu": 4, "geglu": 4}[self.activation]
-        return heads + latents + inputs + norms * D + hidden
+        inputs = self.dim * (2 if self.ffn_dim and self.norm_at != "parallel" else 1)
+        hidden = self.ffn_dim * {"relu": 1, "relu2": 2, "gelu": 2, "swiglu": 4, "geglu": 4}[self.activation]
+        heads = self._kept_by_latent() if self.latent else self._kept_by_projection()
+        return inputs + hidden + self._norms_per_layer() * _norm_keeps(self.norm, self.dim) + heads
+
+    def _kept_by_projection(self) -> int:
+        H, R, V, KV = self.num_heads, self.head_dim, self.v_head_dim, self.num_kv_heads
+        new_qk = bool(self.qk_rope_head_dim or self.qk_norm != "none" or R < V)  # else views of the projection
+        kept = (H + KV) * max(R, V) if new_qk else 0
+        if self.qk_norm != "none":
+            kept += (H + KV) * (1 + (R if self.qk_norm == "head" else 0))
+        if not new_qk or V >= R or self.qk_norm != "none":
+            kept += H * R + KV * (R + V)
+        return kept + self._kept_by_kernel(new_qk)
+
+    def _kept_by_latent(self) -> int:
+        H, R, V, C, Q, rope = self.num_heads, self.head_dim, self.v_head_dim, self.kv_lora_rank, self.q_lora_rank, self.qk_rope_head_dim
+        new_qk = bool(rope or R < V)
+        latents = rope + _norm_keeps("rms", C) + C + (_norm_keeps("rms", Q) + Q if Q else 0)
+        grown = 0 if new_qk and V < R else H * (R - rope + V)
+        return latents + grown + (2 if new_qk else 1) * H * max(R, V) + self._kept_by_kernel(new_qk)
+
+    def _kept_by_kernel(self, new_q: bool) -> int:
+        """Padded values, output, log-sum-exp; and the output again where its heads do not lie side by side as asked."""
+        H, R, V = self.num_heads, self.head_dim, self.v_head_dim
+        copied = H > 1 and (new_q or V < R)
+        return (self.num_kv_heads * R if V < R else 0) + H * max(R, V) + H + (H * V if copied else 0)
 
     def _kept_at_ends(self) -> int:
-        final = 2 * self.dim if self.norm_at != "post" else self.dim
-        return final + self.vocab_size
+        final = _norm_keeps(self.norm, self.dim) if self.norm_at != "post" else 0
+        if self.vocab_size:
+            return final + self.dim + self.vocab_size
+        if self.norm_at != "post" and self.positions == "none" and self.norm != "scalar":
+            final -= self.dim + (2 if self.norm.startswith("layer") else 1)  # the first norm has nothing to send back to given vectors
+        return final + self.dim - self.position_dim
+
+
+def _norm_keeps(kind: str, dim: int) -> int:
+    """Numbers that one norm keeps of one token: what it divides, its statistics, and the quotient where a gain follows."""
+    return {"layer": 2 * dim + 2, "layer-nobias": 2 * dim + 2, "rms": 2 * dim + 1, "rms-free": dim + 1, "scalar": dim + 1}[kind]
 
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_extra(pair: Any) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and _is_int(pair[1]) and pair[1] >= 0
 
 
 def _positive(name: str, value: int) -> None:

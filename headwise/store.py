@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,13 @@ class Store:
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self.path = Path(path)
         mark = self.path / MARK
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"a store is a folder, got the file {self.path}")
+        there = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not there.is_dir():
+            raise UsageError(f"a store is a folder, got {self.path} where {there} is a file")
         if mark.exists():
             self._check(mark)
-        elif self.path.exists() and any(self.path.iterdir()):
+        # a mark in the making is a hidden file beside its place
+        elif self.path.exists() and not all(p.name.startswith(f".{MARK}.") for p in self.path.iterdir()):
             raise UsageError(f"{self.path} is not a headwise store: it has files but no {MARK}; name an empty or new folder")
         elif not create:
             raise UsageError(f"there is no store at {self.path}; make one with: headwise run fig1 --store {self.path}")
@@ -69,6 +72,7 @@ class Store:
 
     def add(self, row: Row) -> None:
         """Append a row to its run's folder."""
+        self.open()
         append_line(self.runs_path / row["id"] / "rows.jsonl", json.dumps(row, allow_nan=False))
 
     def row(self, run_id: str) -> Row | None:
@@ -94,6 +98,7 @@ class Store:
     @contextlib.contextmanager
     def claim(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
         """Hold the runs that nobody else holds and that are not finished; frees them at the end."""
+        self.open()
         with contextlib.ExitStack() as held:
             mine = []
             for run in runs:
@@ -105,6 +110,8 @@ class Store:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     continue
+                for left in folder.glob(".*.*"):  # half-written by somebody who was killed
+                    left.unlink(missing_ok=True)
                 if self.row(run.id) is None:
                     if not (folder / "run.json").exists():
                         write_whole(folder / "run.json", json.dumps(run.spec()) + "\n")
@@ -115,6 +122,7 @@ class Store:
 
     def note(self, name: str, about: dict[str, Any]) -> None:
         """Record what was asked for under an experiment's name."""
+        self.open()
         write_whole(self.path / "experiments" / f"{name}.json", json.dumps(about, indent=1) + "\n")
 
     def experiments(self) -> dict[str, dict[str, Any]]:
@@ -125,22 +133,21 @@ class Store:
     # ---- questions
 
     def query(self, sql: str = "select * from rows") -> Any:
-        """A DuckDB relation over the table `rows`; `.df()` makes it a pandas data frame."""
+        """A DuckDB relation over the table `rows`, the same as `rows()`; `.df()` makes it a pandas data frame."""
         import duckdb
 
         connection = duckdb.connect()
-        lines = str(self.runs_path / "*" / "rows.jsonl").replace("'", "''")
-        if not any(self.runs_path.glob("*/rows.jsonl")):
-            connection.execute("create view rows as select null::varchar as id where false")
-        else:
+        rows = self.rows()
+        if not rows:
+            connection.execute("create table rows as select null::varchar as id where false")
+            return connection.sql(sql)
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as lines:
+            lines.writelines(json.dumps(row) + "\n" for row in rows)
+            lines.flush()
             connection.execute(
-                f"""create view rows as
-                select * exclude (nth) from (
-                    select *, row_number() over (partition by id order by finished desc) as nth
-                    from read_json('{lines}', format = 'newline_delimited', ignore_errors = true, union_by_name = true,
-                                   sample_size = -1, maximum_object_size = 134217728)
-                    where id is not null)
-                where nth = 1"""
+                """create table rows as select * from read_json($lines, format = 'newline_delimited', union_by_name = true,
+                sample_size = -1, maximum_object_size = 134217728, timestampformat = '%Y-%m-%dT%H:%M:%SZ')""",
+                {"lines": lines.name},
             )
         return connection.sql(sql)
 

@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from headwise.shape import UsageError
 from headwise.store import Store
 
 Advance = Callable[[int], None]
+MOST_RUNS = 128  # in a chunk, each an open lock file; twice the largest stack
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Pool:
         os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
         pool = ProcessPoolExecutor(min(self.workers, len(chunks)), context, initializer=_start_worker, initargs=(news, os.getpid()))
         try:
-            waiting: set[Future[None]] = {pool.submit(_work_in_pool, work, list(chunk)) for chunk in chunks}
+            with _interrupts_held():  # submitting starts the workers, and Ctrl-C is the parent's to handle, not theirs
+                waiting: set[Future[None]] = {pool.submit(_work_in_pool, work, list(chunk)) for chunk in chunks}
             while waiting:
                 finished, waiting = wait(waiting, timeout=0.1, return_when=FIRST_COMPLETED)
                 _drain(news, advance)
@@ -87,6 +89,16 @@ class Pool:
                 os.environ.pop("OMP_NUM_THREADS", None)
             else:
                 os.environ["OMP_NUM_THREADS"] = threads
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Keep SIGINT waiting; processes started meanwhile never see one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _drain(news: Any, advance: Advance) -> None:
@@ -123,7 +135,7 @@ def cost(run: Run) -> float:
 
 
 def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
-    """Runs that stack go together, split so far that no chunk is more than a quarter of a worker's share; the longest first."""
+    """Runs that stack go together, split until none is more than a quarter of a worker's share or MOST_RUNS; the longest first."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         groups.setdefault(stack_key(run), []).append(run)
@@ -131,7 +143,7 @@ def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
     chunks = []
     for group in groups.values():
         parts = min(len(group), max(1, math.ceil(sum(map(cost, group)) / most - 0.01)))
-        size = math.ceil(len(group) / parts)
+        size = min(math.ceil(len(group) / parts), MOST_RUNS)
         chunks += [group[i : i + size] for i in range(0, len(group), size)]
     return sorted(chunks, key=lambda chunk: -sum(map(cost, chunk)))
 

@@ -55,6 +55,10 @@ class Settings:
             bad = [v for v in getattr(self, name) if v < 1]
             if bad:
                 raise UsageError(f"{name} must be at least 1, got {bad[0]}")
+        for name in ("depths", "widths", "ranks", "protocols"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise UsageError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
         if self.seeds < 1:
             raise UsageError(f"seeds must be at least 1, got {self.seeds}")
         if len(self.lr) not in (1, len(self.depths)):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 LANES = 4096  # at once, so that the (keys, keys, lanes) scores stay in cache
 
@@ -109,6 +110,7 @@ class _Short(torch.autograd.Function):
         return _from_lanes(o, *ctx.sizes)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, o, *weights = ctx.saved_tensors
         grads = [torch.empty_like(x) for x in (q, k, v)]
@@ -132,6 +134,7 @@ class _ShortPacked(torch.autograd.Function):
         return o.view(rank, tokens, batch, heads).permute(2, 1, 0, 3).reshape(batch, tokens, -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         lanes, o, *weights = ctx.saved_tensors
         _, rank, tokens, batch, heads = lanes.shape

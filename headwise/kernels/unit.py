@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def plain_unit(x: Tensor, scale: Tensor) -> Tensor:
@@ -28,6 +29,7 @@ class _Unit(torch.autograd.Function):
         return direction * scale
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         direction, inverse, scale = ctx.saved_tensors
         along = (grad * direction).sum(-1, keepdim=True)

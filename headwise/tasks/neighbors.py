@@ -9,7 +9,7 @@ to the first point's score. The error is E ||f - g||^2; the targets have norm 1,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, lgamma, pi, sqrt
+from math import exp, isfinite, lgamma, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,9 @@ def sphere(generator: torch.Generator, *size: int) -> Tensor:
 def draw_points(generator: torch.Generator, law: str, batch: int, points: int, dim: int) -> Tensor:
     """(batch, tokens, dim) points: independent, orthonormal, or each with its antipode."""
     if law == "orthogonal":
-        return torch.linalg.qr(torch.randn(batch, dim, points, generator=generator, device=generator.device))[0].mT.contiguous()
+        q_BDN, r_BNN = torch.linalg.qr(torch.randn(batch, dim, points, generator=generator, device=generator.device))
+        signs_BN = torch.where(r_BNN.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)  # without them q is not uniform
+        return (q_BDN * signs_BN.unsqueeze(1)).mT.contiguous()
     x = sphere(generator, batch, points, dim)
     return torch.cat((x, -x), 1) if law == "doubled" else x
 
@@ -141,8 +143,8 @@ class BiasedNearest(Nearest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.bias, bool) or not isinstance(self.bias, int | float):
-            raise UsageError(f"bias must be a number, got {self.bias!r}")
+        if isinstance(self.bias, bool) or not isinstance(self.bias, int | float) or not isfinite(self.bias):
+            raise UsageError(f"bias must be a finite number, got {self.bias!r}")
 
     def _bias(self, x_BND: Tensor) -> Tensor | float:
         shift = torch.zeros(x_BND.shape[1], device=x_BND.device)

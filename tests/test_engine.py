@@ -1,0 +1,735 @@
+"""Training: schedules, the stacked optimiser against torch's own, runs that do not know of each other, resuming."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from headwise.engine import (
+    HELD_OUT_BATCH,
+    HELD_OUT_SEED,
+    MEASURED,
+    PRECISIONS,
+    PROTOCOLS,
+    SCHEDULES,
+    Recipe,
+    Run,
+    block_steps,
+    derive,
+    draw_block,
+    stack_key,
+    train,
+)
+from headwise.models import build, initialise, paper_shape
+from headwise.shape import Shape, UsageError
+from headwise.tasks import BiasedNearest, Farthest, Nearest
+
+CPU = torch.device("cpu")
+
+
+def quiet(_: int) -> None:
+    """No progress bar."""
+
+
+def make(seed: int = 0, *, dim: int = 12, rank: int = 12, width: int = 1, depth: int = 1, points: int = 5, **recipe: Any) -> Run:
+    shape = paper_shape(dim=dim, depth=depth, rank=rank, width=width, ffn_dim=20, points=points)
+    settings = {"steps": 18, "epoch": 3, "batch": 16, "held_out": 32, "evals": 3, **recipe}
+    return Run(shape, Farthest(dim, points), Recipe(**settings), seed)
+
+
+def bits(row: dict[str, Any]) -> str:
+    """A row without what is measured; JSON writes floats so that equal text is equal bits."""
+    return json.dumps({k: v for k, v in row.items() if k not in MEASURED}, allow_nan=False)
+
+
+def together(runs: list[Run], **options: Any) -> list[dict[str, Any]]:
+    return train(runs, device="cpu", advance=quiet, **options)
+
+
+def alone(runs: list[Run]) -> list[dict[str, Any]]:
+    return [together([run])[0] for run in runs]
+
+
+# ---- schedules
+
+
+def by_epoch(recipe: Recipe) -> np.ndarray:
+    rates = recipe.rates().reshape(recipe.epochs, recipe.epoch)
+    assert (rates == rates[:, :1]).all(), "the rate changes within an epoch"
+    return rates[:, 0]
+
+
+def test_the_published_schedule_has_the_published_values() -> None:
+    rates = by_epoch(Recipe(steps=100_000, epoch=100, lr=0.01, schedule="published"))
+    assert rates[0] == 0
+    assert rates[1] == pytest.approx(2.041e-4, rel=5e-4)
+    assert rates[500] == pytest.approx(5.413e-3, rel=5e-4)
+    assert rates[999] == pytest.approx(2.7e-8, rel=2e-2)
+    assert rates.argmax() == 49
+    assert rates[49] == rates[50] == 0.01
+    assert (np.diff(rates[:50]) > 0).all()
+    assert (np.diff(rates[50:]) < 0).all()
+
+
+def test_the_published_warm_up_is_a_twentieth_of_the_epochs() -> None:
+    rates = by_epoch(Recipe(steps=200_000, epoch=100, lr=0.005, schedule="published"))
+    assert rates.argmax() == 99
+    assert rates[99] == rates[100] == 0.005
+    assert rates[1] == pytest.approx(0.005 / 99)
+
+
+def test_cosine_and_constant_schedules() -> None:
+    rates = Recipe(steps=200, epoch=100, lr=0.3, warmup=0.1).rates()
+    assert rates[:20] == pytest.approx(0.3 * np.arange(1, 21) / 20)
+    assert rates[20] == 0.3
+    assert rates[110] == pytest.approx(0.15)  # half-way down
+    assert 0 < rates[-1] < 1e-4
+    assert Recipe(steps=200, epoch=100, lr=0.3, warmup=0.0).rates()[0] == 0.3
+    assert (Recipe(steps=7, epoch=1, lr=0.3, schedule="constant").rates() == 0.3).all()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("steps", "epoch"), [(1, 1), (2, 1), (5, 5), (19, 1), (20, 1), (21, 1)])
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 1.0])
+def test_rates_are_sane_at_every_length(schedule: str, steps: int, epoch: int, warmup: float) -> None:
+    rates = Recipe(steps=steps, epoch=epoch, lr=0.7, schedule=schedule, warmup=warmup).rates()
+    assert rates.shape == (steps,)
+    assert np.isfinite(rates).all()
+    assert (rates >= 0).all()
+    assert (rates <= 0.7).all()
+
+
+# ---- the optimiser
+
+
+def torch_adamw(run: Run) -> tuple[torch.nn.Module, list[float]]:
+    """The same run with torch's optimiser, one model, no model axis."""
+    r, model = run.recipe, build(run.shape)
+    initialise(model, r.init, torch.Generator().manual_seed(derive(run.seed, "init")))
+    optimiser = torch.optim.AdamW(model.parameters(), betas=(r.beta1, r.beta2), eps=r.eps, weight_decay=r.weight_decay, foreach=False)
+    losses, per_block = [], block_steps(run.task, r)
+    for step, rate in enumerate(r.rates()):
+        x, target = draw_block(run, step // per_block, CPU)
+        optimiser.param_groups[0]["lr"] = float(rate)
+        optimiser.zero_grad()
+        loss = run.task.loss(model(x[step % per_block])[0], target[step % per_block])
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return model, [sum(losses[i : i + r.epoch]) / r.epoch for i in range(0, r.steps, r.epoch)]
+
+
+def test_stacked_adamw_is_torch_adamw_one_model_at_a_time(tmp_path: Path) -> None:
+    settings: list[dict[str, Any]] = [
+        {"lr": 0.01},
+        {"lr": 0.02, "schedule": "constant", "weight_decay": 0.3},
+        {"lr": 0.005, "schedule": "published", "weight_decay": 1.0, "protocol": "replay"},
+        {"lr": 0.01, "init": "published"},
+    ]
+    runs = [make(i, depth=2, rank=4, steps=30, **s) for i, s in enumerate(settings)]
+    rows = together(runs, folder=tmp_path, keep_weights=True)
+    assert {row["models"] for row in rows} == {len(runs)}
+    for run, row in zip(runs, rows, strict=True):
+        model, curve = torch_adamw(run)
+        assert row["curve"] == pytest.approx(curve, rel=1e-5)
+        ours = load_file(tmp_path / run.id / "weights.safetensors")
+        theirs = model.state_dict()
+        assert set(ours) == set(theirs)
+        for name, weight in theirs.items():
+            judged = torch.ones_like(weight, dtype=torch.bool)
+            if name.endswith("qkv.bias"):
+                judged[12:24] = False  # softmax does not see the keys' bias: its gradient is rounding, which Adam scales up
+            torch.testing.assert_close(ours[name][judged], weight[judged], rtol=1e-4, atol=2e-5)
+
+
+def test_weight_decay_is_seen_by_its_run_alone() -> None:
+    plain, decayed = make(0), make(0, weight_decay=0.5)
+    rows = together([plain, decayed])
+    assert rows[0]["held_out"] != rows[1]["held_out"]
+    assert list(map(bits, rows)) == list(map(bits, alone([plain, decayed])))
+
+
+def test_the_stock_model_learns_the_same(tmp_path: Path) -> None:
+    """Against PyTorch's own attention modules in a loop: the independent path from the first weight to the last."""
+    from benchmarks.stock import StockEncoder, copy_into_stock
+
+    run = make(3, rank=3, width=2, depth=2, steps=30, lr=0.01)
+    one = build(run.shape)
+    initialise(one, run.recipe.init, torch.Generator().manual_seed(derive(run.seed, "init")))
+    stock = StockEncoder(run.shape)
+    copy_into_stock(stock, one.state_dict(), run.shape)
+    optimiser = torch.optim.AdamW(stock.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    losses, per_block = [], block_steps(run.task, run.recipe)
+    for step, rate in enumerate(run.recipe.rates()):
+        x, target = draw_block(run, step // per_block, CPU)
+        optimiser.param_groups[0]["lr"] = float(rate)
+        optimiser.zero_grad()
+        loss = run.task.loss(stock(x[step % per_block]), target[step % per_block])
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    epochs = [sum(losses[i : i + 3]) / 3 for i in range(0, 30, 3)]
+    assert together([run])[0]["curve"] == pytest.approx(epochs, rel=1e-5)
+
+
+# ---- runs do not know of each other
+
+MIXES: dict[str, list[Run]] = {
+    "seeds": [make(seed) for seed in range(5)],
+    "rates, schedules, protocols, starts": [
+        make(0),
+        make(0, lr=0.05),
+        make(1, schedule="constant", lr=0.001),
+        make(2, schedule="published", protocol="replay"),
+        make(2, protocol="replay", weight_decay=0.1),
+        make(3, init="published", warmup=0.4),
+        make(3, init="normal"),
+    ],
+    "head splits": [make(seed, rank=rank) for rank in (12, 1, 4, 6) for seed in range(2)],
+    "averaged splits": [make(seed, rank=rank, width=2, depth=2) for rank in (3, 12) for seed in range(3)],
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_many_at_once_are_each_alone_bit_for_bit(mix: str) -> None:
+    runs = MIXES[mix]
+    rows = together(runs)
+    assert {row["models"] for row in rows} == {len(runs)}, "they were not stacked"
+    assert [row["id"] for row in rows] == [run.id for run in runs]
+    assert list(map(bits, rows)) == list(map(bits, alone(runs)))
+
+
+SHAPES = {
+    "pre-norm, gelu": Shape(dim=16, depth=2, num_heads=3, head_dim=5, v_head_dim=7, ffn_dim=13, activation="gelu"),
+    "grouped, rotary": Shape(dim=16, depth=1, num_heads=4, num_kv_heads=2, head_dim=6, qk_rope_head_dim=4, activation="swiglu"),
+    "layer norm, window": Shape(dim=16, depth=2, num_heads=1, norm="layer", qkv_bias=True, ffn_bias=True, windows=(2, 0)),
+    "query-key norm, sandwich": Shape(dim=16, depth=1, num_heads=2, head_dim=3, qk_norm="head", norm_at="sandwich", activation="relu2"),
+    "latent": Shape(dim=16, depth=1, num_heads=2, head_dim=5, v_head_dim=4, kv_lora_rank=8, qk_rope_head_dim=2),
+    "no feed-forward, positions": Shape(dim=16, depth=1, num_heads=1, ffn_dim=0, positions="additive", num_positions=7),
+    "parallel": Shape(dim=16, depth=2, num_heads=11, head_dim=2, norm_at="parallel", out_bias=True),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_kind_of_shape_is_independent_in_a_stack(name: str) -> None:
+    recipe = Recipe(steps=8, epoch=4, batch=16, held_out=32, lr=0.003)
+    runs = [Run(SHAPES[name], Farthest(16, 7), recipe, seed) for seed in range(3)]
+    rows = together(runs)
+    assert {row["models"] for row in rows} == {3}, "they were not stacked"
+    assert list(map(bits, rows)) == list(map(bits, alone(runs)))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_so_is_one_of_prime_sizes(name: str) -> None:
+    """Its matrices end within a cache line, so that a neighbour's product would take another path with other bits."""
+    shape = Shape.of({**dataclasses.asdict(SHAPES[name]), "dim": 11})
+    runs = [Run(shape, Farthest(11, 7), Recipe(steps=8, epoch=4, batch=16, held_out=32, lr=0.003), seed) for seed in range(3)]
+    assert list(map(bits, together(runs))) == list(map(bits, alone(runs)))
+
+
+def test_so_is_a_head_of_one_number() -> None:
+    shape = Shape(dim=16, depth=1, num_heads=1, head_dim=1, ffn_dim=16)
+    runs = [Run(shape, Farthest(16, 8), Recipe(steps=8, epoch=4, batch=8, held_out=32), seed) for seed in range(3)]
+    assert list(map(bits, together(runs))) == list(map(bits, alone(runs)))
+
+
+@pytest.mark.parametrize(("batch", "points"), [(9, 5), (3, 7), (1, 2), (17, 3)])
+def test_batches_that_fill_no_cache_lines_are_independent_too(batch: int, points: int) -> None:
+    runs = [make(seed, rank=rank, batch=batch, points=points) for seed in range(2) for rank in (12, 3)]
+    assert batch * points % 16
+    assert list(map(bits, together(runs))) == list(map(bits, alone(runs)))
+
+
+def test_a_task_with_one_query_token_is_independent_too() -> None:
+    shape = paper_shape(dim=12, rank=4, ffn_dim=11)
+    recipe = Recipe(steps=9, epoch=3, batch=16, held_out=32)
+    runs = [Run(shape, task, recipe, seed) for seed in range(2) for task in (Nearest(12, 5), BiasedNearest(12, 5, bias=0.5))]
+    assert list(map(bits, together(runs))) == list(map(bits, alone(runs)))
+
+
+def test_rows_come_in_the_order_of_the_runs_and_twins_are_trained_once() -> None:
+    runs = [make(1, rank=4), make(0, rank=12), make(1, rank=4), make(0, depth=2)]
+    finished: list[str] = []
+    rows = together(runs, done=lambda row: finished.append(row["id"]))
+    assert [row["id"] for row in rows] == [run.id for run in runs]
+    assert sorted(finished) == sorted({run.id for run in runs})
+
+
+def test_what_cannot_stack_does_not() -> None:
+    run = make()
+    for other in (make(depth=2), make(width=2), make(batch=32), make(points=7), make(steps=21), make(beta1=0.8), make(dim=8, rank=8)):
+        assert stack_key(run) != stack_key(other)
+    for other in (make(1), make(rank=2), make(lr=1.0), make(schedule="constant"), make(protocol="replay"), make(weight_decay=0.1)):
+        assert stack_key(run) == stack_key(other)
+
+
+def test_the_same_run_again_is_the_same_row() -> None:
+    assert bits(together([make(7)])[0]) == bits(together([make(7)])[0])
+
+
+# ---- divergence
+
+SANE = [make(0, steps=60), make(1, rank=4, steps=60), make(2, lr=0.05, steps=60), make(3, protocol="replay", steps=60)]
+WILD = {
+    "at once": make(4, lr=1e6, schedule="constant", steps=60),
+    "in the middle": make(4, lr=1e6, schedule="published", steps=60),  # its first epoch is at rate 0
+    "by overflow": make(4, lr=3e38, schedule="constant", steps=60),
+}
+
+
+@pytest.mark.parametrize("when", WILD)
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_run_that_diverges_leaves_the_others_alone(when: str, place: int) -> None:
+    wild = WILD[when]
+    runs = [*SANE[:place], wild, *SANE[place:]]
+    rows = together(runs)
+    lost = rows.pop(place)
+    assert [bits(row) for row in rows] == [bits(row) for row in together(SANE)]
+    assert {row["status"] for row in rows} == {"done"}
+    assert lost["status"] == "diverged"
+    assert lost["models"] == 5, "it was not stacked with the others"
+    assert lost["held_out"] is None
+    assert lost["train_last"] is None
+    assert lost["epochs_done"] == len(lost["curve"]) < wild.recipe.epochs
+    assert lost["epochs_done"] == (2 if when == "in the middle" else 1)
+    assert json.loads(json.dumps(lost, allow_nan=False))["id"] == wild.id
+
+
+def test_all_of_a_stack_may_diverge() -> None:
+    rows = together([make(seed, lr=1e6, schedule="constant") for seed in (1, 2, 4)])
+    assert {row["status"] for row in rows} == {"diverged"}
+
+
+@pytest.mark.parametrize("lr", [1e6, 1e30, 3e38])
+def test_a_run_that_diverges_in_its_very_last_step_is_seen_by_its_held_out_error(lr: float) -> None:
+    wild = make(0, steps=1, epoch=1, lr=lr, schedule="constant")
+    rows = together([wild, make(1, steps=1, epoch=1)])
+    assert [row["status"] for row in rows] == ["diverged", "done"]
+    assert rows[0]["held_out"] is None
+    json.dumps(rows, allow_nan=False)
+
+
+def test_progress_counts_every_step_once_also_of_those_that_diverge() -> None:
+    made: list[int] = []
+    runs = [*SANE, WILD["in the middle"]]
+    train(runs, device="cpu", advance=made.append)
+    assert sum(made) == sum(run.recipe.steps for run in runs)
+
+
+# ---- data
+
+
+def sequences(tensor: torch.Tensor) -> set[bytes]:
+    return {x.numpy().tobytes() for x in tensor.flatten(0, -3)}
+
+
+def test_replay_repeats_its_epoch_and_a_stream_never_repeats() -> None:
+    stream, replay = make(5, epoch=6, steps=36), make(5, epoch=6, steps=36, protocol="replay")
+    blocks = 36 // block_steps(stream.task, stream.recipe)
+    per_epoch = blocks // 6
+    again = [draw_block(replay, b, CPU) for b in range(blocks)]
+    for b, (x, target) in enumerate(again):
+        first_x, first_target = again[b % per_epoch]
+        assert torch.equal(x, first_x)
+        assert torch.equal(target, first_target)
+    seen: set[bytes] = set()
+    for b in range(blocks):
+        fresh = sequences(draw_block(stream, b, CPU)[0])
+        assert not seen & fresh
+        seen |= fresh
+    assert len(seen) == 36 * 16
+    assert len(set().union(*(sequences(x) for x, _ in again))) == 6 * 16
+
+
+def test_replay_within_an_epoch_of_several_blocks_is_all_different() -> None:
+    run = make(5, epoch=60, steps=120, protocol="replay")
+    per_epoch = 60 // block_steps(run.task, run.recipe)
+    assert per_epoch > 1
+    first = [sequences(draw_block(run, b, CPU)[0]) for b in range(per_epoch)]
+    assert len(set().union(*first)) == 60 * 16
+    assert sequences(draw_block(run, per_epoch, CPU)[0]) == first[0]
+
+
+def test_the_protocols_share_their_first_epoch_and_part_after_it() -> None:
+    stream, replay = together([make(0), make(0, protocol="replay")])
+    assert stream["curve"][0] == replay["curve"][0]
+    assert stream["curve"][1] != replay["curve"][1]
+
+
+def test_seeds_differ_in_data_and_weights_and_repeat_both(tmp_path: Path) -> None:
+    seen = [sequences(draw_block(make(seed), block, CPU)[0]) for seed in range(6) for block in range(3)]
+    assert len(set().union(*seen)) == sum(map(len, seen)), "two seeds share sequences"
+    runs = [make(seed, lr=0.0) for seed in range(2)]
+    together(runs, folder=tmp_path, keep_weights=True)
+    a, b = (load_file(tmp_path / run.id / "weights.safetensors") for run in runs)
+    assert not torch.equal(a["blocks.0.attention.out.weight"], b["blocks.0.attention.out.weight"])
+    one = build(runs[0].shape)
+    initialise(one, "library", torch.Generator().manual_seed(derive(0, "init")))
+    for name, weight in one.state_dict().items():
+        assert torch.equal(a[name], weight), "a rate of 0 moved the weights"
+
+
+def held_out_batches(run: Run) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    count = math.ceil(run.recipe.held_out / HELD_OUT_BATCH)
+    seeds = (derive(HELD_OUT_SEED, "held out", batch) for batch in range(count))
+    return [run.task.sample(torch.Generator().manual_seed(seed), HELD_OUT_BATCH) for seed in seeds]
+
+
+def test_kept_weights_give_the_recorded_error_on_one_set_for_all_runs(tmp_path: Path) -> None:
+    """Also for runs of other seeds, batch sizes and protocols: the set depends on the task alone."""
+    runs = [make(0, held_out=300), make(1, held_out=300, rank=4), make(2, held_out=300, batch=9), make(3, held_out=300, protocol="replay")]
+    rows = together(runs, folder=tmp_path, keep_weights=True)
+    for run, row in zip(runs, rows, strict=True):
+        path = tmp_path / run.id / "weights.safetensors"
+        with safe_open(path, "pt") as f:
+            assert Run.of(json.loads(f.metadata()["run"])) == run
+        model = build(run.shape)
+        model.load_state_dict(load_file(path))
+        with torch.no_grad():
+            errors = [run.task.loss(model(x)[0], target).item() for x, target in held_out_batches(run)]
+        assert len(errors) == 3
+        assert row["held_out"] == pytest.approx(np.mean(errors), rel=1e-6)
+        assert row["held_out_se"] == pytest.approx(np.std(errors, ddof=1) / math.sqrt(3), rel=1e-3)
+        assert row["held_out_curve"][-1] == (run.recipe.epochs, row["held_out"])
+
+
+def test_nobody_trains_on_the_held_out_set() -> None:
+    run = make(held_out=1000)
+    kept = set().union(*(sequences(x) for x, _ in held_out_batches(run)))
+    assert len(kept) == math.ceil(1000 / HELD_OUT_BATCH) * HELD_OUT_BATCH
+    for seed in (*range(20), HELD_OUT_SEED):
+        for protocol in PROTOCOLS:
+            assert not kept & sequences(draw_block(make(seed, protocol=protocol), 0, CPU)[0])
+
+
+def test_the_held_out_error_is_measured_as_often_as_asked() -> None:
+    epochs = [e for e, _ in together([make(evals=3)])[0]["held_out_curve"]]
+    assert epochs == [2, 4, 6]
+    assert [e for e, _ in together([make(evals=50)])[0]["held_out_curve"]] == [1, 2, 3, 4, 5, 6]
+    assert [e for e, _ in together([make(evals=1)])[0]["held_out_curve"]] == [6]
+
+
+# ---- checkpoints
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(calls: int) -> Any:
+    left = [calls]
+
+    def advance(_: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Stop
+
+    return advance
+
+
+MIXED = [make(0), make(1, rank=3), make(2, depth=2), make(3, protocol="replay", schedule="published", weight_decay=0.1)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    return [bits(row) for row in together(MIXED)]
+
+
+@pytest.mark.parametrize("calls", range(14))
+def test_stopped_at_any_epoch_it_goes_on_with_the_same_bits(calls: int, tmp_path: Path, undisturbed: list[str]) -> None:
+    """Two stacks of six epochs, each of which says how far it is once before and after each of them."""
+    rows: list[dict[str, Any]] = []
+    with pytest.raises(Stop):
+        train(MIXED, device="cpu", folder=tmp_path, advance=stop_after(calls), checkpoint_every=0, done=rows.append)
+    done = {row["id"] for row in rows}
+    rows += together([run for run in MIXED if run.id not in done], folder=tmp_path, checkpoint_every=0)
+    by_id = {row["id"]: row for row in rows}
+    assert [bits(by_id[run.id]) for run in MIXED] == undisturbed
+    assert any(row["resumed"] for row in rows) == (calls % 7 > 1)
+    assert not list(tmp_path.rglob("checkpoint*"))
+
+
+def test_stopped_at_every_epoch_in_turn_it_ends_with_the_same_bits(tmp_path: Path, undisturbed: list[str]) -> None:
+    left, rows, stops = list(MIXED), [], 0
+    while left:
+        try:
+            train(left, device="cpu", folder=tmp_path, advance=stop_after(2), checkpoint_every=0, done=rows.append)
+        except Stop:
+            stops += 1
+        left = [run for run in MIXED if run.id not in {row["id"] for row in rows}]
+        assert stops < 50
+    by_id = {row["id"]: row for row in rows}
+    assert [bits(by_id[run.id]) for run in MIXED] == undisturbed
+    assert max(row["resumed"] for row in rows) >= 4
+
+
+def test_runs_at_different_epochs_meet_and_keep_their_bits(tmp_path: Path, undisturbed: list[str]) -> None:
+    for run, calls in zip(MIXED, (1, 3, 4, 6), strict=True):
+        with pytest.raises(Stop):
+            train([run], device="cpu", folder=tmp_path, advance=stop_after(calls), checkpoint_every=0)
+    rows = together(MIXED, folder=tmp_path)
+    assert [row["resumed"] for row in rows] == [0, 1, 1, 1]
+    assert [bits(row) for row in rows] == undisturbed
+
+
+def test_a_row_that_could_not_be_stored_is_made_again(tmp_path: Path, undisturbed: list[str]) -> None:
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        together(MIXED[:1], folder=tmp_path, checkpoint_every=0, done=full)
+    assert bits(together(MIXED[:1], folder=tmp_path)[0]) == undisturbed[0]
+
+
+def test_a_diverged_run_leaves_no_checkpoint(tmp_path: Path) -> None:
+    wild = WILD["in the middle"]
+    rows = together([make(0), wild], folder=tmp_path, checkpoint_every=0)
+    assert [row["status"] for row in rows] == ["done", "diverged"]
+    assert not list(tmp_path.rglob("checkpoint*"))
+
+
+def checkpoint_of(run: Run, folder: Path) -> Path:
+    with pytest.raises(Stop):
+        train([run], device="cpu", folder=folder, advance=stop_after(4), checkpoint_every=0)
+    return folder / run.id / "checkpoint.safetensors"
+
+
+def spoil(path: Path, how: str) -> None:
+    with safe_open(path, "pt") as f:
+        about = f.metadata()
+    tensors = load_file(path)
+    match how:
+        case "half of it":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        case "empty":
+            path.write_bytes(b"")
+        case "noise":
+            path.write_bytes(np.random.default_rng(0).bytes(5000))
+        case "newer format":
+            save_file(tensors, path, {**about, "format": "999"})
+        case "no format":
+            save_file(tensors, path, {"state": about["state"]})
+        case "another run's":
+            save_file(tensors, path, {**about, "run": "0" * 16})
+        case "unknown state":
+            save_file(tensors, path, {**about, "state": json.dumps({**json.loads(about["state"]), "momentum": 1})})
+        case "past the end":
+            save_file(tensors, path, {**about, "state": json.dumps({**json.loads(about["state"]), "epoch": 6})})
+        case "other sizes":
+            save_file({**tensors, "mean": torch.zeros(3)}, path, about)
+        case "no moments":
+            save_file({"weights": tensors["weights"]}, path, about)
+
+
+SPOILS = [
+    "half of it", "empty", "noise", "newer format", "no format", "another run's", "unknown state", "past the end", "other sizes",
+    "no moments",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SPOILS)
+def test_a_checkpoint_that_cannot_be_used_costs_time_not_the_result(
+    how: str, tmp_path: Path, undisturbed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint_of(MIXED[0], tmp_path)
+    spoil(path, how)
+    rows = together(MIXED, folder=tmp_path)
+    assert [bits(row) for row in rows] == undisturbed
+    assert [row["resumed"] for row in rows] == [0, 0, 0, 0]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"headwise: run {MIXED[0].id} starts again, its checkpoint cannot be used (")
+    assert not path.exists()
+
+
+def test_a_good_checkpoint_is_used_without_a_word(tmp_path: Path, undisturbed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint_of(MIXED[0], tmp_path)
+    rows = together(MIXED, folder=tmp_path)
+    assert [bits(row) for row in rows] == undisturbed
+    assert [row["resumed"] for row in rows] == [1, 0, 0, 0]
+    assert capsys.readouterr().err == ""
+
+
+# ---- values
+
+
+def test_the_id_of_a_run_is_what_it_was() -> None:
+    """A literal: results on disk are found by it, so a change of hashing must be on purpose."""
+    assert make(3, rank=4).id == "568a7f64f11d4dcd"
+
+
+def test_the_id_is_stable_across_processes_and_json() -> None:
+    runs = [make(3, rank=4), Run(SHAPES["layer norm, window"], BiasedNearest(16, 7, bias=0.5), Recipe(steps=100), 10**12)]
+    for run in runs:
+        again = Run.of(json.loads(json.dumps(run.spec())))
+        assert again == run
+        assert again.id == run.id
+    code = "import json, sys; from headwise import Run; print(*(Run.of(s).id for s in json.load(sys.stdin)))"
+    specs = json.dumps([run.spec() for run in runs])
+    told = subprocess.run(
+        [sys.executable, "-c", code], input=specs, env={**os.environ, "PYTHONHASHSEED": "12345"}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == [run.id for run in runs]
+
+
+OTHER_SHAPE: dict[str, Any] = {
+    "dim": None, "depth": 3, "num_heads": 8, "head_dim": 4, "v_head_dim": 5, "num_kv_heads": 2, "kv_lora_rank": 3, "q_lora_rank": None,
+    "qk_rope_head_dim": 2, "rope_theta": 500.0, "average": 2, "ffn_dim": 5, "activation": "gelu", "causal": True, "windows": (2,),
+    "norm": "layer", "norm_at": "post", "qk_norm": "free", "logit_scale": 0.3, "max_logit": None, "qkv_bias": True, "out_bias": True,
+    "ffn_bias": True, "vocab_size": 5, "tied": False, "positions": None, "num_positions": 9, "position_dim": None,
+    "extras": (("pooler", 3),),
+}  # fmt: skip
+OTHER_RECIPE: dict[str, Any] = {
+    "steps": 36, "batch": 17, "lr": 0.02, "schedule": "constant", "warmup": 0.1, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9,
+    "eps": 1e-7, "protocol": "replay", "epoch": 2, "init": "normal", "precision": "bf16", "held_out": 33, "evals": 4,
+}  # fmt: skip
+
+
+def test_the_id_changes_with_every_field() -> None:
+    shape, task, recipe = Shape(dim=12, depth=2, num_heads=4, head_dim=6), BiasedNearest(12, 5), Recipe(steps=18, epoch=3)
+    base = Run(shape, task, recipe, 0)
+    assert set(OTHER_SHAPE) == {f.name for f in dataclasses.fields(Shape)}
+    assert set(OTHER_RECIPE) == {f.name for f in dataclasses.fields(Recipe)}
+    others = [Run(shape.replace(**{k: v}), task, recipe, 0) for k, v in OTHER_SHAPE.items() if v is not None]
+    others += [Run(shape, task, dataclasses.replace(recipe, **{k: v}), 0) for k, v in OTHER_RECIPE.items()]
+    others += [  # fields that only change with others
+        Run(shape.replace(dim=13), BiasedNearest(13, 5), recipe, 0),
+        Run(shape.replace(dim=13), BiasedNearest(13, 6), recipe, 0),
+        Run(shape.replace(kv_lora_rank=3, q_lora_rank=2), task, recipe, 0),
+        Run(shape.replace(qk_norm="free", max_logit=2.0), task, recipe, 0),
+        Run(shape.replace(positions="additive", num_positions=6), task, recipe, 0),
+        Run(shape.replace(dim=15, positions="concatenated", num_positions=6, position_dim=3), task, recipe, 0),
+        Run(shape.replace(dim=16, positions="concatenated", num_positions=6, position_dim=4), task, recipe, 0),
+        Run(shape, BiasedNearest(12, 6), recipe, 0),
+        Run(shape, BiasedNearest(12, 5, law="orthogonal"), recipe, 0),
+        Run(shape, BiasedNearest(12, 5, bias=0.1), recipe, 0),
+        Run(shape, Nearest(12, 5), recipe, 0),
+        Run(shape, Farthest(12, 5), recipe, 0),
+        Run(shape, task, recipe, 1),
+        Run(shape, task, recipe, -1),
+    ]
+    ids = [base.id, *(run.id for run in others)]
+    assert len(set(ids)) == len(ids)
+    assert all(len(name) == 16 and int(name, 16) >= 0 for name in ids)
+
+
+def test_equal_runs_have_equal_ids() -> None:
+    assert make(lr=1, warmup=0, beta1=0) == make(lr=1.0, warmup=0.0, beta1=0.0)
+    assert make(lr=1, warmup=0, beta1=0).id == make(lr=1.0, warmup=0.0, beta1=0.0).id
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+    ({"steps": 10.0}, "steps must be a whole number of at least 1, got 10.0"),
+    ({"batch": True}, "batch must be a whole number of at least 1, got True"),
+    ({"evals": -1}, "evals must be a whole number of at least 1, got -1"),
+    ({"lr": -0.1}, "lr must be a number from 0 to inf, got -0.1"),
+    ({"lr": math.nan}, "lr must be a number from 0 to inf, got nan"),
+    ({"lr": math.inf}, "lr must be a number from 0 to inf, got inf"),
+    ({"lr": "0.1"}, "lr must be a number from 0 to inf, got '0.1'"),
+    ({"warmup": 1.5}, "warmup must be a number from 0 to 1, got 1.5"),
+    ({"beta2": 1.5}, "beta2 must be a number from 0 to 1, got 1.5"),
+    ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean cosine? choices: constant, cosine, published"),
+    ({"protocol": "repeet"}, "unknown protocol 'repeet'; did you mean replay? choices: replay, stream"),
+    ({"init": None}, "unknown init None; choices: library, normal, published"),
+    ({"precision": "fp16"}, "unknown precision 'fp16'; did you mean bf16 or fp32? choices: bf16, fp32, tf32"),
+    ({"steps": 10, "epoch": 4}, "steps must be a multiple of epoch, got steps 10, epoch 4"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_a_bad_recipe_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Recipe(**{"steps": 100, **change})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("beta", ["beta1", "beta2"])
+def test_a_moment_that_never_moves_is_refused(beta: str) -> None:
+    with pytest.raises(UsageError, match=f"{beta} must be"):
+        Recipe(steps=100, **{beta: 1.0})  # type: ignore[arg-type]
+
+
+def test_a_run_whose_parts_do_not_fit_is_refused_in_one_line() -> None:
+    recipe = Recipe(steps=100)
+    with pytest.raises(UsageError, match=r"^a shape's dim must be its task's, got dim 8, task dim 12$"):
+        Run(paper_shape(dim=8, rank=8, ffn_dim=8), Farthest(12, 5), recipe)
+    with pytest.raises(UsageError, match=r"^a shape's dim must be its task's beside 64 of positions, got dim 76, task dim 13$"):
+        Run(paper_shape(dim=12, rank=4, positions="concatenated", points=5), Farthest(13, 5), recipe)
+    with pytest.raises(UsageError, match=r"^num_positions must be at least the task's 6 tokens, got 5$"):
+        Run(paper_shape(dim=12, rank=4, positions="additive", points=5), Farthest(12, 6), recipe)
+    for seed in (1.0, "1", True, None):
+        with pytest.raises(UsageError, match=r"^seed must be a whole number, got "):
+            Run(paper_shape(dim=12, rank=4), Farthest(12, 5), recipe, seed)  # type: ignore[arg-type]
+
+
+def test_a_device_that_is_not_there_is_refused_in_one_line() -> None:
+    for name in ("gpu", "cuda:x", "cpu0", ""):
+        with pytest.raises(UsageError, match=r"^unknown device "):
+            train([make()], device=name)
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match=r"^device cuda is not there: "):
+            train([make()], device="cuda")
+
+
+def test_training_leaves_the_callers_torch_settings_alone() -> None:
+    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    torch.manual_seed(11)
+    before = torch.random.get_rng_state()
+    together([make(), make(precision="bf16", steps=3)])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert (torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32) == (threads, tf32)
+    assert (torch.tensor(1e-40) * 1.0).item() != 0, "denormals are still flushed"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_trains(precision: str) -> None:
+    (row,) = together([make(precision=precision)])
+    (exact,) = together([make()])
+    assert row["status"] == "done"
+    assert row["held_out"] == pytest.approx(exact["held_out"], rel=0.02)
+
+
+def test_no_runs_give_no_rows() -> None:
+    assert together([]) == []
+
+
+# ---- it runs wherever torch does
+
+EXTRAS = ["duckdb", "pandas", "pyarrow", "matplotlib", "plotly", "jinja2", "rich", "tyro", "transformers", "playwright", "hypothesis"]
+LEAN = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in %r:
+            raise ModuleNotFoundError(f"{name} is an extra", name=name)
+
+sys.meta_path.insert(0, Refuse())
+import torch, numpy, safetensors.torch
+before = set(sys.modules)
+import headwise
+from headwise import Farthest, Recipe, Run, Shape
+run = Run(Shape(dim=4, depth=1, num_heads=2), Farthest(4, 3), Recipe(steps=2, epoch=1, batch=16, held_out=16))
+import pathlib, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    rows = headwise.train([run], device="cpu", folder=pathlib.Path(folder), checkpoint_every=0, keep_weights=True, advance=lambda n: None)
+assert rows[0]["status"] == "done"
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
+"""
+
+
+def test_training_needs_the_standard_library_torch_numpy_and_safetensors_only() -> None:
+    told = subprocess.run([sys.executable, "-c", LEAN % (EXTRAS,)], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert set(told.stdout.split()) <= {"headwise", "torch", "numpy", "safetensors"}

@@ -1,0 +1,477 @@
+"""Shape: its rules, and its costs against real modules."""
+
+import dataclasses
+import json
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerance import KEPT_BYTES, examples, seeded
+from torch.utils.flop_counter import FlopCounterMode
+
+from headwise.attention import explain, mask_of
+from headwise.models import build, paper_shape
+from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, QK_NORMS, Shape, UsageError, nearest
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+SHAPES = 200  # of each family
+
+
+# ---- random shapes
+
+
+def flip(rng):
+    return rng.random() < 0.5
+
+
+def stack(rng):
+    """What every family chooses freely: depth, feed-forward, norms, biases."""
+    return {
+        "dim": rng.choice(PRIMES[4:]),
+        "depth": rng.randint(1, 3),
+        "ffn_dim": rng.choice((0, *PRIMES[5:])),
+        "activation": rng.choice(ACTIVATIONS),
+        "norm": rng.choice(NORMS),
+        "norm_at": rng.choice(NORM_PLACES),
+        "qkv_bias": flip(rng),
+        "out_bias": flip(rng),
+        "ffn_bias": flip(rng),
+    }
+
+
+def heads(rng, rotary=True):
+    """Grouped heads of free rank and value width."""
+    kv, rank = rng.choice((1, 2, 3)), 2 * rng.randint(1, 9)
+    return {
+        "num_heads": kv * rng.choice((1, 2, 5)),
+        "num_kv_heads": kv,
+        "head_dim": rank,
+        "v_head_dim": rng.choice((rank, rng.randint(1, 19))),
+        "qk_norm": rng.choice(QK_NORMS),
+        "qk_rope_head_dim": rng.choice((0, rank, 2 * rng.randint(0, rank // 2))) if rotary else 0,
+    }
+
+
+def latent(rng):
+    rank = 2 * rng.randint(1, 9)
+    return {
+        "num_heads": rng.choice((1, 2, 3, 5)),
+        "head_dim": rank,
+        "v_head_dim": rng.choice((rank, rng.randint(1, 19))),
+        "kv_lora_rank": rng.choice(PRIMES),
+        "qk_rope_head_dim": 2 * rng.randint(0, rank // 2),
+    }
+
+
+def tokens_in(rng):
+    return {"vocab_size": rng.choice((41, 43, 47)), "tied": flip(rng)}
+
+
+def averaged(rng, fields):
+    """Now and then some of the heads form separate modules whose outputs are averaged."""
+    return fields | {"average": rng.choice([n for n in (1, 2, 3, 5) if fields["num_heads"] % n == 0])}
+
+
+def paper(rng):
+    dim, positions = rng.choice((8, 12, 20)), rng.choice(("none", "additive", "concatenated"))
+    wide = dim + (64 if positions == "concatenated" else 0)
+    rank = rng.choice([r for r in range(1, wide + 1) if wide % r == 0])
+    return paper_shape(dim, rng.randint(1, 3), rank, rng.choice((1, 2, 3)), rng.choice(PRIMES), positions, rng.choice(PRIMES))
+
+
+FAMILIES = {
+    "paper": paper,
+    "encoder": lambda rng: Shape(**stack(rng), **averaged(rng, heads(rng)), **(tokens_in(rng) if flip(rng) else {})),
+    "decoder": lambda rng: Shape(**stack(rng), **heads(rng), **tokens_in(rng), causal=True),
+    "latent": lambda rng: Shape(**stack(rng), **latent(rng), **tokens_in(rng), causal=True),
+    "latent queries": lambda rng: Shape(**stack(rng), **latent(rng), q_lora_rank=rng.choice(PRIMES), causal=flip(rng)),
+    "windows": lambda rng: (
+        lambda s: Shape(**s, **heads(rng), causal=flip(rng), windows=tuple(rng.choice((0, 1, 3, 7)) for _ in range(s["depth"])))
+    )(stack(rng)),
+    "additive": lambda rng: Shape(
+        **stack(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), positions="additive", num_positions=rng.choice(PRIMES)
+    ),
+    "concatenated": lambda rng: Shape(
+        **stack(rng), **heads(rng), positions="concatenated", num_positions=rng.choice(PRIMES), position_dim=rng.choice((1, 3, 7))
+    ),
+}
+
+
+def shapes(family, count=SHAPES):
+    rng = random.Random(f"{family} shapes")
+    return [FAMILIES[family](rng) for _ in range(count)]
+
+
+def on_meta(shape):
+    with torch.device("meta"):
+        return build(shape)
+
+
+def numbers(*modules):
+    return sum(p.numel() for module in modules if module is not None for p in module.parameters())
+
+
+def real_table(model):
+    """Parameters of the module by part, named as in `Shape.param_table`."""
+    norms = [m for b in model.blocks for m in (b.norm1, b.norm2, b.after1, b.after2)] + [model.final_norm]
+    table = {
+        "embedding": 0 if model.embedding is None else model.embedding.numel(),
+        "positions": 0 if model.positions is None else model.positions.numel(),
+        "attention": numbers(*(b.attention for b in model.blocks)),
+        "feed-forward": numbers(*(b.feed for b in model.blocks)),
+        "norms": numbers(*norms),
+        "head": 0 if model.head is None else model.head.numel(),
+    }
+    return {name: count for name, count in table.items() if count}
+
+
+# ---- parameters
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_params_equal_the_real_module(family):
+    for shape in shapes(family):
+        model = on_meta(shape)
+        assert shape.params == numbers(model), shape
+        assert shape.param_table() == real_table(model), shape
+        assert sum(shape.param_table().values()) == shape.params
+
+
+def test_random_shapes_cover_every_choice():
+    for family in ("encoder", "decoder", "latent"):
+        seen = shapes(family)
+        assert {s.activation for s in seen} == set(ACTIVATIONS)
+        assert {s.norm for s in seen} == set(NORMS)
+        assert {s.norm_at for s in seen} == set(NORM_PLACES)
+        for name in ("qkv_bias", "out_bias", "ffn_bias"):
+            assert {getattr(s, name) for s in seen} == {True, False}
+    assert {s.qk_norm for s in shapes("decoder")} == set(QK_NORMS)
+    assert {s.tied for s in shapes("decoder")} == {True, False}
+    assert {s.average for s in shapes("encoder")} == {1, 2, 3, 5}
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "params"),
+    [
+        (1, 1, 280_898), (1, 8, 397_378), (1, 64, 1_329_218),
+        (3, 1, 842_694), (3, 8, 1_192_134), (3, 64, 3_987_654),
+        (5, 1, 1_404_490), (5, 8, 1_986_890), (5, 64, 6_646_090),
+    ],
+)  # fmt: skip
+def test_params_of_the_rank_paper(depth, width, params):
+    """The published code's own counts at d = 64, whatever the rank."""
+    for rank in (1, 2, 4, 8, 16, 32, 64):
+        shape = paper_shape(64, depth, rank, width)
+        assert shape.params == params
+        assert shape.num_heads == width * 64 // rank
+
+
+def gpt2(depth, num_heads, head_dim):
+    return Shape(
+        dim=768, depth=depth, num_heads=num_heads, head_dim=head_dim, ffn_dim=3072, activation="gelu", norm="layer", norm_at="pre",
+        qkv_bias=True, out_bias=True, ffn_bias=True, causal=True, vocab_size=4096, positions="additive", num_positions=1024,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "millions"), [((12, 12, 64), 88.99), ((4, 16, 48), 32.29), ((4, 16, 64), 35.43)])
+def test_params_of_gpt2_for_tinystories(sizes, millions):
+    assert round(gpt2(*sizes).params / 1e6, 2) == millions
+
+
+def test_params_in_closed_form():
+    """One decoder layer written out by hand."""
+    shape = Shape(
+        dim=11, depth=1, num_heads=6, num_kv_heads=3, head_dim=4, v_head_dim=5, ffn_dim=13, activation="swiglu", norm="rms",
+        qk_norm="head", qkv_bias=True, out_bias=True, causal=True, vocab_size=17, tied=False,
+    )  # fmt: skip
+    attention = 11 * (6 * 4 + 3 * 4 + 3 * 5) + (6 * 4 + 3 * 4 + 3 * 5) + 6 * 5 * 11 + 11 + 2 * 4
+    assert shape.param_table() == {
+        "embedding": 17 * 11, "attention": attention, "feed-forward": 3 * 11 * 13, "norms": 3 * 11, "head": 17 * 11,
+    }  # fmt: skip
+
+
+def test_extras_are_counted_and_not_built():
+    shape = Shape(dim=6, depth=1, num_heads=2, vocab_size=5, extras=(("pooler", 42), ("embedding", 12)))
+    plain = shape.replace(extras=())
+    assert shape.params == plain.params + 54
+    assert shape.param_table()["pooler"] == 42
+    assert shape.param_table()["embedding"] == 5 * 6 + 12
+    with pytest.raises(UsageError, match="pooler, embedding"):
+        build(shape)
+
+
+# ---- floating-point operations
+
+
+def small_input(shape, batch, tokens, seed=0):
+    width = shape.dim - shape.position_dim
+    if shape.vocab_size:
+        return torch.randint(shape.vocab_size, (batch, tokens), generator=seeded(seed))
+    return torch.randn(batch, tokens, width, generator=seeded(seed))
+
+
+def filled(shape, models=None):
+    """A module with small random weights."""
+    model, generator = build(shape, models=models), seeded(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0.0, 0.2, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flops_equal_the_flop_counter(family):
+    """Every product is counted when each token sees all: keep=True writes the scores out as matrix products."""
+    for shape in shapes(family, 20):
+        shape = shape.replace(causal=False, windows=(0,))
+        tokens = min(7, shape.num_positions or 7)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            filled(shape)(small_input(shape, 3, tokens), keep=True)
+        assert shape.flops(tokens, batch=3) == counter.get_total_flops(), shape
+        assert shape.flops(tokens, batch=3, training=True) == 3 * shape.flops(tokens, batch=3)
+
+
+@examples(300)
+@given(st.integers(1, 40), st.integers(0, 45), st.booleans())
+def test_pairs_equal_the_mask(tokens, window, causal):
+    mask = mask_of(tokens, tokens, causal, window)
+    expected = tokens**2 if mask is None else int(mask.sum())
+    assert Shape(dim=4, depth=1, num_heads=2, causal=causal, windows=(window,)).pairs(tokens) == expected
+
+
+@examples(100)
+@given(st.integers(1, 23), st.lists(st.integers(0, 25), min_size=1, max_size=5), st.booleans())
+def test_masks_save_exactly_the_pairs_they_hide(tokens, windows, causal):
+    full = Shape(dim=13, depth=5, num_heads=6, num_kv_heads=2, head_dim=3, v_head_dim=7)
+    masked = full.replace(causal=causal, windows=tuple(windows))
+    hidden = 0
+    for layer in range(5):
+        mask = mask_of(tokens, tokens, causal, windows[layer % len(windows)])
+        hidden += 0 if mask is None else int((~mask).sum())
+    assert full.flops(tokens, batch=2) - masked.flops(tokens, batch=2) == 2 * 2 * 6 * (3 + 7) * hidden
+
+
+# ---- the key/value cache
+
+
+def test_kv_bytes_equal_the_keys_and_values_made():
+    for shape in shapes("decoder", 30):
+        _, out = filled(shape)(small_input(shape, 3, 5), keep=True)
+        made = sum(out[f"layer {i}"][name].nbytes for i in range(shape.depth) for name in ("k", "v"))
+        assert shape.kv_bytes(5, batch=3, bytes_per=4) == made, shape
+        assert shape.kv_bytes(5, batch=3) == made // 2
+
+
+def test_kv_bytes_of_a_latent_are_what_both_keys_and_values_grow_from():
+    for shape in shapes("latent", 30):
+        model, made = filled(shape), []
+        for block in model.blocks:
+            block.attention.kv_down.register_forward_hook(lambda module, given, y, made=made: made.append(y.nbytes))
+        model(small_input(shape, 3, 5))
+        assert shape.kv_bytes(5, batch=3, bytes_per=4) == sum(made), shape
+        assert sum(made) == 4 * 3 * 5 * shape.depth * (shape.kv_lora_rank + shape.qk_rope_head_dim)
+
+
+def test_windows_cap_the_cache():
+    shape = Shape(dim=12, depth=5, num_heads=3, num_kv_heads=1, causal=True, windows=(7, 0, 3))
+    width = 4 + 4
+    for tokens in (1, 2, 3, 5, 7, 11, 101):
+        kept = 2 * min(tokens, 7) + 2 * tokens + min(tokens, 3)  # layers 0 and 3, 1 and 4, 2
+        assert shape.kv_bytes(tokens, bytes_per=2) == kept * width * 2
+
+
+# ---- memory of the backward pass
+
+
+def kept_bytes(shape, batch, tokens, models=None):
+    """What autograd really keeps in a training step: storages once each, parameters not counted."""
+    model = filled(shape, models)
+    x = small_input(shape, batch * (models or 1), tokens)
+    x = x if models is None else x.unflatten(0, (models, batch))
+    owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def pack(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in owned:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return t  # held alive by the graph, so that no address is used twice
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y, _ = model(x)
+        if shape.vocab_size:
+            loss = F.cross_entropy(y.flatten(0, -2), x.flatten().clone())
+        else:
+            seen = y[..., : shape.dim - shape.position_dim]
+            loss = (seen - torch.zeros_like(seen)).square().mean()
+    total = sum(kept.values())
+    loss.backward()
+    return total
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "latent", "latent queries", "windows", "additive", "concatenated"])
+def test_activation_bytes_equal_what_autograd_keeps(family):
+    """On the fused backend; averaged modules apart, where a single model keeps its scaled weights too."""
+    for shape in shapes(family, 40):
+        shape = shape.replace(num_positions=67 if shape.num_positions else 0, average=1, windows=(0,))
+        for batch, tokens in ((2, 41), (1, 67)):
+            assert explain(shape, tokens, batch=batch, device="cpu").backend == "flash"
+            ratio = kept_bytes(shape, batch, tokens) / shape.activation_bytes(tokens, batch=batch)
+            assert abs(ratio - 1) < KEPT_BYTES, f"{ratio:.3f} of the formula at batch {batch}, tokens {tokens}: {shape}"
+
+
+@pytest.mark.parametrize(("rank", "width", "depth"), [(64, 1, 1), (16, 8, 3), (4, 64, 1)])
+def test_activation_bytes_of_stacked_paper_models(rank, width, depth):
+    shape = paper_shape(64, depth, rank, width, ffn_dim=211)
+    ratio = kept_bytes(shape, 2, 37, models=3) / (3 * shape.activation_bytes(37, batch=2))
+    assert abs(ratio - 1) < KEPT_BYTES, ratio
+
+
+def test_activation_bytes_in_closed_form():
+    """One layer of the rank paper's encoder: input, q k v, output, log-sum-exp, norm, input, hidden, norm; the error."""
+    shape = paper_shape(64, 1, 16, 2, ffn_dim=101)
+    per_token = 64 + 3 * 128 + 128 + 8 + 65 + 64 + 101 + 65 + 64
+    assert shape.activation_bytes(37, batch=3) == 4 * 37 * 3 * per_token
+
+
+# ---- rules
+
+
+GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"head_dim": 0}, ("head_dim must be at least 1", "got 0")),
+        ({"dim": 0}, ("dim must be at least 1", "got 0")),
+        ({"depth": 0, "windows": ()}, ("depth must be at least 1", "got 0")),
+        ({"depth": -3}, ("depth must be at least 1", "got -3")),
+        ({"num_heads": 0}, ("num_heads must be at least 1", "got 0")),
+        ({"num_heads": -2, "head_dim": 3}, ("num_heads must be at least 1", "got -2")),
+        ({"v_head_dim": 0}, ("v_head_dim must be at least 1", "got 0")),
+        ({"num_kv_heads": 0}, ("num_kv_heads must be at least 1", "got 0")),
+        ({"average": 0}, ("average must be at least 1", "got 0")),
+        ({"num_heads": 5}, ("head_dim must be given", "num_heads does not divide dim", "dim 12", "num_heads 5")),
+        ({"num_kv_heads": 4}, ("num_heads must be a multiple of num_kv_heads", "num_heads 6", "num_kv_heads 4")),
+        ({"average": 4}, ("num_heads must be a multiple of average", "num_heads 6", "average 4")),
+        ({"head_dim": 7, "qk_rope_head_dim": 7}, ("head_dim must be even for rotary positions", "got 7")),
+        ({"head_dim": 8, "qk_rope_head_dim": 3}, ("qk_rope_head_dim must be even for rotary positions", "got 3")),
+        ({"head_dim": 4, "qk_rope_head_dim": 6}, ("qk_rope_head_dim must not exceed head_dim", "6", "head_dim 4")),
+        *(
+            ({name: -1}, (f"{name} must not be negative", "got -1"))
+            for name in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "ffn_dim", "vocab_size", "num_positions", "position_dim")
+        ),
+        *(
+            ({name: bad}, (f"{name} must be a whole number", f"got {bad!r}"))
+            for name in ("dim", "depth", "num_heads", "head_dim", "num_kv_heads", "ffn_dim", "vocab_size")
+            for bad in ("8", 8.0, True)
+        ),
+        *(({name: 1}, (f"{name} must be true or false", "got 1")) for name in ("causal", "qkv_bias", "tied")),
+        *(
+            ({name: bad}, (f"{name} must be a positive number", f"got {bad!r}"))
+            for name in ("rope_theta", "logit_scale")
+            for bad in (0, -1.0, "1", True, math.inf, math.nan)
+        ),
+        ({"rope_theta": None}, ("rope_theta must be a positive number", "got None")),
+        ({"max_logit": 4.0}, ("max_logit needs qk_norm", "qk_norm none")),
+        ({"max_logit": 4.0, "qk_norm": "head", "logit_scale": 0.5}, ("max_logit", "replaces logit_scale", "0.5")),
+        ({"kv_lora_rank": 4, "num_kv_heads": 3}, ("num_kv_heads must equal num_heads 6", "kv_lora_rank 4", "got 3")),
+        ({"kv_lora_rank": 4, "qk_norm": "head"}, ("qk_norm must be none", "kv_lora_rank 4", "got head")),
+        ({"q_lora_rank": 4}, ("q_lora_rank needs kv_lora_rank above 0", "q_lora_rank 4")),
+        ({"activation": "swigly"}, ("unknown activation 'swigly'", "did you mean swiglu", "relu2")),
+        ({"norm": "rsm"}, ("unknown norm 'rsm'", "did you mean rms", "layer-nobias")),
+        ({"norm_at": "pree"}, ("unknown norm_at 'pree'", "did you mean pre", "sandwich")),
+        ({"qk_norm": "heads"}, ("unknown qk_norm 'heads'", "did you mean head", "free")),
+        ({"positions": "aditive"}, ("unknown positions 'aditive'", "did you mean additive", "concatenated")),
+        ({"norm": 3}, ("unknown norm 3", "choices: layer")),
+        ({"positions": "additive"}, ("num_positions must be given for additive positions", "got 0")),
+        ({"positions": "concatenated", "num_positions": 4}, ("position_dim goes with concatenated", "position_dim 0")),
+        ({"position_dim": 4}, ("position_dim goes with concatenated", "position_dim 4", "positions none")),
+        ({"positions": "concatenated", "num_positions": 4, "position_dim": 12}, ("position_dim must be below dim", "12")),
+        *(({"windows": bad}, ("windows must be 1 to depth (2)", repr(bad))) for bad in ((), (1, 2, 3), (-1,), ("4",), 4, None, (True,))),
+        *(({"extras": bad}, ("extras must be pairs", repr(bad))) for bad in (5, (("a", -1),), (("a",),), ((1, 2),), "ab", None)),
+    ],
+)  # fmt: skip
+def test_bad_shapes_die_with_one_line(changes, parts):
+    with pytest.raises(UsageError) as caught:
+        Shape(**GOOD | changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True, "3", None])
+@pytest.mark.parametrize("cost", ["flops", "kv_bytes", "activation_bytes"])
+def test_costs_refuse_senseless_counts(cost, bad):
+    shape = Shape(**GOOD)
+    with pytest.raises(UsageError, match=r"^tokens must be a whole number of at least 1, got"):
+        getattr(shape, cost)(bad)
+    with pytest.raises(UsageError, match=r"^batch must be a whole number of at least 1, got"):
+        getattr(shape, cost)(3, batch=bad)
+
+
+def test_unknown_and_missing_keys():
+    with pytest.raises(UsageError, match=r"^unknown shape key 'num_head'; did you mean num_heads.*choices: .*vocab_size") as caught:
+        Shape.of({**GOOD, "num_head": 3})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="unknown shape key 'heads'"):
+        Shape(**GOOD).replace(heads=3)
+    for name in GOOD:
+        with pytest.raises(UsageError, match=f"got no {name}$"):
+            Shape.of({key: value for key, value in GOOD.items() if key != name})
+
+
+def test_nearest_names_come_first_and_all_are_listed():
+    assert nearest("beta", ("gamma", "beto", "alpha")) == "did you mean beto? choices: alpha, beto, gamma"
+    assert nearest("zzz", ("gamma", "alpha")) == "choices: alpha, gamma"
+
+
+# ---- a value
+
+
+def test_a_shape_is_a_value():
+    shape, again, other = Shape(**GOOD), Shape(**GOOD), Shape(**GOOD, head_dim=5)
+    assert shape == again
+    assert hash(shape) == hash(again)
+    assert shape != other
+    assert len({shape, again, other}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        shape.dim = 13
+
+
+def test_sizes_that_follow_from_others():
+    shape = Shape(**GOOD)
+    assert (shape.head_dim, shape.v_head_dim, shape.num_kv_heads, shape.ffn_dim) == (2, 2, 6, 48)
+    wide = Shape(dim=12, depth=1, num_heads=5, head_dim=7)  # heads times rank need not be dim
+    assert (wide.v_head_dim, wide.num_kv_heads) == (7, 5)
+    assert Shape(**GOOD, windows=[3, 0], extras=[["a", 1]]) == Shape(**GOOD, windows=(3, 0), extras=(("a", 1),))
+    assert [Shape(dim=4, depth=5, num_heads=1, windows=(3, 0)).window(i) for i in range(5)] == [3, 0, 3, 0, 3]
+
+
+def test_replace_changes_one_field_and_keeps_derived_sizes():
+    shape = Shape(**GOOD)
+    longer = shape.replace(depth=7)
+    assert longer == Shape(dim=12, depth=7, num_heads=6)
+    assert shape.depth == 2
+    assert shape.replace(dim=18).head_dim == shape.head_dim  # 2, not 18 // 6
+    with pytest.raises(UsageError, match="num_heads must be a multiple of num_kv_heads"):
+        shape.replace(num_heads=7)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_shape_survives_json(family):
+    for shape in shapes(family, 20):
+        assert Shape.of(json.loads(json.dumps(dataclasses.asdict(shape)))) == shape
+
+
+def test_scale_of_the_scores():
+    assert Shape(dim=9, depth=1, num_heads=1).scale == pytest.approx(1 / 3, rel=1e-15)
+    assert Shape(dim=9, depth=1, num_heads=1, logit_scale=0.7).scale == 0.7
+    shapes_ = [Shape(dim=256, depth=1, num_heads=2, head_dim=r, qk_norm="free", max_logit=12.0) for r in (8, 32, 128)]
+    assert [s.scale * s.head_dim for s in shapes_] == [12.0, 12.0, 12.0]
