@@ -47,7 +47,7 @@ def _parser() -> _Parser:
         "Make an experiment: train what is missing, print the table, write the figure and the report.",
         "headwise run fig1 --preset quick",
     )
-    run.add_argument("experiment", help="its name (headwise list shows them)")
+    run.add_argument("experiment", help="its name (headwise list shows them), or your own file.py")
     run.add_argument("--preset", default="quick", help="quick (a laptop, minutes) or paper (a GPU); default quick")
     run.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
     run.add_argument("--seeds", type=_whole, metavar="N", help="how many seeds a point")
@@ -127,13 +127,11 @@ def _seconds(text: str) -> float:
 
 def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.engine import pick_device
-    from headwise.experiments import EXPERIMENTS, settings_of
+    from headwise.experiments import find, settings_of
     from headwise.store import Store
     from headwise.sweep import check_space, sweep
 
-    if args.experiment not in EXPERIMENTS:
-        raise UsageError(f"unknown experiment {args.experiment!r}; {nearest(args.experiment, EXPERIMENTS)}")
-    module = EXPERIMENTS[args.experiment]
+    module, name = find(args.experiment), Path(args.experiment).stem
     settings = settings_of(module, args.preset, args.changes, args.seeds)
     runs = module.runs(settings)
     pick_device(args.device)
@@ -141,23 +139,24 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     missing = store.missing(runs)
     if missing:
         check_space(store.path, missing)
-    _say(f"{args.experiment} ({args.preset}): {len(runs)} runs, {len(runs) - len(missing)} already in {store.path}")
+    _say(f"{name} ({args.preset}): {len(runs)} runs, {len(runs) - len(missing)} already in {store.path}")
     rows = sweep(
-        runs, store, device=args.device, workers=args.workers, label=args.experiment, keep_weights=args.keep_weights,
+        runs, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
         checkpoint_every=args.checkpoint_every,
     )  # fmt: skip
     points = module.summary(rows)
     command = shlex.join(["headwise", *words])
     ids = list(dict.fromkeys(run.id for run in runs))
-    store.note(args.experiment, {"command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
-    _print_points(points)
+    source = {} if args.experiment == name else {"source": str(Path(args.experiment).resolve())}
+    store.note(name, {**source, "command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
+    _print_points(module, points)
     for line in module.headline(points):
         print(line)
-    written = {} if args.no_report else _write(module, points, store, args.experiment)
+    written = {} if args.no_report else _write(module, points, store, name)
     for what, path in written.items():
         print(f"{what}: {path}")
     return {
-        "experiment": args.experiment,
+        "experiment": name,
         "preset": args.preset,
         "store": str(store.path),
         "runs": len(runs),
@@ -183,28 +182,10 @@ def _write(module: Any, points: list[dict[str, Any]], store: Any, name: str) -> 
     return {"figure": str(picture), "report": str(write_report(store))}
 
 
-def _print_points(points: list[dict[str, Any]]) -> None:
-    head = ("data", "layers", "budget", "rank", "heads", "params", "held-out error", "n", "paper's statistic", "published")
-    table = [head]
-    for p in points:
-        held = "diverged" if p["held_out"] is None else f"{p['held_out']:.4f}"
-        if p["low"] is not None:
-            held += f" ± {(p['high'] - p['low']) / 2:.4f}"
-        table.append(
-            (
-                p["protocol"],
-                str(p["layers"]),
-                f"{p['width']} d^2",
-                str(p["rank"]),
-                str(p["heads"]),
-                f"{p['params']:,}",
-                held,
-                str(p["n"]),
-                "-" if p["train_best"] is None else f"{p['train_best']:.4f}",
-                "-" if p["published"] is None else f"{p['published']:.4g}",
-            )
-        )
-    _print_table(table)
+def _print_points(module: Any, points: list[dict[str, Any]]) -> None:
+    from headwise.experiments import cell
+
+    _print_table([[heading for _, heading in module.COLUMNS], *([cell(p, key) for key, _ in module.COLUMNS] for p in points)])
 
 
 def _print_table(table: Sequence[Sequence[str]]) -> None:
@@ -228,7 +209,7 @@ def _list(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     store = Store(args.store, create=False)
     rows = store.rows(not_commit=commit() if args.older else None)
     keys = ("id", "status", "task", "depth", "num_heads", "head_dim", "protocol", "seed", "held_out", "commit", "finished")
-    short = [{k: r[k] for k in keys} for r in rows]
+    short = [{k: r.get(k) for k in keys} for r in rows]
     cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in r.values()] for r in short]
     _print_table([keys, *cells])
     unfinished = sorted(p.parent.name for p in store.runs_path.glob("*/run.json") if store.row(p.parent.name) is None)
@@ -252,26 +233,25 @@ def _report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def _draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise import figures
-    from headwise.experiments import EXPERIMENTS
+    from headwise.experiments import find
     from headwise.files import read_lines
 
-    if args.experiment not in EXPERIMENTS:
-        raise UsageError(f"unknown experiment {args.experiment!r}; {nearest(args.experiment, EXPERIMENTS)}")
+    module = find(args.experiment)
     source = Path(args.rows)
     if not source.is_file():
         raise UsageError(f"there is no file of rows at {source}")
-    output = Path(args.output) if args.output else source.with_name(f"{args.experiment}.png")
+    output = Path(args.output) if args.output else source.with_name(f"{Path(args.experiment).stem}.png")
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
     try:
         rows = [json.loads(line) for line in read_lines(source)]
-        points = EXPERIMENTS[args.experiment].summary(rows)
+        points = module.summary(rows)
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{source} does not hold rows of {args.experiment}, one JSON object a line") from None
     if not points:
         raise UsageError(f"{source} holds no rows")
-    _print_points(points)
-    figures.save(EXPERIMENTS[args.experiment].figure(points), output)
+    _print_points(module, points)
+    figures.save(module.figure(points), output)
     print(f"figure: {output}")
     return {"figure": str(output), "points": points}
 

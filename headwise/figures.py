@@ -1,11 +1,13 @@
 """Draw what an experiment describes: matplotlib for paper and README, Plotly for the page. No torch, none of our modules.
 
-A description is plain: {"title", "x_label", "y_label", "reference": {"label", "y"}, "panels": [{"title", "lines": [
-{"label", "colour", "style": "solid" | "dashed" | "dots", "x", "y", and maybe "low", "high", "text"}]}]}.
+A description is plain: {"title", "x_label", "y_label", "reference": {"label", "y"}, "columns": panels a row, "panels": [
+{"title", "lines": [{"label", "colour", "style": "solid" | "dashed" | "dots", "x", "y", and maybe "low", "high", "text"}]}]}.
+In labels d^2.5 has its exponent raised.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +24,51 @@ def save(description: dict[str, Any], path: Path) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     panels = description["panels"]
+    columns = min(description["columns"], len(panels))
+    rows = -(-len(panels) // columns)
     style = {"font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "headwise"}
     with plt.rc_context(style):
-        figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels) + 2.2, 3.7), sharex=True, sharey=True, squeeze=False)
+        size = (3.6 * columns + 2.2, 3.0 * rows + 0.7)
+        figure, axes = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
         ticks = sorted({x for panel in panels for line in panel["lines"] for x in line["x"]})
-        for ax, panel in zip(axes[0], panels, strict=True):
+        for ax in axes.flat[len(panels) :]:
+            ax.remove()
+        for i, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
             for line in panel["lines"]:
                 _draw(ax, line)
             ax.axhline(description["reference"]["y"], color=GREY, lw=0.8, ls=(0, (1, 2)))
-            ax.set(xscale="log", yscale="log", title=panel["title"], xlabel=description["x_label"])
+            ax.set(xscale="log", yscale="log", title=panel["title"])
+            if i + columns >= len(panels):
+                ax.set_xlabel(description["x_label"])
+                ax.tick_params(labelbottom=True)
+            if i % columns == 0:
+                ax.set_ylabel(description["y_label"])
             ax.xaxis.set_major_locator(FixedLocator(ticks))
             ax.xaxis.set_minor_locator(NullLocator())
             ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _fraction(x)))
             ax.grid(axis="y", color="#e6e8eb", lw=0.6)
             ax.set_axisbelow(True)
-        axes[0][0].set_ylabel(description["y_label"])
         axes[0][0].annotate(
             description["reference"]["label"], (0.02, description["reference"]["y"]), xycoords=("axes fraction", "data"),
             xytext=(0, 3), textcoords="offset points", color=GREY, fontsize=8,
         )  # fmt: skip
-        handles = {label: h for ax in axes[0] for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+        drawn = axes.flat[: len(panels)]
+        handles = {label: h for ax in drawn for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
         figure.suptitle(description["title"], x=0.01, ha="left", fontweight="bold", fontsize=10)
         figure.legend(handles.values(), handles.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
         figure.tight_layout()
         figure.savefig(path, dpi=160, bbox_inches="tight", metadata=_no_date(path))
         plt.close(figure)
+
+
+def _math(text: str) -> str:
+    """d^2.5 for matplotlib."""
+    return re.sub(r"(\w)\^([\d.]+)", r"$\1^{\2}$", text)
+
+
+def _html(text: str) -> str:
+    """d^2.5 for Plotly."""
+    return re.sub(r"\^([\d.]+)", r"<sup>\1</sup>", text)
 
 
 def _no_date(path: Path) -> dict[str, Any]:
@@ -57,11 +79,11 @@ def _no_date(path: Path) -> dict[str, Any]:
 def _draw(ax: Any, line: dict[str, Any]) -> None:
     colour = COLOURS[line["colour"] % len(COLOURS)]
     if line["style"] == "dots":
-        ax.plot(line["x"], line["y"], ls="none", marker="x", ms=4, mew=1, color=colour, label=line["label"])
+        ax.plot(line["x"], line["y"], ls="none", marker="x", ms=4, mew=1, color=colour, label=_math(line["label"]))
     elif line["style"] == "dashed":
-        ax.plot(line["x"], line["y"], ls="--", lw=1, marker="s", ms=2.5, color=colour, alpha=0.45, label=line["label"])
+        ax.plot(line["x"], line["y"], ls="--", lw=1, marker="s", ms=2.5, color=colour, alpha=0.45, label=_math(line["label"]))
     else:
-        ax.plot(line["x"], line["y"], lw=1.8, marker="o", ms=4, color=colour, label=line["label"])
+        ax.plot(line["x"], line["y"], lw=1.8, marker="o", ms=4, color=colour, label=_math(line["label"]))
         band = [(x, lo, hi) for x, lo, hi in zip(line["x"], line["low"], line["high"], strict=True) if lo is not None]
         if band:
             x, low, high = zip(*band, strict=True)
@@ -75,30 +97,35 @@ def _fraction(x: float) -> str:
 def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     """The same figure as Plotly's data and layout (plain values; the page carries the library)."""
     panels, data = description["panels"], []
-    gap = 0.05
-    wide = (1 - gap * (len(panels) - 1)) / len(panels)
+    columns = min(description["columns"], len(panels))
+    rows = -(-len(panels) // columns)
+    gap, drop = 0.04, 0.16 if rows > 1 else 0.0
+    wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
+    ticks = sorted({x for panel in panels for line in panel["lines"] for x in line["x"]})
     layout: dict[str, Any] = {
         "title": {"text": description["title"], "x": 0, "xref": "paper", "font": {"size": 15}},
-        "font": {"family": "system-ui, sans-serif", "size": 12}, "plot_bgcolor": "white", "height": 460,
+        "font": {"family": "system-ui, sans-serif", "size": 12}, "plot_bgcolor": "white", "height": 140 + 320 * rows,
         "margin": {"l": 60, "r": 10, "t": 80, "b": 60}, "hovermode": "closest", "annotations": [], "shapes": [],
         "legend": {"orientation": "v", "x": 1.02, "y": 1, "font": {"size": 11}},
     }  # fmt: skip
     seen: set[str] = set()
     for i, panel in enumerate(panels):
         tail = "" if i == 0 else str(i + 1)
-        ticks = sorted({x for line in panel["lines"] for x in line["x"]})
-        left = i * (wide + gap)
-        axis = {"gridcolor": "#eceef1", "zeroline": False, "linecolor": GREY, "ticks": "outside", "tickcolor": GREY}
+        left, low = (i % columns) * (wide + gap), 1 - tall - (i // columns) * (tall + drop)
+        axis = {"gridcolor": "#eceef1", "zeroline": False, "linecolor": GREY, "ticks": "outside", "tickcolor": GREY, "type": "log"}
+        last, first = i + columns >= len(panels), i % columns == 0
         layout[f"xaxis{tail}"] = {
-            **axis, "type": "log", "domain": [left, left + wide], "anchor": f"y{tail}", "showgrid": False,
-            "title": {"text": description["x_label"]}, "tickvals": ticks, "ticktext": [_fraction(x) for x in ticks],
+            **axis, "domain": [left, left + wide], "anchor": f"y{tail}", "showgrid": False, "tickvals": ticks,
+            "ticktext": [_fraction(x) for x in ticks], "title": {"text": description["x_label"] if last else ""},
         }  # fmt: skip
         layout[f"yaxis{tail}"] = {
-            **axis, "type": "log", "anchor": f"x{tail}", "matches": "y" if i else None, "showticklabels": i == 0,
-            "title": {"text": description["y_label"] if i == 0 else ""}, "dtick": 1,
+            **axis, "domain": [low, low + tall], "anchor": f"x{tail}", "showticklabels": first, "dtick": 1,
+            "title": {"text": description["y_label"] if first else ""},
         }  # fmt: skip
+        if i:
+            layout[f"xaxis{tail}"]["matches"], layout[f"yaxis{tail}"]["matches"] = "x", "y"
         layout["annotations"].append(
-            {"text": panel["title"], "x": left + wide / 2, "y": 1.0, "xref": "paper", "yref": "paper", "yanchor": "bottom",
+            {"text": panel["title"], "x": left + wide / 2, "y": low + tall, "xref": "paper", "yref": "paper", "yanchor": "bottom",
              "showarrow": False, "font": {"size": 13}}
         )  # fmt: skip
         y = description["reference"]["y"]
@@ -115,10 +142,10 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
 def _trace(line: dict[str, Any], tail: str, first: bool) -> dict[str, Any]:
     colour = COLOURS[line["colour"] % len(COLOURS)]
     trace: dict[str, Any] = {
-        "type": "scatter", "x": line["x"], "y": line["y"], "name": line["label"], "legendgroup": line["label"],
+        "type": "scatter", "x": line["x"], "y": line["y"], "name": _html(line["label"]), "legendgroup": line["label"],
         "showlegend": first, "xaxis": f"x{tail}", "yaxis": f"y{tail}", "mode": "lines+markers", "line": {"color": colour, "width": 2},
         "marker": {"size": 7}, "text": line.get("text", [""] * len(line["x"])),
-        "hovertemplate": "%{y:.4f}<br>%{text}<extra>" + line["label"] + "</extra>",
+        "hovertemplate": f"%{{y:.4f}}<br>%{{text}}<extra>{_html(line['label'])}</extra>",
     }  # fmt: skip
     if line["style"] == "dots":
         trace |= {"mode": "markers", "marker": {"symbol": "x-thin", "size": 7, "line": {"width": 1.5, "color": colour}}}

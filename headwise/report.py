@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from headwise import __version__
-from headwise.experiments import EXPERIMENTS
+from headwise.experiments import cell, find
 from headwise.figures import plotly_figure
 from headwise.files import write_whole
 from headwise.progress import clock
@@ -26,9 +27,10 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     template = resources.files("headwise").joinpath("templates/report.html").read_text()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = _number
+    environment.filters["raised"] = _raised
     page = environment.from_string(template).render(
         version=__version__,
-        sections=[_section(store, name, asked) for name, asked in store.experiments().items() if name in EXPERIMENTS],
+        sections=[_section(store, name, asked) for name, asked in store.experiments().items()],
         plotly=get_plotlyjs(),
         embed=_embed,
     )
@@ -37,11 +39,11 @@ def write_report(store: Store, path: Path | None = None) -> Path:
 
 
 def _section(store: Store, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    module = EXPERIMENTS[name]
+    module = find(asked.get("source", name))
     rows = store.rows(asked["ids"])
     points = module.summary(rows)
-    columns = [c for c in (rows[0] if rows else {}) if c not in HIDDEN]
-    same = {c: rows[0][c] for c in columns if rows and all(r[c] == rows[0][c] for r in rows)}
+    columns = list(dict.fromkeys(c for row in rows for c in row if c not in HIDDEN))  # versions may differ in them
+    same = {c: rows[0][c] for c in columns if all(c in r and r[c] == rows[0][c] for r in rows)}
     return {
         "name": name,
         "question": module.QUESTION,
@@ -51,7 +53,8 @@ def _section(store: Store, name: str, asked: dict[str, Any]) -> dict[str, Any]:
         "settings": asked["settings"],
         "headline": module.headline(points),
         "figure": plotly_figure(module.figure(points)) if points else None,
-        "points": points,
+        "headings": [heading for _, heading in module.COLUMNS],
+        "points": [[cell(p, key) for key, _ in module.COLUMNS] for p in points],
         "rows": rows,
         "varying": [c for c in columns if c not in same],
         "same": same,
@@ -69,7 +72,8 @@ def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     out = []
     for row in rows:
         step = max(1, len(row["curve"]) // 200)
-        label = f"{row['depth']} layers, rank {row['head_dim']}, {row['num_heads']} heads, {row['protocol']}, seed {row['seed']}"
+        sizes = f"{_count(row['depth'], 'layer')}, {_count(row['num_heads'], 'head')} of rank {row['head_dim']}"
+        label = f"{sizes}, {row['protocol']}, seed {row['seed']}"
         out.append(
             {
                 "label": label,
@@ -82,6 +86,10 @@ def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
@@ -91,6 +99,13 @@ def _embed(value: Any) -> str:
     from markupsafe import Markup
 
     return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def _raised(text: str) -> Any:
+    """d^2.5 with its exponent raised."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"\^([\d.]+)", r"<sup>\1</sup>", str(escape(text))))
 
 
 def _number(value: Any) -> str:

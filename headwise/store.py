@@ -95,6 +95,13 @@ class Store:
         """The runs that have no row yet, each once."""
         return [run for run in {r.id: r for r in runs}.values() if self.row(run.id) is None]
 
+    def tidy(self, runs: Sequence[Run]) -> None:
+        """Remove checkpoints of finished runs, left by a kill between the row and the removal."""
+        for run in runs:
+            left = self.runs_path / run.id / "checkpoint.safetensors"
+            if left.exists() and self.row(run.id) is not None:
+                left.unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def claim(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
         """Hold the runs that nobody else holds and that are not finished; frees them at the end."""
@@ -127,8 +134,13 @@ class Store:
 
     def experiments(self) -> dict[str, dict[str, Any]]:
         """What was asked for, by experiment."""
-        folder = self.path / "experiments"
-        return {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))} if folder.exists() else {}
+        found = {}
+        for path in sorted((self.path / "experiments").glob("*.json")):
+            try:
+                found[path.stem] = json.loads(path.read_text())
+            except ValueError:
+                raise UsageError(f"{path} cannot be read; remove it and run the experiment again") from None
+        return found
 
     # ---- questions
 

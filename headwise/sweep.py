@@ -192,4 +192,5 @@ def sweep(
         missing = left
     if bar.done:
         bar.close()
+    store.tidy(runs)
     return store.rows([run.id for run in runs])

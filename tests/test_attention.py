@@ -237,6 +237,9 @@ def test_half_precision_by_autocast(changes):
     x = torch.randn(3, 8, 31, generator=seeded(1))
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x)
+        fused = Attention(layer.shape, backend="flash")
+        fused.load_state_dict(layer.state_dict())
+        same(y, fused(x), "chosen by the dtype of the products, not of the weights: the short kernel adds in its own dtype")
     assert y.dtype == torch.bfloat16
     close(y, reference_layer(layer.double(), x.double()))
     layer.float()
@@ -494,6 +497,7 @@ BF16 = torch.bfloat16
         (call(tokens=8, rank=8), "short", []),
         (call(tokens=32, rank=2), "short", []),
         (call(tokens=9, rank=8), "flash", [("short", "got 9 keys at rank 8"), ("cudnn", "needs a GPU, the device is cpu")]),
+        (call(tokens=9, rank=3), "flash", [("short", "got 9 keys at rank 3"), ("cudnn", "needs a GPU")]),
         (call(tokens=33, rank=1), "flash", [("short", "got 33 keys at rank 1"), ("cudnn", "needs a GPU")]),
         (call(tokens=8, rank=8, causal=True), "flash", [("short", "has no mask"), ("cudnn", "needs a GPU")]),
         (call(tokens=8, rank=8, window=3), "flash", [("short", "has no mask"), ("cudnn", "needs a GPU")]),

@@ -1,14 +1,18 @@
 """Experiments: one file a figure or table.
 
 A module has `QUESTION` (one sentence), `PRESETS` (name -> frozen settings), `runs(settings)`, `summary(rows)` (plain
-dicts, one a point, with intervals and published values) and `figure(points)` (what `headwise.figures` draws). Its
-docstring holds the command, the hardware, the time and the expected numbers.
+dicts, one a point, with intervals and published values), `COLUMNS` (which of their values are shown, and their headings),
+`headline(points)` (the claim in numbers) and `figure(points)` (what `headwise.figures` draws). Its docstring holds the
+command, the hardware, the time and the expected numbers. A file of your own with the same parts is run by its path.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +20,43 @@ from headwise.experiments import fig1
 from headwise.shape import UsageError, nearest
 
 EXPERIMENTS: dict[str, ModuleType] = {"fig1": fig1}
+PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
+
+
+def find(name: str) -> ModuleType:
+    """An experiment by its name, or from a Python file with the same parts."""
+    if name in EXPERIMENTS:
+        return EXPERIMENTS[name]
+    if not name.endswith(".py"):
+        raise UsageError(f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}, or a Python file")
+    path = Path(name)
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise UsageError(f"there is no experiment file at {name}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except UsageError:
+        raise
+    except Exception as e:
+        raise UsageError(f"{name} cannot be loaded: {type(e).__name__}: {' '.join(str(e).split())}") from None
+    missing = [part for part in PARTS if not hasattr(module, part)]
+    if missing:
+        raise UsageError(f"an experiment needs {', '.join(PARTS)}; {name} lacks {', '.join(missing)}")
+    return module
+
+
+def cell(point: dict[str, Any], key: str) -> str:
+    """One value of a point for people; an error with its interval, a missing value as a dash."""
+    value = point[key]
+    if value is None:
+        return "diverged" if key == "held_out" else "-"
+    if key == "held_out" and point["low"] is not None:
+        return f"{value:.4f} ± {(point['high'] - point['low']) / 2:.4f}"
+    if isinstance(value, float):
+        return f"{value:.4f}" if key in ("held_out", "train_best") else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def settings_of(module: ModuleType, preset: str, changes: Sequence[str] = (), seeds: int | None = None) -> Any:

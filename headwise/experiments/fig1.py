@@ -21,6 +21,10 @@ from headwise.shape import UsageError
 from headwise.stats import group, mean
 from headwise.tasks import Farthest
 
+COLUMNS = (
+    ("protocol", "data"), ("layers", "layers"), ("budget", "budget"), ("rank", "rank"), ("heads", "heads"), ("params", "parameters"),
+    ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"), ("train_best", "paper's statistic"), ("published", "published"),
+)  # fmt: skip
 QUESTION = "At a fixed number of parameters, should attention have many heads of low rank or one head of full rank?"
 
 
@@ -115,6 +119,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
                 "protocol": protocol,
                 "layers": depth,
                 "width": width,
+                "budget": budget(width, first["dim"]),
                 "rank": rank,
                 "heads": first["num_heads"],
                 "dim": first["dim"],
@@ -203,4 +208,5 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
         "title": f"Farthest neighbour: error against rank at equal parameters (d={dim})",
         "x_label": "rank of a head / d", "y_label": "squared error",
         "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels,
+        "columns": len({p["layers"] for p in points}),
     }  # fmt: skip
