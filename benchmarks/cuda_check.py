@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from headwise.attention import Call, attend, choose_backend, mask_of, plain
+from headwise.attention import attend, mask_of, plain
+from headwise.backends import Call, choose_backend
 from headwise.engine import Recipe, Run, _begin, _numerics, _Stack
 from headwise.models import paper_shape
 from headwise.tasks import Farthest

@@ -31,7 +31,7 @@ _HOME = {
     "UsageError": "shape",
     "Attention": "attention",
     "attend": "attention",
-    "explain": "attention",
+    "explain": "backends",
     "Encoder": "models",
     "Decoder": "models",
     "Farthest": "tasks",
@@ -43,7 +43,8 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from headwise.attention import Attention, attend, explain
+    from headwise.attention import Attention, attend
+    from headwise.backends import explain
     from headwise.engine import Recipe, Run, train
     from headwise.models import Decoder, Encoder
     from headwise.shape import Shape, UsageError

@@ -1,4 +1,4 @@
-"""Attention with every size free, and the choice of what computes it.
+"""Attention with every size free.
 
 Axes: M models, B batch, N keys, Q queries, H heads, R rank, V value width, D dim.
 """
@@ -6,8 +6,7 @@ Axes: M models, B batch, N keys, Q queries, H heads, R rank, V value width, D di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import torch
@@ -16,217 +15,17 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from headwise import backends
+from headwise.backends import BACKENDS, Call, Choice, choose_backend, dtype_name, forced
 from headwise.kernels.short import short, short_packed
 from headwise.kernels.unit import unit
 from headwise.shape import Shape, UsageError, nearest
 
-BACKENDS = ("short", "cudnn", "flash", "efficient", "plain", "blocked")
-BLOCK_BYTES = 256 << 20  # scores above this are computed in query blocks and recomputed in the backward pass
 _FUSED = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-
-
-# ---- which backend
-
-
-@dataclass(frozen=True)
-class Call:
-    """What decides the backend of one attention call."""
-
-    device: str
-    dtype: torch.dtype
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    rank: int
-    width: int
-    causal: bool = False
-    window: int = 0
-    hard: bool = False
-
-    @property
-    def masked(self) -> bool:
-        """Whether it takes an explicit mask: a window, or causal with fewer queries than keys."""
-        return 0 < self.window < self.keys or (self.causal and self.queries != self.keys)
-
-    @property
-    def half(self) -> bool:
-        return self.dtype in (torch.float16, torch.bfloat16)
-
-    @property
-    def score_bytes(self) -> int:
-        """Bytes of the scores if they are written out."""
-        return self.batch * self.heads * self.queries * self.keys * max(4, self.dtype.itemsize)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which backend runs, why, what is padded or repeated for it, and why each faster one cannot."""
-
-    backend: str
-    why: str
-    pad: tuple[int, int] = (0, 0)  # zeros added to the query/key width and to the value width
-    repeat_kv: bool = False
-    refused: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"{self.backend}: {self.why}"]
-        if any(self.pad):
-            lines.append(f"  widths are padded with zeros by {self.pad[0]} (query/key) and {self.pad[1]} (value)")
-        if self.repeat_kv:
-            lines.append("  keys and values are repeated for every query head")
-        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused])
-
-
-def _up(width: int, multiple: int) -> int:
-    return -(-width // multiple) * multiple
-
-
-def _try_short(c: Call) -> Choice | str:
-    if c.device != "cpu":
-        return f"it is for CPUs, the device is {c.device}"
-    if c.masked or c.causal:
-        return "it has no mask"
-    if not (c.keys <= 8 and c.rank <= 8) and not (c.keys <= 32 and c.rank <= 2):
-        return f"it pays up to 8 keys at rank 8 and 32 keys at rank 2, got {c.keys} keys at rank {c.rank}"
-    return Choice("short", "few keys on a CPU: elementwise over batch and heads", repeat_kv=c.kv_heads != c.heads)
-
-
-def _try_cudnn(c: Call) -> Choice | str:
-    if c.device != "cuda":
-        return f"it needs a GPU, the device is {c.device}"
-    if not c.half:
-        return f"it takes float16 and bfloat16, got {_name(c.dtype)}"
-    rank, width = _up(c.rank, 8), _up(c.width, 8)
-    limit = 256 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9 else 128
-    if max(rank, width) > limit:
-        return f"it stops at width {limit} on this GPU, got {c.rank} and {c.width}"
-    if c.keys == 1:
-        return "it needs more than one key"
-    if c.masked:
-        return "a mask of its own is slower there than in the others"
-    return Choice("cudnn", "fused, the fastest on Hopper", pad=(rank - c.rank, width - c.width))
-
-
-def _try_flash(c: Call) -> Choice | str:
-    equal = max(c.rank, c.width)
-    if c.device == "cpu":
-        return Choice("flash", "fused on the CPU, scores never written out", pad=(equal - c.rank, equal - c.width))
-    if c.device != "cuda":
-        return f"not known on {c.device}"
-    if not c.half:
-        return f"it takes float16 and bfloat16, got {_name(c.dtype)}"
-    if equal > 256:
-        return f"it stops at width 256, got {c.rank} and {c.width}"
-    if c.masked:
-        return "it has no mask for windows or unequal lengths"
-    if equal > 2 * min(c.rank, c.width):
-        return f"widths {c.rank} and {c.width} would be padded to {equal}, more than twice the smaller"
-    return Choice("flash", "fused, scores never written out", pad=(equal - c.rank, equal - c.width))
-
-
-def _try_plain_short(c: Call) -> Choice | str:
-    if c.queries > 64 or c.keys > 64 or c.score_bytes > 16 * BLOCK_BYTES:
-        return f"it writes {_size(c.score_bytes)} of scores; fused kernels win beyond 64 tokens"
-    return Choice("plain", f"few tokens: fused tiles of 64 would be mostly empty; writes {_size(c.score_bytes)} of scores")
-
-
-def _try_efficient(c: Call) -> Choice | str:
-    if c.device != "cuda":
-        return f"it needs a GPU, the device is {c.device}"
-    if c.dtype == torch.float64:
-        return "it does not take float64"
-    if max(c.rank, c.width) > 256 and not c.masked:
-        return f"above width 256 it runs at a tenth of the card's rate, got {c.rank} and {c.width}"
-    step = 8 if c.half else 4
-    return Choice(
-        "efficient",
-        "fused, scores never written out",
-        pad=(_up(c.rank, step) - c.rank, _up(c.width, step) - c.width),
-        repeat_kv=c.kv_heads != c.heads,
-    )
-
-
-def _try_plain(c: Call) -> Choice | str:
-    if c.score_bytes > BLOCK_BYTES:
-        return f"it would write {_size(c.score_bytes)} of scores, more than {_size(BLOCK_BYTES)}"
-    return Choice("plain", f"matrix products with {_size(c.score_bytes)} of scores written out")
-
-
-def _try_blocked(c: Call) -> Choice | str:
-    return Choice("blocked", f"query blocks of at most {_size(BLOCK_BYTES)} of scores, recomputed in the backward pass")
-
-
-def choose_backend(call: Call) -> Choice:
-    """The first backend, fastest first, that takes this call; the others say why they do not."""
-    attempts: list[tuple[str, Callable[[Call], Choice | str]]] = [("plain", _try_plain), ("blocked", _try_blocked)]
-    if not call.hard:
-        fused: list[tuple[str, Callable[[Call], Choice | str]]] = [
-            ("cudnn", _try_cudnn),
-            ("flash", _try_flash),
-            ("efficient", _try_efficient),
-        ]
-        short_n = [("short", _try_short)] if call.device == "cpu" else [("plain", _try_plain_short)]
-        attempts = (fused[:2] + short_n + fused[2:] if call.half else short_n + fused) + attempts
-    refused: list[tuple[str, str]] = [("any fused kernel", "none computes hardmax")] if call.hard else []
-    for name, attempt in attempts:
-        answer = attempt(call)
-        if isinstance(answer, Choice):
-            return Choice(answer.backend, answer.why, answer.pad, answer.repeat_kv, tuple(refused))
-        refused.append((name, answer))
-    raise AssertionError("blocked takes every call")
-
-
-def explain(
-    shape: Shape,
-    tokens: int = 1024,
-    *,
-    batch: int = 1,
-    device: str = "auto",
-    dtype: torch.dtype = torch.float32,
-    layer: int = 0,
-    hard: bool = False,
-) -> Choice:
-    """Which backend runs this shape's attention, and why the faster ones cannot; print it.
-
-    >>> print(explain(Shape(dim=64, depth=1, num_heads=64, head_dim=1), tokens=8, device="cpu").backend)
-    short
-    """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return choose_backend(
-        Call(
-            device,
-            dtype,
-            batch,
-            shape.num_heads,
-            shape.num_kv_heads,
-            tokens,
-            tokens,
-            shape.head_dim,
-            shape.v_head_dim,
-            shape.causal,
-            shape.window(layer),
-            hard,
-        )
-    )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _size(count: float) -> str:
-    for suffix in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {suffix}" if count >= 10 or suffix == "B" else f"{count:.1f} {suffix}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 # ---- the function
@@ -266,7 +65,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, scale: float, seen_QN: Tensor | None 
 def _blocked(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, hard: bool) -> Tensor:
     queries, keys = q.shape[-2], k.shape[-2]
     per_query = q.shape[0] * q.shape[1] * keys * max(4, q.dtype.itemsize)
-    block = max(1, BLOCK_BYTES // per_query)
+    block = max(1, backends.BLOCK_BYTES // per_query)
 
     def part(start: int) -> Tensor:
         stop = min(start + block, queries)
@@ -310,7 +109,7 @@ def attend(
     """
     call = _call(q, k, v, causal, window, hard)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    choice = choose_backend(call) if backend == "auto" else _forced(backend, call)
+    choice = choose_backend(call) if backend == "auto" else forced(backend, call)
     if choice.backend == "plain":
         return plain(q, k, v, scale, mask_of(call.queries, call.keys, causal, window, q.device), hard)
     if choice.backend == "blocked":
@@ -335,23 +134,6 @@ def _fused(choice: Choice, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: f
     return out[..., : call.width] if choice.pad[1] else out
 
 
-def _forced(backend: str, call: Call) -> Choice:
-    attempts = {
-        "short": _try_short, "cudnn": _try_cudnn, "flash": _try_flash,
-        "efficient": _try_efficient, "plain": _try_plain, "blocked": _try_blocked,
-    }  # fmt: skip
-    if backend not in attempts:
-        raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *attempts))}")
-    if backend == "plain":
-        return Choice("plain", "asked for")
-    if call.hard and backend != "blocked":
-        raise UsageError(f"backend {backend} does not compute hardmax; choices: plain, blocked")
-    answer = attempts[backend](call)
-    if isinstance(answer, str):
-        raise UsageError(f"backend {backend} cannot run this call: {answer}")
-    return answer
-
-
 def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, hard: bool) -> Call:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
@@ -363,7 +145,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, hard: bool
     if q.shape[1] % k.shape[1]:
         raise UsageError(f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}")
     if len({(t.dtype, t.device) for t in (q, k, v)}) > 1:
-        kinds = ", ".join(f"{name} {_name(t.dtype)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v)))
+        kinds = ", ".join(f"{name} {dtype_name(t.dtype)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v)))
         raise UsageError(f"q, k and v must share dtype and device, got {kinds}")
     if window < 0:
         raise UsageError(f"window must not be negative, got {window}")

@@ -250,8 +250,11 @@ def _draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"{source} does not hold rows of {args.experiment}, one JSON object a line") from None
     if not points:
         raise UsageError(f"{source} holds no rows")
+    try:
+        figures.save(module.figure(points), output)
+    except ModuleNotFoundError as e:
+        raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
     _print_points(module, points)
-    figures.save(module.figure(points), output)
     print(f"figure: {output}")
     return {"figure": str(output), "points": points}
 
@@ -320,7 +323,7 @@ def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     import torch
 
-    from headwise.attention import explain
+    from headwise.backends import explain
 
     kinds = ("float32", "bfloat16", "float16", "float64")
     if args.dtype not in kinds:

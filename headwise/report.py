@@ -6,6 +6,7 @@ import json
 import re
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from headwise import __version__
@@ -13,6 +14,7 @@ from headwise.experiments import cell, find
 from headwise.figures import plotly_figure
 from headwise.files import write_whole
 from headwise.progress import clock
+from headwise.shape import UsageError
 from headwise.store import Store
 
 HIDDEN = {"curve", "held_out_curve"}  # long columns: in the store, not in the table
@@ -28,9 +30,18 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = _number
     environment.filters["raised"] = _raised
+    sections, lost = [], []
+    for name, asked in store.experiments().items():
+        try:
+            module = find(asked.get("source", name))
+        except UsageError as e:  # its file is gone; its rows and the other experiments are not
+            lost.append(f"{name}: {e}")
+        else:
+            sections.append(_section(store, name, asked, module))
     page = environment.from_string(template).render(
         version=__version__,
-        sections=[_section(store, name, asked) for name, asked in store.experiments().items()],
+        sections=sections,
+        lost=lost,
         plotly=get_plotlyjs(),
         embed=_embed,
     )
@@ -38,8 +49,7 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     return path
 
 
-def _section(store: Store, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    module = find(asked.get("source", name))
+def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType) -> dict[str, Any]:
     rows = store.rows(asked["ids"])
     points = module.summary(rows)
     columns = list(dict.fromkeys(c for row in rows for c in row if c not in HIDDEN))  # versions may differ in them

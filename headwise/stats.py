@@ -27,7 +27,7 @@ def mean(values: Sequence[float]) -> Mean:
     """The mean of independent values with the interval that holds the true mean in 95 of 100 such samples.
 
     >>> print(mean([1.0, 2.0, 3.0]))
-    2.0000 ± 2.4842
+    2.0000 ± 2.4843
     """
     n = len(values)
     centre = math.fsum(values) / n

@@ -11,8 +11,9 @@ from tolerance import close, close_all, examples, same, seeded
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from headwise import attention
-from headwise.attention import Attention, Call, attend, choose_backend, explain, mask_of, rotate
+from headwise import backends
+from headwise.attention import Attention, attend, mask_of, rotate
+from headwise.backends import Call, choose_backend, explain
 from headwise.shape import Shape, UsageError
 
 PRIMES = (2, 3, 5, 7, 11, 13)
@@ -415,7 +416,7 @@ def test_hardmax_backends_equal_the_sums(backend):
 @pytest.mark.parametrize("hard", [False, True])
 def test_many_small_blocks_equal_the_sums(monkeypatch, block_bytes, hard):
     """One byte: a block a query; the others: several queries, the last block ragged."""
-    monkeypatch.setattr(attention, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(backends, "BLOCK_BYTES", block_bytes)
 
     @examples(40)
     @given(calls(), st.integers(0, 2**16))
@@ -439,7 +440,7 @@ class Scores(TorchFunctionMode):
 
 
 def test_blocks_never_hold_more_scores_than_allowed(monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK_BYTES", 4000)
+    monkeypatch.setattr(backends, "BLOCK_BYTES", 4000)
     q, k, v = tensors_of((2, 3, 3, 37, 37, 5, 5), torch.float32, 0)
     with Scores() as seen:
         attend(q, k, v, backend="blocked")
@@ -618,7 +619,7 @@ def test_scores_are_never_written_out_whole_when_they_are_large(c):
     written = c.batch * c.heads * c.queries * c.keys * max(4, c.dtype.itemsize)
     few_tokens_on_a_gpu = c.device != "cpu" and not c.hard and max(c.queries, c.keys) <= 64
     if choice.backend == "plain":
-        assert written <= attention.BLOCK_BYTES or (few_tokens_on_a_gpu and written <= 16 * attention.BLOCK_BYTES)
+        assert written <= backends.BLOCK_BYTES or (few_tokens_on_a_gpu and written <= 16 * backends.BLOCK_BYTES)
     if choice.backend in ("cudnn", "flash", "efficient", "short"):
         assert not c.hard
     if choice.backend in ("cudnn", "efficient"):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tolerance import KEPT_BYTES, examples, seeded
 from torch.utils.flop_counter import FlopCounterMode
 
-from headwise.attention import explain, mask_of
+from headwise.attention import mask_of
+from headwise.backends import explain
 from headwise.models import build, paper_shape
 from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, QK_NORMS, Shape, UsageError, nearest
 

@@ -359,3 +359,8 @@ def test_mistakes_of_one_task():
         task_of("nearst", {})
     with pytest.raises(UsageError, match=r"^unknown key 'bias' of task nearest; "):
         task_of("nearest", {"dim": 7, "points": 5, "bias": 0.1})
+
+
+def test_a_task_by_name_says_what_it_lacks() -> None:
+    with pytest.raises(UsageError, match="task farthest needs points"):
+        task_of("farthest", {"dim": 8})

@@ -30,11 +30,12 @@ def find(name: str) -> ModuleType:
     if not name.endswith(".py"):
         raise UsageError(f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}, or a Python file")
     path = Path(name)
-    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    own = f"headwise_experiment_{path.stem}"  # whatever the file is called, it hides no other module
+    spec = importlib.util.spec_from_file_location(own, path) if path.is_file() else None
     if spec is None or spec.loader is None:
         raise UsageError(f"there is no experiment file at {name}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
+    sys.modules[own] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except UsageError:
@@ -52,7 +53,7 @@ def cell(point: dict[str, Any], key: str) -> str:
     value = point[key]
     if value is None:
         return "diverged" if key == "held_out" else "-"
-    if key == "held_out" and point["low"] is not None:
+    if key == "held_out" and point.get("low") is not None:
         return f"{value:.4f} ± {(point['high'] - point['low']) / 2:.4f}"
     if isinstance(value, float):
         return f"{value:.4f}" if key in ("held_out", "train_best") else f"{value:.4g}"

@@ -18,17 +18,23 @@ TASKS: dict[str, type[Task]] = {"farthest": Farthest, "nearest": Nearest, "biase
 
 def task_name(task: Task) -> str:
     """The name under which a task is known."""
-    return next(name for name, kind in TASKS.items() if kind is type(task))
+    for name, kind in TASKS.items():
+        if kind is type(task):
+            return name
+    raise UsageError(f"task {type(task).__name__} is not one of headwise's; choices: {', '.join(TASKS)}")
 
 
 def task_of(name: str, fields: Mapping[str, Any]) -> Task:
     """A task by name; unknown names and keys are refused with the nearest ones."""
     if name not in TASKS:
         raise UsageError(f"unknown task {name!r}; {nearest(name, TASKS)}")
-    known = [f.name for f in dataclasses.fields(TASKS[name])]
+    known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(TASKS[name])}
     for key in fields:
         if key not in known:
             raise UsageError(f"unknown key {key!r} of task {name}; {nearest(key, known)}")
+    missing = [key for key, needed in known.items() if needed and key not in fields]
+    if missing:
+        raise UsageError(f"task {name} needs {', '.join(missing)}")
     return TASKS[name](**fields)
 
 
