@@ -16,8 +16,9 @@ import torch
 
 from headwise.attention import attend, mask_of, plain
 from headwise.backends import Call, choose_backend
-from headwise.engine import Recipe, Run, _begin, _numerics, _Stack
 from headwise.models import paper_shape
+from headwise.runs import Recipe, Run
+from headwise.stack import Stack, begin, numerics
 from headwise.tasks import Farthest
 
 GPU = torch.device("cuda")
@@ -73,18 +74,18 @@ def check_attention() -> list[dict[str, Any]]:
 def time_step(run: Run, models: int) -> dict[str, Any]:
     runs = [Run(run.shape, run.task, run.recipe, seed) for seed in range(models)]
     torch.cuda.reset_peak_memory_stats()
-    with _numerics(run.recipe.precision, GPU):
-        stack = _Stack([_begin(r) for r in runs], GPU)
+    with numerics(run.recipe.precision, GPU):
+        stack = Stack([begin(r) for r in runs], GPU)
         for block in range(3):
             stack.run_block(block)
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
-        begin.record()
+        before.record()
         for block in range(4, 8):
             stack.run_block(block)
-        end.record()
+        after.record()
         torch.cuda.synchronize()
-    ms = begin.elapsed_time(end) / (4 * stack.steps * models)
+    ms = before.elapsed_time(after) / (4 * stack.steps * models)
     s = run.shape
     rate = s.flops(run.task.tokens, batch=run.recipe.batch, training=True) / ms / 1e9
     memory = torch.cuda.max_memory_allocated() / 2**30
@@ -96,9 +97,9 @@ def time_step(run: Run, models: int) -> dict[str, Any]:
 def check_stack() -> bool:
     """Five models at once are five models alone, to rounding, after 50 steps."""
     runs = [Run(paper_shape(rank=r, ffn_dim=256), Farthest(64, 16), Recipe(steps=100, lr=0.003), s) for r in (64, 8) for s in range(2)]
-    with _numerics("fp32", GPU):
-        together = _Stack([_begin(r) for r in runs], GPU)
-        alone = [_Stack([_begin(r)], GPU) for r in runs]
+    with numerics("fp32", GPU):
+        together = Stack([begin(r) for r in runs], GPU)
+        alone = [Stack([begin(r)], GPU) for r in runs]
         for block in range(2):
             for stack in (together, *alone):
                 stack.run_block(block)

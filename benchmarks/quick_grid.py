@@ -19,8 +19,8 @@ from dataclasses import replace
 import torch
 
 from benchmarks.stock import StockEncoder
-from headwise.engine import Run, draw_block
 from headwise.experiments import fig1
+from headwise.runs import Run, draw_block
 from headwise.shape import Shape
 from headwise.store import Store
 from headwise.sweep import cores, sweep

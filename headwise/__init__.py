@@ -36,8 +36,8 @@ _HOME = {
     "Decoder": "models",
     "Farthest": "tasks",
     "Nearest": "tasks",
-    "Recipe": "engine",
-    "Run": "engine",
+    "Recipe": "runs",
+    "Run": "runs",
     "train": "engine",
     "Store": "store",
 }
@@ -45,8 +45,9 @@ _HOME = {
 if TYPE_CHECKING:
     from headwise.attention import Attention, attend
     from headwise.backends import explain
-    from headwise.engine import Recipe, Run, train
+    from headwise.engine import train
     from headwise.models import Decoder, Encoder
+    from headwise.runs import Recipe, Run
     from headwise.shape import Shape, UsageError
     from headwise.store import Store
     from headwise.tasks import Farthest, Nearest

@@ -23,7 +23,7 @@ def save(description: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    panels = description["panels"]
+    panels, floor = description["panels"], _floor(description)
     columns = min(description["columns"], len(panels))
     rows = -(-len(panels) // columns)
     style = {"font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "headwise"}
@@ -35,7 +35,7 @@ def save(description: dict[str, Any], path: Path) -> None:
             ax.remove()
         for i, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
             for line in panel["lines"]:
-                _draw(ax, line)
+                _draw(ax, line, floor)
             ax.axhline(description["reference"]["y"], color=GREY, lw=0.8, ls=(0, (1, 2)))
             ax.set(xscale="log", yscale="log", title=panel["title"])
             if i + columns >= len(panels):
@@ -76,7 +76,13 @@ def _no_date(path: Path) -> dict[str, Any]:
     return {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix, {})
 
 
-def _draw(ax: Any, line: dict[str, Any]) -> None:
+def _floor(description: dict[str, Any]) -> float:
+    """Half the smallest value: how far down an interval is drawn that reaches zero, which a log axis has not."""
+    values = [y for panel in description["panels"] for line in panel["lines"] for y in line["y"] if y]
+    return min(values, default=description["reference"]["y"]) / 2
+
+
+def _draw(ax: Any, line: dict[str, Any], floor: float) -> None:
     colour = COLOURS[line["colour"] % len(COLOURS)]
     if line["style"] == "dots":
         ax.plot(line["x"], line["y"], ls="none", marker="x", ms=4, mew=1, color=colour, label=_math(line["label"]))
@@ -87,7 +93,7 @@ def _draw(ax: Any, line: dict[str, Any]) -> None:
         band = [(x, lo, hi) for x, lo, hi in zip(line["x"], line["low"], line["high"], strict=True) if lo is not None]
         if band:
             x, low, high = zip(*band, strict=True)
-            ax.fill_between(x, [max(v, 1e-6) for v in low], high, color=colour, alpha=0.18, lw=0)
+            ax.fill_between(x, [max(v, floor) for v in low], high, color=colour, alpha=0.18, lw=0)
 
 
 def _fraction(x: float) -> str:
@@ -96,7 +102,7 @@ def _fraction(x: float) -> str:
 
 def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     """The same figure as Plotly's data and layout (plain values; the page carries the library)."""
-    panels, data = description["panels"], []
+    panels, data, floor = description["panels"], [], _floor(description)
     columns = min(description["columns"], len(panels))
     rows = -(-len(panels) // columns)
     gap, drop = 0.04, 0.16 if rows > 1 else 0.0
@@ -120,7 +126,7 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
         }  # fmt: skip
         layout[f"yaxis{tail}"] = {
             **axis, "domain": [low, low + tall], "anchor": f"x{tail}", "showticklabels": first, "dtick": 1,
-            "title": {"text": description["y_label"] if first else ""},
+            "title": {"text": description["y_label"] if first else "", "standoff": 8}, "automargin": True,
         }  # fmt: skip
         if i:
             layout[f"xaxis{tail}"]["matches"], layout[f"yaxis{tail}"]["matches"] = "x", "y"
@@ -134,12 +140,12 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
              "line": {"color": GREY, "width": 1, "dash": "dot"}}
         )  # fmt: skip
         for line in panel["lines"]:
-            data.append(_trace(line, tail, line["label"] not in seen))
+            data.append(_trace(line, tail, line["label"] not in seen, floor))
             seen.add(line["label"])
     return {"data": data, "layout": layout}
 
 
-def _trace(line: dict[str, Any], tail: str, first: bool) -> dict[str, Any]:
+def _trace(line: dict[str, Any], tail: str, first: bool, floor: float) -> dict[str, Any]:
     colour = COLOURS[line["colour"] % len(COLOURS)]
     trace: dict[str, Any] = {
         "type": "scatter", "x": line["x"], "y": line["y"], "name": _html(line["label"]), "legendgroup": line["label"],
@@ -153,6 +159,6 @@ def _trace(line: dict[str, Any], tail: str, first: bool) -> dict[str, Any]:
         trace |= {"opacity": 0.5, "line": {"color": colour, "width": 1, "dash": "dash"}, "marker": {"size": 5, "symbol": "square"}}
     if line["style"] == "solid" and any(v is not None for v in line["low"]):
         up = [None if hi is None else hi - y for y, hi in zip(line["y"], line["high"], strict=True)]
-        down = [None if lo is None else y - max(lo, 1e-6) for y, lo in zip(line["y"], line["low"], strict=True)]
+        down = [None if lo is None else y - max(lo, floor) for y, lo in zip(line["y"], line["low"], strict=True)]
         trace["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
     return trace

@@ -57,7 +57,7 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
     return {
         "name": name,
         "question": module.QUESTION,
-        "about": (module.__doc__ or "").strip().splitlines()[0],
+        "about": (module.__doc__ or "").strip().partition("\n")[0],
         "command": asked["command"],
         "preset": asked["preset"],
         "settings": asked["settings"],

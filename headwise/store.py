@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.engine import Row, Run
 from headwise.files import append_line, read_lines, write_whole
+from headwise.runs import Row, Run
 from headwise.shape import UsageError
 
 FORMAT = 1

@@ -24,8 +24,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from headwise.engine import Row, Run, pick_device, stack_key, train
+from headwise.engine import pick_device, train
 from headwise.progress import Progress
+from headwise.runs import Row, Run, stack_key
 from headwise.shape import UsageError
 from headwise.store import Store
 

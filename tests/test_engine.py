@@ -15,9 +15,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from headwise.engine import (
-    HELD_OUT_BATCH,
-    HELD_OUT_SEED,
+from headwise.engine import train
+from headwise.models import build, initialise, paper_shape
+from headwise.runs import (
     MEASURED,
     PRECISIONS,
     PROTOCOLS,
@@ -28,10 +28,9 @@ from headwise.engine import (
     derive,
     draw_block,
     stack_key,
-    train,
 )
-from headwise.models import build, initialise, paper_shape
 from headwise.shape import Shape, UsageError
+from headwise.stack import HELD_OUT_BATCH, HELD_OUT_SEED
 from headwise.tasks import BiasedNearest, Farthest, Nearest
 
 CPU = torch.device("cpu")

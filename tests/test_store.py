@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from headwise.engine import Recipe, Run
 from headwise.files import append_line, read_lines, write_whole
 from headwise.models import paper_shape
+from headwise.runs import Recipe, Run
 from headwise.shape import UsageError
 from headwise.store import FORMAT, Store
 from headwise.tasks import Farthest
@@ -238,7 +238,7 @@ def test_files_have_the_permissions_that_the_user_asked_for(tmp_path: Path) -> N
 # ---- claims
 
 CLAIM = """
-from headwise.engine import Run
+from headwise.runs import Run
 store = Store(sys.argv[1])
 runs = [Run.of(spec) for spec in json.loads(sys.argv[2])]
 def work(me):
@@ -265,7 +265,7 @@ def test_a_run_is_claimed_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 HOLD = """
-from headwise.engine import Run
+from headwise.runs import Run
 store = Store(sys.argv[1])
 with store.claim([Run.of(spec) for spec in json.loads(sys.argv[2])]) as mine:
     print(len(mine), flush=True)

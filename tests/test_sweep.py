@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise.engine import MEASURED, Recipe, Run, stack_key
 from headwise.experiments import fig1, settings_of
 from headwise.models import paper_shape
+from headwise.runs import MEASURED, Recipe, Run, stack_key
 from headwise.store import Store
 from headwise.sweep import MOST_RUNS, chunks_of, cost, sweep
 from headwise.tasks import Farthest
@@ -233,7 +233,7 @@ def test_what_another_process_held_when_it_died_is_made(tmp_path: Path) -> None:
     runs = fig1.runs(settings_of(fig1, "quick", [*CHANGES, *SMALL], seeds=2))
     code = """
 import json, sys, time
-from headwise.engine import Run
+from headwise.runs import Run
 from headwise.store import Store
 with Store(sys.argv[1]).claim([Run.of(json.loads(sys.argv[2]))]):
     print("held", flush=True)

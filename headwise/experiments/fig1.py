@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from headwise.engine import Recipe, Row, Run
 from headwise.models import paper_shape
+from headwise.runs import Recipe, Row, Run
 from headwise.shape import UsageError
 from headwise.stats import group, mean
 from headwise.tasks import Farthest

@@ -1,0 +1,170 @@
+"""What is trained and how: `Recipe`, `Run`, and the data a run sees, which is a pure function of its seed and the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.models import INITS, split_key
+from headwise.shape import Shape, UsageError, nearest
+from headwise.tasks import Task, task_name, task_of
+
+SCHEDULES = ("cosine", "published", "constant")
+PROTOCOLS = ("stream", "replay")
+PRECISIONS = ("fp32", "tf32", "bf16")
+MEASURED = frozenset(  # what differs when the same run is made again
+    {"seconds", "finished", "memory_bytes", "models", "commit", "headwise", "torch", "python", "device", "host_cpus", "resumed"}
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a run is trained. The defaults are the rank paper's optimiser on fresh data."""
+
+    steps: int
+    batch: int = 256
+    lr: float = 0.01
+    schedule: str = "cosine"  # after a linear warm-up; "published": by epoch, the first at 0; "constant"
+    warmup: float = 0.05  # share of the steps
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    protocol: str = "stream"  # fresh data at every step; "replay": the same epoch again and again
+    epoch: int = 100  # steps over which the training loss is averaged
+    init: str = "library"
+    precision: str = "fp32"
+    held_out: int = 12_800  # fresh sequences on which the held-out error is measured, rounded up to batches of 128
+    evals: int = 10  # how often it is measured along the way
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "epoch", "held_out", "evals"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name, low, high in (
+            ("lr", 0, math.inf),
+            ("warmup", 0, 1),
+            ("weight_decay", 0, math.inf),
+            ("beta1", 0, 1),
+            ("beta2", 0, 1),
+            ("eps", 0, 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or math.isinf(value):
+                raise UsageError(f"{name} must be a number from {low} to {high}, got {value!r}")
+            object.__setattr__(self, name, float(value))  # 1 and 1.0 are one run
+        for name, choices in (("schedule", SCHEDULES), ("protocol", PROTOCOLS), ("init", INITS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"unknown {name} {getattr(self, name)!r}; {nearest(str(getattr(self, name)), choices)}")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise UsageError(f"{name} must be below 1, got {getattr(self, name)}")
+        if self.steps % self.epoch:
+            raise UsageError(f"steps must be a multiple of epoch, got steps {self.steps}, epoch {self.epoch}")
+
+    @property
+    def epochs(self) -> int:
+        return self.steps // self.epoch
+
+    def rates(self) -> Any:
+        """The learning rate of every step (numpy, float64)."""
+        if self.schedule == "constant":
+            return np.full(self.steps, self.lr)
+        if self.schedule == "published":  # constant within an epoch; epoch 0 at rate 0; peak at w - 1; floor 0
+            e, total, w = np.arange(self.epochs), self.epochs, self.epochs // 20
+            rise = e / max(w - 1, 1)
+            fall = 0.5 * (1 + np.cos(np.pi * (e - w) / max(total - w, 1)))
+            return np.repeat(self.lr * np.where(e < w, rise, fall), self.epoch)
+        step, w = np.arange(self.steps), max(1, round(self.warmup * self.steps))
+        fall = 0.5 * (1 + np.cos(np.pi * (step - w) / max(self.steps - w, 1)))
+        return self.lr * np.where(step < w, (step + 1) / w, fall)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model to train. `run.id` is a hash of all of it."""
+
+    shape: Shape
+    task: Task
+    recipe: Recipe
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        shape, task = self.shape, self.task
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise UsageError(f"seed must be a whole number, got {self.seed!r}")
+        if not shape.vocab_size and shape.dim - shape.position_dim != task.dim:
+            beside = f" beside {shape.position_dim} of positions" if shape.position_dim else ""
+            raise UsageError(f"a shape's dim must be its task's{beside}, got dim {shape.dim}, task dim {task.dim}")
+        if shape.positions != "none" and shape.num_positions < task.tokens:
+            raise UsageError(f"num_positions must be at least the task's {task.tokens} tokens, got {shape.num_positions}")
+
+    def spec(self) -> dict[str, Any]:
+        """The run as plain values; `Run.of` is its inverse."""
+        return {
+            "shape": dataclasses.asdict(self.shape),
+            "task": {"name": task_name(self.task), **dataclasses.asdict(self.task)},
+            "recipe": dataclasses.asdict(self.recipe),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def of(cls, spec: dict[str, Any]) -> Run:
+        """A run from `spec()`, also after a round trip through JSON."""
+        task = dict(spec["task"])
+        return cls(Shape.of(spec["shape"]), task_of(task.pop("name"), task), Recipe(**spec["recipe"]), spec["seed"])
+
+    @functools.cached_property
+    def id(self) -> str:
+        text = json.dumps(self.spec(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def stack_key(run: Run) -> Any:
+    """Runs with equal keys can be stacked: they may differ in seed, rate, schedule, protocol and start, and in how
+    they cut the same width into heads."""
+    static = dataclasses.replace(run.recipe, lr=1.0, schedule="constant", warmup=0.0, weight_decay=0.0, protocol="stream", init="library")
+    return split_key(run.shape), run.task, static
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """A seed for one purpose, independent of every other purpose's."""
+    text = json.dumps([seed, *purpose])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator_of(device: torch.device, seed: int) -> torch.Generator:
+    """A generator that starts from a seed."""
+    return torch.Generator(device).manual_seed(seed)
+
+
+# ---- data: a pure function of (seed, block)
+
+
+def block_steps(task: Task, recipe: Recipe) -> int:
+    """How many steps' data are drawn at once: a divisor of the epoch, at most 25 and at most 64 MiB."""
+    per_step = 8 * recipe.batch * task.tokens * task.dim
+    most = max(1, min(25, (64 << 20) // per_step))
+    return max(k for k in range(1, most + 1) if recipe.epoch % k == 0)
+
+
+def draw_block(run: Run, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one block of steps of one run: (steps, batch, tokens, dim)."""
+    recipe, steps = run.recipe, block_steps(run.task, run.recipe)
+    if recipe.protocol == "replay":
+        block %= recipe.epoch // steps
+    generator = generator_of(device, derive(run.seed, "data", block))
+    x, target = run.task.sample(generator, steps * recipe.batch)
+    return x.unflatten(0, (steps, -1)), target.unflatten(0, (steps, -1))

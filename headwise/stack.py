@@ -1,0 +1,218 @@
+"""A stack of models in training: flat weights and moments with a model axis, and the step that moves them all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.models import build, fresh
+from headwise.runs import Recipe, Run, block_steps, derive, draw_block, generator_of
+
+ALIGN = 16  # floats: a model's numbers start on a 64-byte line, so that products take the same path at any place in a stack
+HELD_OUT_SEED = 0x48454C44  # one held-out set a task, the same for every run
+HELD_OUT_BATCH = 128  # sequences of it at a time; a multiple of ALIGN, whatever the run trains on
+
+
+@dataclass
+class State:
+    """One run between two epochs: everything that is needed to go on."""
+
+    run: Run
+    weights: Tensor  # (parameters,), each parameter padded to ALIGN
+    mean: Tensor
+    square: Tensor
+    epoch: int = 0
+    curve: list[float] = dataclasses.field(default_factory=list)
+    held_out_curve: list[tuple[int, float | None]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    resumed: int = 0
+
+
+def _layout(shape_of: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
+    """Where each parameter of one model lies in its flat row: (start, length), and the row's length."""
+    places, at = [], 0
+    for p in shape_of:
+        length = p[0].numel()
+        places.append((at, length))
+        at += -(-length // ALIGN) * ALIGN
+    return places, at
+
+
+class Stack:
+    """The runs of one stack on one device: flat weights and moments, and the step."""
+
+    def __init__(self, states: list[State], device: torch.device) -> None:
+        self.runs, self.device = [s.run for s in states], device
+        self.recipe, self.task = self.runs[0].recipe, self.runs[0].task
+        with torch.device("meta"):
+            splits = [(len(list(same)), shape) for shape, same in itertools.groupby(run.shape for run in self.runs)]
+            self.model = build(self.runs[0].shape, models=len(states), splits=splits)
+        self.places, _ = _layout(list(self.model.parameters()))
+        self.weights, self.mean, self.square = (
+            torch.stack([getattr(s, name) for s in states]).to(device) for name in ("weights", "mean", "square")
+        )
+        self._bind()
+        self.params = list(self.model.parameters())
+        self.steps = block_steps(self.task, self.recipe)
+        self.rates = torch.zeros(self.steps, 3, len(states), 1, device=device)  # step size, 1/sqrt(1 - b2^t), decay
+        self.losses = torch.zeros(self.steps, len(states), device=device)
+        self.inputs: Tensor | None = None
+        self.targets: Tensor | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.tables = [_rate_table(run.recipe) for run in self.runs]
+
+    def _bind(self) -> None:
+        """Make the module's parameters views of the flat rows."""
+        views = {
+            name: torch.nn.Parameter(self.weights[:, at : at + length].view(p.shape))
+            for (name, p), (at, length) in zip(self.model.named_parameters(), self.places, strict=True)
+        }
+        for name, view in views.items():
+            module, _, leaf = name.rpartition(".")
+            setattr(self.model.get_submodule(module), leaf, view)
+
+    # -- one block of steps
+
+    def run_block(self, block: int) -> Tensor:
+        """Train through one block; returns the losses before each update, (steps, models)."""
+        drawn = [draw_block(run, block, self.device) for run in self.runs]
+        self._load("inputs", torch.stack([x for x, _ in drawn], 1))
+        self._load("targets", torch.stack([t for _, t in drawn], 1))
+        now = slice(block * self.steps, (block + 1) * self.steps)
+        self.rates.copy_(torch.from_numpy(np.stack([t[now] for t in self.tables], -1)[..., None]))
+        if self.device.type == "cuda":
+            if self.graph is None:
+                self._capture()
+            assert self.graph is not None
+            self.graph.replay()
+        else:
+            self._steps()
+        return self.losses
+
+    def _load(self, name: str, value: Tensor) -> None:
+        buffer = getattr(self, name)
+        if buffer is None or self.device.type == "cpu":
+            setattr(self, name, value)
+        else:
+            buffer.copy_(value)
+
+    def _steps(self) -> None:
+        for i in range(self.steps):
+            self._step(i)
+
+    def _gradient(self, i: int) -> Tensor:
+        assert self.inputs is not None
+        assert self.targets is not None
+        with _autocast(self.recipe.precision, self.device):
+            outputs, _ = self.model(self.inputs[i])
+        losses_M = self.task.loss(outputs.float(), self.targets[i])
+        self.losses[i].copy_(losses_M.detach())
+        return _flatten(torch.autograd.grad(losses_M.sum(), self.params), self.places, self.weights)
+
+    def _step(self, i: int) -> None:
+        r = self.recipe
+        size_M1, correct_M1, decay_M1 = self.rates[i]
+        grad = self._gradient(i)
+        self.mean.lerp_(grad, 1 - r.beta1)
+        self.square.mul_(r.beta2).addcmul_(grad, grad, value=1 - r.beta2)
+        update = self.mean / (self.square.sqrt().mul_(correct_M1).add_(r.eps))
+        if any(run.recipe.weight_decay for run in self.runs):
+            self.weights.mul_(decay_M1)
+        self.weights.sub_(update.mul_(size_M1))
+
+    def _capture(self) -> None:
+        """The whole block of steps as one CUDA graph; gradients are tried first so that nothing is set up inside it."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._gradient(0)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._steps()
+
+    # -- measuring and taking apart
+
+    @torch.no_grad()
+    def held_out(self) -> Tensor:
+        """The error on fresh sequences, batch by batch: (models, batches). The same sequences for every run of a task."""
+        count = math.ceil(self.recipe.held_out / HELD_OUT_BATCH)
+        errors = []
+        for batch in range(count):
+            generator = generator_of(self.device, derive(HELD_OUT_SEED, "held out", batch))
+            x, target = self.task.sample(generator, HELD_OUT_BATCH)
+            wide = (len(self.runs), *(-1,) * x.ndim)
+            with _autocast(self.recipe.precision, self.device):
+                outputs, _ = self.model(x.expand(wide))
+            errors.append(self.task.loss(outputs.float(), target.expand(wide)))
+        return torch.stack(errors, 1).double().cpu()
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Weights and moments of each run, on the CPU."""
+        yield from zip(self.weights.cpu().clone(), self.mean.cpu().clone(), self.square.cpu().clone(), strict=True)
+
+    def named_weights(self, m: int) -> dict[str, Tensor]:
+        """Model m's parameters by name."""
+        return {name: p.detach()[m].cpu().contiguous() for name, p in self.model.named_parameters()}
+
+
+def _flatten(grads: Sequence[Tensor], places: list[tuple[int, int]], like: Tensor) -> Tensor:
+    """Gradients in the layout of the flat rows, zeros in the gaps."""
+    pieces, models, end = [], like.shape[0], like.shape[1]
+    ends = [at for at, _ in places[1:]] + [end]
+    for grad, (at, length), stop in zip(grads, places, ends, strict=True):
+        pieces.append(grad.reshape(models, -1))
+        if stop > at + length:
+            pieces.append(like.new_zeros(models, stop - at - length))
+    return torch.cat(pieces, 1)
+
+
+def _rate_table(recipe: Recipe) -> Any:
+    """(steps, 3) float32: lr/(1 - b1^t), 1/sqrt(1 - b2^t), 1 - lr * weight decay, computed in float64."""
+    t = np.arange(1, recipe.steps + 1)
+    lr = recipe.rates()
+    table = lr / (1 - recipe.beta1**t), 1 / np.sqrt(1 - recipe.beta2**t), 1 - lr * recipe.weight_decay
+    with np.errstate(over="ignore"):  # an absurd rate diverges, as it should
+        return np.stack(table, 1).astype(np.float32)
+
+
+def _autocast(precision: str, device: torch.device) -> Any:
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def numerics(precision: str, device: torch.device) -> Iterator[None]:
+    """One thread on a CPU, so that bits depend on no core count, and no denormals, which sharp softmaxes are full of
+    and which cost a hundred times a normal number; TF32 products on a GPU only where asked for."""
+    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    try:
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+            torch.set_flush_denormal(True)
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+def begin(run: Run) -> State:
+    """A run before its first step."""
+    model = fresh(run.shape, run.recipe.init, [run.seed], lambda seed: generator_of(torch.device("cpu"), derive(seed, "init")))
+    params = list(model.parameters())
+    places, length = _layout(params)
+    weights = torch.zeros(length)
+    for p, (at, size) in zip(params, places, strict=True):
+        weights[at : at + size] = p.detach().flatten()
+    return State(run, weights, torch.zeros(length), torch.zeros(length))
