@@ -1,0 +1,262 @@
+"""One contract for every experiment, and figure 1's own numbers."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from headwise import figures
+from headwise.engine import row_of
+from headwise.experiments import EXPERIMENTS, PARTS, cell, fig1, find, settings_of
+from headwise.runs import Run
+from headwise.shape import UsageError
+from headwise.stack import begin
+from headwise.sweep import cost
+
+NAMES = sorted(EXPERIMENTS)
+QUICK_COST = 4e12  # floating-point operations: minutes on two cores
+
+
+def a_row(run: Run, error: float | None, best: float = 0.5) -> dict[str, Any]:
+    """The engine's own row of a run that ended with these errors; None: it diverged."""
+    state = begin(run)
+    state.curve, state.epoch = [2.0, best, best * 1.5], 3
+    errors = None if error is None else torch.tensor([error, error], dtype=torch.float64)
+    return json.loads(json.dumps(row_of(state, errors, 1, torch.device("cpu"))))
+
+
+def some_rows(module: ModuleType) -> list[dict[str, Any]]:
+    """A few rows of every point of the quick preset, each error different."""
+    runs = module.runs(settings_of(module, "quick", seeds=2))
+    return [a_row(run, 0.1 + i / 1000) for i, run in enumerate(runs)]
+
+
+# ---- the contract
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_has_all_parts_and_says_how_it_is_made(name: str) -> None:
+    module = EXPERIMENTS[name]
+    assert find(name) is module
+    assert all(hasattr(module, part) for part in PARTS)
+    assert module.QUESTION.endswith("?")
+    assert "\n" not in module.QUESTION
+    assert {"quick", "paper"} <= set(module.PRESETS)
+    text = module.__doc__ or ""
+    assert len(text.splitlines()[0]) < 140
+    assert f"headwise run {name}" in text
+    assert f"headwise run {name} --preset paper" in text
+    assert "Expected" in text, "the expected numbers"
+    assert re.search(r"\bCPU\b", text), "the hardware"
+    assert re.search(r"\bGPU\b", text), "the hardware"
+    assert re.search(r"\bminutes?\b|\bhours?\b", text), "the time"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", ["quick", "paper"])
+def test_its_presets_are_frozen_values_that_make_different_runs(name: str, preset: str) -> None:
+    module = EXPERIMENTS[name]
+    settings = module.PRESETS[preset]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.seeds = 7
+    json.dumps(dataclasses.asdict(settings), allow_nan=False)
+    runs = module.runs(settings)
+    ids = [run.id for run in runs]
+    assert len(set(ids)) == len(ids)
+    assert [run.id for run in module.runs(settings)] == ids
+    assert {run.seed for run in runs} == set(range(settings.seeds))
+    assert settings.seeds >= 3, "an interval needs seeds"
+    more = module.runs(dataclasses.replace(settings, seeds=settings.seeds + 1))
+    assert set(ids) < {run.id for run in more}, "more seeds keep the runs that are there"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_quick_preset_is_quick(name: str) -> None:
+    module = EXPERIMENTS[name]
+    quick, paper = (sum(map(cost, module.runs(module.PRESETS[preset]))) for preset in ("quick", "paper"))
+    assert 0 < quick < QUICK_COST
+    assert quick < paper
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_settings_are_changed_by_name_and_checked(name: str) -> None:
+    module = EXPERIMENTS[name]
+    assert settings_of(module, "quick") == module.PRESETS["quick"]
+    assert settings_of(module, "paper", ["seeds=9"]).seeds == 9
+    assert settings_of(module, "paper", seeds=8).seeds == 8
+    assert settings_of(module, "quick", ["steps=1_000"]).steps == 1000
+    for changes, message in (
+        (["speed=1"], "unknown setting 'speed'; "),
+        (["steps"], "--set takes key=value, got 'steps'"),
+        (["steps=x"], "steps must be a whole number, got 'x'"),
+        (["seeds=0"], "seeds must be at least 1, got 0"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            settings_of(module, "quick", changes)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"^unknown preset 'papr'; did you mean paper\? choices: paper, quick"):
+        settings_of(module, "papr")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_points_columns_headline_and_figure_fit_together(name: str, tmp_path: Path) -> None:
+    module = EXPERIMENTS[name]
+    rows = some_rows(module)
+    points = module.summary(rows)
+    json.dumps(points, allow_nan=False)
+    assert sum(p["n"] for p in points) == len(rows)
+    for p in points:
+        assert p["low"] < p["held_out"] < p["high"]
+        assert all(isinstance(cell(p, key), str) for key, _ in module.COLUMNS)
+    assert module.summary(rows[::-1]) == points, "the order of rows matters"
+    headings = [heading for _, heading in module.COLUMNS]
+    assert len(set(headings)) == len(headings)
+    assert all("\n" not in line for line in module.headline(points))
+    assert module.headline(points)
+    description = module.figure(points)
+    json.dumps(description, allow_nan=False)
+    assert 1 <= description["columns"] <= len(description["panels"])
+    for panel in description["panels"]:
+        for line in panel["lines"]:
+            assert len(line["x"]) == len(line["y"]) == len(line.get("text", line["x"]))
+            assert line["style"] in ("solid", "dashed", "dots")
+    shown = {y for panel in description["panels"] for line in panel["lines"] for y in line["y"]}
+    assert {p["held_out"] for p in points} <= shown
+    figures.save(description, tmp_path / "a.png")
+    assert module.summary([]) == []
+    assert module.headline([]) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_diverged_runs_are_counted_and_left_out_of_the_mean(name: str, tmp_path: Path) -> None:
+    module = EXPERIMENTS[name]
+    runs = module.runs(settings_of(module, "quick", seeds=2))
+    rows = [a_row(run, None if i < 3 else 0.5) for i, run in enumerate(runs)]
+    points = module.summary(rows)
+    assert sum(p["diverged"] for p in points) == 3
+    assert sum(p["n"] for p in points) == len(rows) - 3
+    gone = [p for p in points if p["n"] == 0]
+    assert len(gone) == 1
+    assert gone[0]["held_out"] is gone[0]["low"] is gone[0]["high"] is None
+    assert cell(gone[0], "held_out") == "diverged"
+    figures.save(module.figure(points), tmp_path / "some.png")
+    all_gone = module.summary([a_row(run, None) for run in runs])
+    assert module.headline(all_gone) == []
+    figures.save(module.figure(all_gone), tmp_path / "none.png")
+
+
+# ---- figure 1
+
+
+@pytest.mark.parametrize("preset", ["quick", "paper"])
+def test_every_rank_of_a_budget_has_exactly_the_same_parameters(preset: str) -> None:
+    budgets: dict[tuple[int, int], set[int]] = {}
+    ranks: dict[tuple[int, int], set[int]] = {}
+    for run in fig1.runs(fig1.PRESETS[preset]):
+        key = run.shape.depth, run.shape.average
+        budgets.setdefault(key, set()).add(run.shape.params)
+        ranks.setdefault(key, set()).add(run.shape.head_dim)
+        assert run.shape.num_heads * run.shape.head_dim == run.shape.average * run.shape.dim
+    assert all(len(params) == 1 for params in budgets.values())
+    assert all(found == set(fig1.PRESETS[preset].ranks) for found in ranks.values())
+    assert len(budgets) == len(fig1.PRESETS[preset].depths) * len(fig1.PRESETS[preset].widths)
+
+
+def test_the_paper_preset_is_the_papers() -> None:
+    """d = 64, N = 16, batches of 256, 1000 epochs of 100 steps, rate 0.01, AdamW (0.9, 0.95), five seeds (fact sheet)."""
+    runs = fig1.runs(fig1.PRESETS["paper"])
+    assert len(runs) == 2 * 3 * 3 * 7 * 5
+    for run in runs:
+        r = run.recipe
+        assert (run.shape.dim, run.task.tokens, r.batch, r.epochs, r.epoch, r.lr) == (64, 16, 256, 1000, 100, 0.01)
+        assert (r.beta1, r.beta2, r.weight_decay, r.schedule, r.init) == (0.9, 0.95, 0.0, "published", "published")
+    assert {(r.shape.depth, r.shape.average, r.shape.head_dim) for r in runs} == set(fig1.published())
+
+
+def test_all_63_published_values_are_there() -> None:
+    values = fig1.published()
+    assert set(values) == {(n, w, r) for n in (1, 3, 5) for w in (1, 8, 64) for r in (1, 2, 4, 8, 16, 32, 64)}
+    assert all(0 < v < 1 for v in values.values())
+    assert values[1, 1, 64] == 0.0153
+    assert values[3, 1, 64] == 0.003176
+    assert values[3, 1, 8] == 0.2165
+    assert all(values[n, w, 1] > values[n, w, 64] for n in (1, 3, 5) for w in (1, 8, 64))
+
+
+def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
+    settings = settings_of(fig1, "paper", ["depths=3", "widths=1", "ranks=64,8", "protocols=replay"], seeds=3)
+    rows = [a_row(run, error, best) for run, error, best in zip(fig1.runs(settings), (1, 2, 3, 4, 4, 4), (9, 7, 8, 6, 5, 6), strict=True)]
+    low, full = fig1.summary(rows)
+    assert (low["rank"], low["heads"], low["n"], low["held_out"], low["low"], low["high"]) == (8, 8, 3, 4.0, 4.0, 4.0)
+    assert (low["train_best"], low["published"], low["budget"]) == (2.0, 0.2165, "d^2")
+    assert (full["rank"], full["held_out"], full["train_best"], full["published"]) == (64, 2.0, 2.0, 0.003176)
+    assert full["high"] - full["held_out"] == pytest.approx(4.303 / math.sqrt(3))
+    assert full["params"] == low["params"]
+
+
+def test_published_values_stand_only_beside_the_papers_sizes() -> None:
+    assert all(p["published"] is None for p in fig1.summary(some_rows(fig1)))
+    description = fig1.figure(fig1.summary(some_rows(fig1)))
+    dashed = [line["label"] for panel in description["panels"] for line in panel["lines"] if line["style"] == "dashed"]
+    assert dashed
+    assert all(label.startswith("published, d=64, ") for label in dashed)
+
+
+def test_the_headline_compares_full_with_half_rank() -> None:
+    settings = settings_of(fig1, "paper", ["depths=1,3", "widths=1,8", "ranks=64,32,1", "protocols=stream"], seeds=1)
+    errors = {64: 0.02, 32: 0.7, 1: 0.9}
+    rows = [a_row(run, errors[run.shape.head_dim]) for run in fig1.runs(settings)]
+    assert fig1.headline(fig1.summary(rows)) == [
+        f"{layers}, {budget} parameters, stream: full rank 0.0200, half rank 0.7000, 35.0 times as large"
+        for layers in ("1 layer", "3 layers")
+        for budget in ("d^2", "d^2.5")
+    ]
+    quarter = [row for row in rows if row["head_dim"] != 32]
+    assert fig1.headline(fig1.summary(quarter)) == []
+
+
+def test_budgets_are_written_as_the_paper_does() -> None:
+    assert [fig1.budget(w, 64) for w in (1, 8, 64, 512)] == ["d^2", "d^2.5", "d^3", "d^3.5"]
+    assert [fig1.budget(w, 16) for w in (1, 4, 16)] == ["d^2", "d^2.5", "d^3"]
+    assert [fig1.budget(w, 8) for w in (2, 4, 8)] == ["2 d^2", "4 d^2", "d^3"]
+
+
+def test_a_protocol_gets_its_own_panel_and_both_depths_a_row() -> None:
+    settings = settings_of(fig1, "paper", ["depths=1,3", "widths=1", "ranks=64,1"], seeds=1)
+    description = fig1.figure(fig1.summary([a_row(run, 0.5) for run in fig1.runs(settings)]))
+    titles = [panel["title"] for panel in description["panels"]]
+    assert titles == ["1 layer, replay", "3 layers, replay", "1 layer, stream", "3 layers, stream"]
+    assert description["columns"] == 2
+    (solid,) = (line for line in description["panels"][0]["lines"] if line["style"] == "solid")
+    assert solid["x"] == [1 / 64, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": ()}, "ranks must not be empty"),
+        ({"lr": ()}, "lr must not be empty"),
+        ({"ranks": (4, 0)}, "ranks must be at least 1, got 0"),
+        ({"widths": (1, 1)}, "widths must differ from each other, got 1, 1"),
+        ({"protocols": ("stream", "stream")}, "protocols must differ from each other, got stream, stream"),
+        ({"lr": (0.1, 0.2, 0.3)}, "lr takes one value, or one for each of the 2 depths, got 3"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        dataclasses.replace(fig1.PRESETS["quick"], **change)
+    assert str(caught.value) == message
+
+
+def test_each_depth_has_its_own_rate() -> None:
+    settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.3,0.1"])
+    assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.1)}
+    settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.3"])
+    assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.3)}

@@ -1,0 +1,101 @@
+"""Means with intervals: against numerical integration, known values and simulation."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise.stats import Mean, group, mean
+
+
+def t_distribution(t: float, freedom: int, cells: int = 4000) -> float:
+    """P(T <= t) by Simpson's rule in the angle: x = sqrt(v) tan a makes the density cos(a)^(v-1)."""
+    end = math.atan(t / math.sqrt(freedom))
+    width = end / cells
+    weights = [1 if i in (0, cells) else 4 if i % 2 else 2 for i in range(cells + 1)]
+    area = math.fsum(w * math.cos(i * width) ** (freedom - 1) for i, w in enumerate(weights)) * width / 3
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    return 0.5 + scale * area
+
+
+def quantile(freedom: int) -> float:
+    """The t that 97.5 % of Student's distribution lie below."""
+    low, high = 1.9, 13.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_distribution(middle, freedom) < 0.975 else (low, middle)
+    return low
+
+
+def used(freedom: int) -> float:
+    """The t that `mean` uses, from the width of its interval."""
+    values = [float(i) for i in range(freedom + 1)]
+    answer = mean(values)
+    assert answer.high is not None
+    spread = math.sqrt(sum((x - answer.mean) ** 2 for x in values) / freedom)
+    return (answer.high - answer.mean) / (spread / math.sqrt(freedom + 1))
+
+
+def test_the_integration_is_right_where_there_is_a_closed_form() -> None:
+    for t in (0.3, 1.0, 5.0, 12.7):
+        assert t_distribution(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
+        assert t_distribution(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12)
+
+
+@pytest.mark.parametrize("freedom", range(1, 16))
+def test_quantiles_of_few_seeds_are_exact_to_three_decimals(freedom: int) -> None:
+    assert used(freedom) == pytest.approx(quantile(freedom), abs=5.1e-4)
+
+
+@pytest.mark.parametrize("freedom", [16, 17, 19, 24, 29, 49, 99, 400])
+def test_quantiles_of_many_seeds_are_right_to_two_thousandths(freedom: int) -> None:
+    assert used(freedom) == pytest.approx(quantile(freedom), rel=2e-3)
+
+
+def test_known_values() -> None:
+    assert mean([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3), 3))
+    assert mean([2.0, 4.0]) == pytest.approx((3.0, 3 - 12.706, 3 + 12.706, 2))
+    assert mean([0.5] * 7) == (0.5, 0.5, 0.5, 7)
+
+
+def test_one_value_has_no_interval() -> None:
+    assert mean([0.25]) == Mean(0.25, None, None, 1)
+    assert str(mean([0.25])) == "0.2500 (n=1)"
+    assert str(mean([2.0, 4.0])) == "3.0000 ± 12.7060"
+
+
+def test_no_value_has_no_mean() -> None:
+    with pytest.raises(ZeroDivisionError):
+        mean([])
+
+
+@pytest.mark.parametrize(("n", "seed"), [(2, 1), (3, 2), (5, 3), (20, 4)])
+def test_the_interval_holds_the_truth_in_95_of_100_samples(n: int, seed: int) -> None:
+    """20,000 samples: the share lies within four standard errors of 0.95."""
+    rng, samples, held = random.Random(seed), 20_000, 0
+    for _ in range(samples):
+        answer = mean([rng.gauss(7.0, 3.0) for _ in range(n)])
+        assert answer.low is not None
+        assert answer.high is not None
+        held += answer.low <= 7.0 <= answer.high
+    assert held / samples == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / samples))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30), st.floats(-1e3, 1e3), st.floats(0.01, 100))
+def test_shifting_and_scaling_the_values_shifts_and_scales_the_interval(values: list[float], shift: float, scale: float) -> None:
+    a, b = mean(values), mean([shift + scale * x for x in values])
+    assert a.low is not None
+    assert a.high is not None
+    assert a.low <= a.mean <= a.high
+    size = max(map(abs, values)) * scale + abs(shift) + 1
+    assert b[:3] == pytest.approx([shift + scale * v for v in (a.mean, a.low, a.high)], abs=1e-9 * size * 13)
+    assert mean(values[::-1])[:3] == pytest.approx(a[:3], rel=1e-9, abs=1e-6)
+
+
+def test_rows_are_grouped_and_sorted_and_keep_their_order_within() -> None:
+    rows = [{"a": a, "b": b, "n": n} for n, (a, b) in enumerate([(2, "x"), (1, "y"), (2, "x"), (1, "x")])]
+    assert group(rows, "a", "b") == {(1, "x"): [rows[3]], (1, "y"): [rows[1]], (2, "x"): [rows[0], rows[2]]}
+    assert list(group(rows, "a")) == [(1,), (2,)]
+    assert group([], "a") == {}
