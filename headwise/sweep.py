@@ -136,11 +136,11 @@ def cost(run: Run) -> float:
 
 
 def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
-    """Runs that stack go together, split until none is more than a quarter of a worker's share or MOST_RUNS; the longest first."""
+    """Runs that stack go together, split until none is more than half of a worker's share or MOST_RUNS; the longest first."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         groups.setdefault(stack_key(run), []).append(run)
-    most = sum(map(cost, runs)) / workers / (4 if workers > 1 else 1)
+    most = sum(map(cost, runs)) / workers / (2 if workers > 1 else 1)
     chunks = []
     for group in groups.values():
         parts = min(len(group), max(1, math.ceil(sum(map(cost, group)) / most - 0.01)))

@@ -591,6 +591,7 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_is_still_one_line(moment
         else:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             wait_for(lambda: len(children.read_text().split()) >= 3)  # two workers and multiprocessing's helper
+            time.sleep(0.4)  # in the middle of their imports
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1

@@ -90,6 +90,12 @@ def workers_of(parent: int) -> set[int]:
     return found
 
 
+def deaf(pid: int) -> bool:
+    """Whether a process has blocked or ignores Ctrl-C."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return any(int(status[name], 16) >> (signal.SIGINT - 1) & 1 for name in ("SigBlk", "SigIgn"))
+
+
 def touched(store: Path, since: int) -> bool:
     """Whether a checkpoint or a row was written after a moment."""
     with contextlib.suppress(OSError):
@@ -159,6 +165,8 @@ def test_when_the_parent_is_killed_its_workers_die_too(moment: str, tmp_path: Pa
         wait_for(lambda: len(workers_of(process.pid)) == 2)
         if moment == "while its workers work":
             wait_for(lambda: touched(store, begun))
+        assert all(deaf(pid) for pid in workers_of(process.pid)), "a worker would print a traceback at Ctrl-C"
+        wait_for(lambda: not deaf(process.pid))
         os.kill(process.pid, signal.SIGKILL)  # the parent alone
         process.wait()
         wait_for(lambda: not alive(process.pid))
