@@ -3,7 +3,7 @@
     python -m benchmarks.quick_grid
 
 Ours: the whole grid through `sweep` (worker start, data and held-out errors included), `--steps` steps of each of its
-48 models. Stock: one model after another, eager; each of the 16 cells is timed over `--stock-steps` steps after warm-up,
+48 models, by default all of them. Stock: one model after another, eager; each of the 16 cells is timed over `--stock-steps` steps after warm-up,
 with one thread and with all cores, three times each; the fastest counts and is multiplied up to the same number of models
 and steps (data made the same way; nothing evaluated).
 """
@@ -56,7 +56,7 @@ def best_stock(run: Run, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=fig1.PRESETS["quick"].steps)
     parser.add_argument("--stock-steps", type=int, default=40)
     args = parser.parse_args()
     settings = replace(fig1.PRESETS["quick"], steps=args.steps)

@@ -121,6 +121,7 @@ class Shape:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not (number and 0 < value < math.inf) and not (name != "rope_theta" and value is None):
                 raise UsageError(f"{name} must be a positive number, got {value!r}")
+            object.__setattr__(self, name, None if value is None else float(value))  # 1 and 1.0 are one shape
         for name, choices in (
             ("activation", ACTIVATIONS),
             ("norm", NORMS),

@@ -281,26 +281,26 @@ def test_more_runs_than_open_files_are_allowed(tmp_path: Path) -> None:
 # ---- dealing work out
 
 
-@st.composite
-def some_runs(draw: st.DrawFn) -> list[Run]:
-    kinds = [(depth, rank, steps) for depth in (1, 3) for rank in (1, 4) for steps in (100, 700)]
-    picked = draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 150)), min_size=1, max_size=60, unique=True))
-    wide = draw(st.sampled_from((0, 300)))  # sometimes one stack that is larger than a chunk may be
-    picked += [((1, 4, 100), 1000 + seed) for seed in range(wide)]
-    return [Run(paper_shape(dim=4, depth=d, rank=r, ffn_dim=5), Farthest(4, 3), Recipe(steps=s), seed) for (d, r, s), seed in picked]
+KINDS = [(depth, rank, steps) for depth in (1, 3) for rank in (1, 4) for steps in (100, 700)]
 
 
 @settings(max_examples=40, deadline=None)
-@given(some_runs(), st.integers(1, 9))
-def test_chunks_are_a_partition_of_what_stacks(runs: list[Run], workers: int) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 150)), min_size=1, max_size=60, unique=True),
+    st.sampled_from((0, 300)),  # sometimes one stack that is larger than a chunk may be
+    st.integers(1, 9),
+)
+def test_chunks_are_a_partition_of_what_stacks(picked: list[tuple[tuple[int, int, int], int]], wide: int, workers: int) -> None:
+    picked = picked + [((1, 4, 100), 1000 + seed) for seed in range(wide)]
+    runs = [Run(paper_shape(dim=4, depth=d, rank=r, ffn_dim=5), Farthest(4, 3), Recipe(steps=s), seed) for (d, r, s), seed in picked]
     chunks = chunks_of(runs, workers)
     assert sorted(run.id for chunk in chunks for run in chunk) == sorted(run.id for run in runs)
     assert all(0 < len(chunk) <= MOST_RUNS for chunk in chunks)
     assert all(len({stack_key(run) for run in chunk}) == 1 for chunk in chunks)
     costs = [sum(map(cost, chunk)) for chunk in chunks]
     assert costs == sorted(costs, reverse=True)
-    if workers > 1:  # no chunk but a single run is far more than a quarter of a worker's share
-        share = sum(map(cost, runs)) / workers / 4
+    if workers > 1:  # without its last run no chunk is more than half of a worker's share
+        share = sum(map(cost, runs)) / workers / 2
         assert all(sum(map(cost, chunk[:-1])) <= share * 1.02 for chunk in chunks)
 
 
