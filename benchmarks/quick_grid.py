@@ -3,9 +3,9 @@
     python -m benchmarks.quick_grid
 
 Ours: the whole grid through `sweep` (worker start, data and held-out errors included), `--steps` steps of each of its
-48 models, by default all of them. Stock: one model after another, eager; each of the 16 cells is timed over `--stock-steps` steps after warm-up,
-with one thread and with all cores, three times each; the fastest counts and is multiplied up to the same number of models
-and steps (data made the same way; nothing evaluated).
+48 models, by default all of them. Stock: one model after another, eager; each of the 16 cells is timed over
+`--stock-steps` steps after warm-up, with one thread and with all cores, three times each; the fastest counts and is
+multiplied up to the same number of models and steps (data made the same way; nothing evaluated).
 """
 
 from __future__ import annotations

@@ -152,6 +152,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     _print_points(module, points)
     for line in module.headline(points):
         print(line)
+    if args.preset in getattr(module, "NOTES", {}):
+        print(module.NOTES[args.preset])
     written = {} if args.no_report else _write(module, points, store, name)
     for what, path in written.items():
         print(f"{what}: {path}")

@@ -62,6 +62,7 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
         "preset": asked["preset"],
         "settings": asked["settings"],
         "headline": module.headline(points),
+        "note": getattr(module, "NOTES", {}).get(asked["preset"]),
         "figure": plotly_figure(module.figure(points)) if points else None,
         "headings": [heading for _, heading in module.COLUMNS],
         "points": [[cell(p, key) for key, _ in module.COLUMNS] for p in points],

@@ -69,6 +69,10 @@ class Settings:
             raise UsageError(f"lr takes one value, or one for each of the {len(self.depths)} depths, got {len(self.lr)}")
 
 
+NOTES = {
+    "quick": "At this length two layers are undertrained, which is why full rank does worse with two than with one: "
+    "compare ranks within a depth, not depths with each other.",
+}
 PRESETS = {
     "quick": Settings(
         dim=16, points=8, ffn_dim=64, depths=(1, 2), widths=(1, 4), ranks=(16, 8, 4, 1), seeds=3,
