@@ -61,7 +61,7 @@ class Choice:
             lines.append(f"  widths are padded with zeros by {self.pad[0]} (query/key) and {self.pad[1]} (value)")
         if self.repeat_kv:
             lines.append("  keys and values are repeated for every query head")
-        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused])
+        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.refused if name != self.backend])
 
 
 def _up(width: int, multiple: int) -> int:
@@ -86,7 +86,8 @@ def _try_cudnn(c: Call) -> Choice | str:
     rank, width = _up(c.rank, 8), _up(c.width, 8)
     limit = 256 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9 else 128
     if max(rank, width) > limit:
-        return f"it stops at width {limit} on this GPU, got {c.rank} and {c.width}"
+        where = "on this GPU" if torch.cuda.is_available() else "before Hopper (256 there), and no GPU is seen here"
+        return f"it stops at width {limit} {where}, got {c.rank} and {c.width}"
     if c.keys == 1:
         return "it needs more than one key"
     if c.masked:

@@ -54,7 +54,7 @@ def _parser() -> _Parser:
     run.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     run.add_argument("--workers", type=_whole, metavar="N", help="processes on a CPU; default one a core")
     run.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="changes", help="change a setting of the preset; may be repeated"
+        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="change settings of the preset"
     )
     run.add_argument(
         "--checkpoint-every", type=_seconds, default=30.0, metavar="SECONDS",
@@ -87,13 +87,14 @@ def _parser() -> _Parser:
     )
     cost.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
     cost.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed")
-    cost.add_argument("--tokens", type=_whole, default=2048, metavar="N", help="sequence length; default 2048")
+    cost.add_argument("--tokens", type=_whole, metavar="N", help="sequence length; default 2048, or as many as the model has positions for")
 
     why = add(
         "explain",
         "Say which backend computes a shape's attention, and why the faster ones cannot.",
         "headwise explain --set dim=1792 depth=1 num_heads=4 head_dim=448 --dtype bfloat16",
     )
+    why.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
     why.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape")
     why.add_argument("--tokens", type=_whole, default=2048, metavar="N", help="sequence length; default 2048")
     why.add_argument("--batch", type=_whole, default=1, metavar="N", help="sequences; default 1")
@@ -139,7 +140,9 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     missing = store.missing(runs)
     if missing:
         check_space(store.path, missing)
-    _say(f"{name} ({args.preset}): {len(runs)} runs, {len(runs) - len(missing)} already in {store.path}")
+    begun = sum((store.runs_path / run.id / "checkpoint.safetensors").exists() for run in missing)
+    resumed = f", {begun} to go on with" if begun else ""
+    _say(f"{name} ({args.preset}): {len(runs)} runs, {len(runs) - len(missing)} already in {store.path}{resumed}")
     rows = sweep(
         runs, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
         checkpoint_every=args.checkpoint_every,
@@ -147,6 +150,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     points = module.summary(rows)
     command = shlex.join(["headwise", *words])
     ids = list(dict.fromkeys(run.id for run in runs))
+    if set(store.experiments().get(name, {"ids": ids})["ids"]) - set(ids):
+        _say(f"{name} was made with other settings in {store.path} before: its page now shows these; the older rows are still there")
     source = {} if args.experiment == name else {"source": str(Path(args.experiment).resolve())}
     store.note(name, {**source, "command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
     _print_points(module, points)
@@ -210,7 +215,22 @@ def _list(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
     store = Store(args.store, create=False)
     rows = store.rows(not_commit=commit() if args.older else None)
-    keys = ("id", "status", "task", "depth", "num_heads", "head_dim", "protocol", "seed", "held_out", "commit", "finished")
+    keys = (
+        "id",
+        "status",
+        "task",
+        "dim",
+        "depth",
+        "num_heads",
+        "head_dim",
+        "steps",
+        "lr",
+        "protocol",
+        "seed",
+        "held_out",
+        "commit",
+        "finished",
+    )
     short = [{k: r.get(k) for k in keys} for r in rows]
     cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in r.values()] for r in short]
     _print_table([keys, *cells])
@@ -295,7 +315,9 @@ def _field(key: str, text: str, kind: str) -> Any:
 
 def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     shape = _shape(args.changes, args.config)
-    n = args.tokens
+    n = args.tokens or min(2048, shape.num_positions or 2048)
+    if shape.num_positions and n > shape.num_positions:
+        raise UsageError(f"tokens must not exceed the model's {shape.num_positions} positions, got {n}")
     answer = {
         "params": shape.params,
         "param_table": shape.param_table(),
@@ -307,15 +329,19 @@ def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     }
     heads = f"{shape.num_heads} heads of rank {shape.head_dim} (values {shape.v_head_dim}, {shape.num_kv_heads} KV heads"
     heads += f", latent {shape.kv_lora_rank})" if shape.latent else ")"
-    print(f"{shape.depth} layers, dim {shape.dim}, {heads}, feed-forward {shape.ffn_dim} {shape.activation}")
+    cache = (
+        ("KV cache a token, 16-bit", f"{answer['kv_bytes_per_token']:,} B"),
+        (f"KV cache, {n} tokens", f"{answer['kv_bytes']:,} B"),
+    )
+    kind = "causal" if shape.causal else "not causal"
+    print(f"{kind}, {shape.depth} layers, dim {shape.dim}, {heads}, feed-forward {shape.ffn_dim} {shape.activation}")
     _print_table(
         [
             ("parameters", f"{shape.params:,}"),
             *((f"  {name}", f"{count:,}") for name, count in shape.param_table().items()),
             (f"forward FLOPs, {n} tokens", f"{answer['flops_forward']:.4g}"),
             ("training FLOPs", f"{answer['flops_training']:.4g}"),
-            ("KV cache a token, 16-bit", f"{answer['kv_bytes_per_token']:,} B"),
-            (f"KV cache, {n} tokens", f"{answer['kv_bytes']:,} B"),
+            *(cache if shape.causal else ()),
             ("kept for backward, 16-bit", f"{answer['activation_bytes']:,} B"),
         ]
     )
@@ -332,7 +358,7 @@ def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"unknown dtype {args.dtype!r}; {nearest(args.dtype, kinds)}")
     if args.device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"unknown device {args.device!r}; {nearest(args.device, ('auto', 'cpu', 'cuda'))}")
-    shape = _shape(args.changes)
+    shape = _shape(args.changes, args.config)
     choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=getattr(torch, args.dtype))
     print(choice)
     return {"backend": choice.backend, "why": choice.why, "refused": dict(choice.refused)}

@@ -206,7 +206,7 @@ def test_published_values_stand_only_beside_the_papers_sizes() -> None:
     description = fig1.figure(fig1.summary(some_rows(fig1)))
     dashed = [line["label"] for panel in description["panels"] for line in panel["lines"] if line["style"] == "dashed"]
     assert dashed
-    assert all(label.startswith("published, d=64, ") for label in dashed)
+    assert all(label.startswith("published (training, replay), d=64, ") for label in dashed)
 
 
 def test_the_headline_compares_full_with_half_rank() -> None:
@@ -214,10 +214,13 @@ def test_the_headline_compares_full_with_half_rank() -> None:
     errors = {64: 0.02, 32: 0.7, 1: 0.9}
     rows = [a_row(run, errors[run.shape.head_dim]) for run in fig1.runs(settings)]
     assert fig1.headline(fig1.summary(rows)) == [
-        f"{layers}, {budget} parameters, stream: full rank 0.0200, half rank 0.7000, 35.0 times as large"
+        f"{layers}, budget {budget}, stream: full rank 0.0200, half rank 0.7000, 35.0 times as large"
         for layers in ("1 layer", "3 layers")
         for budget in ("d^2", "d^2.5")
     ]
+    dead = [a_row(run, 1.0) for run in fig1.runs(settings)]
+    assert all("2 runs only predict zero, so this compares nothing" in line for line in fig1.headline(fig1.summary(dead)))
+    assert all(point["zero"] == 1 for point in fig1.summary(dead))
     quarter = [row for row in rows if row["head_dim"] != 32]
     assert fig1.headline(fig1.summary(quarter)) == []
 
@@ -246,13 +249,24 @@ def test_a_protocol_gets_its_own_panel_and_both_depths_a_row() -> None:
         ({"ranks": (4, 0)}, "ranks must be at least 1, got 0"),
         ({"widths": (1, 1)}, "widths must differ from each other, got 1, 1"),
         ({"protocols": ("stream", "stream")}, "protocols must differ from each other, got stream, stream"),
-        ({"lr": (0.1, 0.2, 0.3)}, "lr takes one value, or one for each of the 2 depths, got 3"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         dataclasses.replace(fig1.PRESETS["quick"], **change)
     assert str(caught.value) == message
+
+
+def test_a_rate_belongs_to_a_depth_not_to_a_place() -> None:
+    settings = settings_of(fig1, "quick", ["depths=2,3", "lr=0.3,0.1"])
+    assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(2, 0.1), (3, 0.1)}
+    assert {run.recipe.lr for run in fig1.runs(settings_of(fig1, "quick", ["depths=1"]))} == {fig1.PRESETS["quick"].lr[0]}
+
+
+def test_published_values_stand_beside_replayed_runs_alone() -> None:
+    settings = settings_of(fig1, "paper", ["depths=1", "widths=1", "ranks=64"], seeds=1)
+    points = fig1.summary([a_row(run, 0.5) for run in fig1.runs(settings)])
+    assert {p["protocol"]: p["published"] for p in points} == {"replay": 0.0153, "stream": None}
 
 
 def test_each_depth_has_its_own_rate() -> None:
