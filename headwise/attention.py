@@ -186,13 +186,20 @@ def _regroup(t: Tensor, axis: int, times: int, splits: Sequence[tuple[int, Shape
     return torch.cat(done) if len(done) > 1 else done[0]
 
 
+def drawn(bound: float, *size: int) -> Tensor:
+    """U(+-bound) as torch's own modules start, so that a module works as it is made; `models.initialise` draws anew,
+    from a generator. On the meta device nothing is drawn (torch would load a symbolic algebra system for it)."""
+    tensor = torch.empty(*size)
+    return tensor if tensor.is_meta else tensor.uniform_(-bound, bound)
+
+
 class Linear(nn.Module):
     """y = x W^T + b; with `models` = M every tensor has a leading model axis and the product is batched."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, models: int | None = None) -> None:
         super().__init__()
         lead = () if models is None else (models,)
-        self.weight = nn.Parameter(torch.empty(*lead, outputs, inputs))
+        self.weight = nn.Parameter(drawn(inputs**-0.5, *lead, outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(*lead, outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:

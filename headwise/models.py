@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.attention import Attention, Linear, Norm
+from headwise.attention import Attention, Linear, Norm, drawn
 from headwise.shape import Shape, UsageError, nearest
 
 Splits = Sequence[tuple[int, Shape]]
@@ -103,12 +103,12 @@ class _Stack(nn.Module):
             raise UsageError(f"a model with parts outside the stack can be costed but not built, got extras {names}")
         lead = () if models is None else (models,)
         self.shape, self.models = shape, models
-        self.embedding = nn.Parameter(torch.empty(*lead, shape.vocab_size, shape.dim)) if shape.vocab_size else None
+        self.embedding = nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if shape.vocab_size else None
         width = shape.position_dim or shape.dim
-        self.positions = nn.Parameter(torch.empty(*lead, shape.num_positions, width)) if shape.positions != "none" else None
+        self.positions = nn.Parameter(drawn(0.02, *lead, shape.num_positions, width)) if shape.positions != "none" else None
         self.blocks = nn.ModuleList(Block(shape, i, models, splits, hard) for i in range(shape.depth))
         self.final_norm = Norm(shape.norm, shape.dim, models) if shape.norm_at != "post" else None
-        self.head = nn.Parameter(torch.empty(*lead, shape.vocab_size, shape.dim)) if shape.vocab_size and not shape.tied else None
+        self.head = nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if shape.vocab_size and not shape.tied else None
 
     def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
         """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
@@ -275,9 +275,9 @@ def _normal_block(block: Block, shape: Shape, generator: torch.Generator) -> Non
 
 def fresh(shape: Shape, scheme: str, seeds: list[int], derive: Callable[[int], torch.Generator]) -> Encoder | Decoder:
     """One module of len(seeds) models, model m drawn from derive(seeds[m]) alone."""
-    stacked = build(shape, models=len(seeds))
+    with torch.random.fork_rng(devices=[]):  # what a module starts with is drawn over; the caller's numbers stay theirs
+        stacked, one = build(shape, models=len(seeds)), build(shape)
     for m, seed in enumerate(seeds):
-        one = build(shape)
         initialise(one, scheme, derive(seed))
         with torch.no_grad():
             for target, source in zip(stacked.parameters(), one.parameters(), strict=True):

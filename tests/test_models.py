@@ -590,3 +590,15 @@ def test_every_shape_field_reaches_the_model():
     for name, value in changes.items():
         z = filled(build(shape.replace(**{name: value}, **needs.get(name, {})))).double()(x)[0]
         assert z.shape != y.shape or (z - y).abs().max() > 1e-6, name
+
+
+def test_a_new_module_is_ready_to_use() -> None:
+    torch.manual_seed(3)
+    vectors = Shape(dim=11, depth=2, num_heads=3, head_dim=5, ffn_dim=13, positions="additive", num_positions=7)
+    tokens = Shape(dim=14, depth=1, num_heads=2, causal=True, vocab_size=17, tied=False, kv_lora_rank=5, qk_rope_head_dim=2)
+    for module in (Encoder(vectors), Decoder(tokens), Encoder(vectors, models=2)):
+        for name, p in module.named_parameters():
+            assert p.isfinite().all(), name
+            assert p.abs().max() <= 1, name
+            matrix = name.endswith(("weight", "embedding", "head", "positions")) and "norm" not in name
+            assert not matrix or p.std() > 0, name
