@@ -140,7 +140,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     missing = store.missing(runs)
     if missing:
         check_space(store.path, missing)
-    begun = sum((store.runs_path / run.id / "checkpoint.safetensors").exists() for run in missing)
+    begun = store.begun(missing)
     resumed = f", {begun} to go on with" if begun else ""
     _say(f"{name} ({args.preset}): {len(runs)} runs, {len(runs) - len(missing)} already in {store.path}{resumed}")
     rows = sweep(

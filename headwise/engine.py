@@ -30,7 +30,7 @@ import headwise
 from headwise.files import write_whole
 from headwise.models import build
 from headwise.progress import Progress
-from headwise.runs import Row, Run, stack_key
+from headwise.runs import CHECKPOINT_FILE, Row, Run, stack_key
 from headwise.shape import UsageError, nearest
 from headwise.stack import ALIGN, Stack, State, begin, numerics
 
@@ -56,7 +56,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _checkpoint_path(folder: Path, run: Run) -> Path:
-    return folder / run.id / "checkpoint.safetensors"
+    return folder / run.id / CHECKPOINT_FILE
 
 
 def _save(folder: Path, state: State) -> None:

@@ -19,6 +19,7 @@ from headwise.shape import Shape, UsageError, nearest
 from headwise.tasks import Task, task_name, task_of
 
 SCHEDULES = ("cosine", "published", "constant")
+CHECKPOINT_FILE = "checkpoint.safetensors"  # in the folder of a run that is under way
 PROTOCOLS = ("stream", "replay")
 PRECISIONS = ("fp32", "tf32", "bf16")
 MEASURED = frozenset(  # what differs when the same run is made again

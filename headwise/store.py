@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files import append_line, read_lines, write_whole
-from headwise.runs import Row, Run
+from headwise.runs import CHECKPOINT_FILE, Row, Run
 from headwise.shape import UsageError
 
 FORMAT = 1
@@ -95,10 +95,14 @@ class Store:
         """The runs that have no row yet, each once."""
         return [run for run in {r.id: r for r in runs}.values() if self.row(run.id) is None]
 
+    def begun(self, runs: Sequence[Run]) -> int:
+        """How many of the runs have a checkpoint to go on from."""
+        return sum((self.runs_path / run.id / CHECKPOINT_FILE).exists() for run in runs)
+
     def tidy(self, runs: Sequence[Run]) -> None:
         """Remove checkpoints of finished runs, left by a kill between the row and the removal."""
         for run in runs:
-            left = self.runs_path / run.id / "checkpoint.safetensors"
+            left = self.runs_path / run.id / CHECKPOINT_FILE
             if left.exists() and self.row(run.id) is not None:
                 left.unlink(missing_ok=True)
 

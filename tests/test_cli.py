@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import started
 
 import headwise
 from headwise.cli import COMMANDS, _parser, main
@@ -544,17 +545,6 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
 
 
 # ---- Ctrl-C
-
-
-@contextlib.contextmanager
-def started(words: list[str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def wait_for(what: Callable[[], Any]) -> Any:

@@ -90,10 +90,11 @@ def work(kill):
                 f.write(json.dumps([name, kill, at]) + "\\n")
         at += 1
     time.sleep(60)
-torn = 0
-for kill in range(40):
+torn, kill, said = 0, -1, []
+while kill < 39 or (len(said) <= 20 and kill < 400):  # a busy machine gets more kills, and later ones
+    kill += 1
     pid = start(work, kill)
-    time.sleep(rng.uniform(0.0, 0.06))
+    time.sleep(rng.uniform(0.0, 0.06 * (1 + kill // 40)))
     os.kill(pid, signal.SIGKILL)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
     store = Store(where(kill))

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import started
 
 from headwise.experiments import fig1, settings_of
 from headwise.models import paper_shape
@@ -34,18 +35,6 @@ def command(store: Path, *words: str, workers: int = 1, changes: list[str] | Non
     sets = [word for change in [*CHANGES, *(changes or [])] for word in ("--set", change)]
     head = [sys.executable, "-m", "headwise", "run", "fig1", "--device", "cpu", "--no-report", "--json", "--seeds", "2"]
     return [*head, "--store", str(store), "--workers", str(workers), "--checkpoint-every", "0", *sets, *words]
-
-
-@contextlib.contextmanager
-def started(words: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A command in a process group of its own, of which nothing is left at the end."""
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def half() -> list[Run]:
