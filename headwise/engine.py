@@ -28,11 +28,12 @@ from torch import Tensor
 
 import headwise
 from headwise.files import write_whole
+from headwise.fused import needs
 from headwise.models import build
 from headwise.progress import Progress
-from headwise.runs import CHECKPOINT_FILE, Row, Run, stack_key
+from headwise.runs import CHECKPOINT_FILE, Row, Run, block_steps, stack_key
 from headwise.shape import UsageError, nearest
-from headwise.stack import ALIGN, Stack, State, begin, numerics
+from headwise.stack import ALIGN, Stack, State, begin, fused_refusal, numerics
 
 DIVERGED = 100.0  # an epoch's mean loss above this many times the zero predictor's, or not a number
 CHECKPOINT = 1  # format; any other is not read
@@ -204,9 +205,31 @@ def train(
 
     bar = None if advance else Progress(sum(r.recipe.steps for r in unique.values()), f"{len(unique)} runs")
     forward = advance or (bar.advance if bar else lambda n: None)
-    for stack in stacks([_load(folder, run) for run in unique.values()], where):
-        with numerics(stack[0].run.recipe.precision, where):
-            _train_stack(stack, where, folder, finish, forward, checkpoint_every, keep_weights)
+    waiting = stacks([_load(folder, run) for run in unique.values()], where)
+    while waiting:
+        stack, made = waiting.pop(0), [0]
+
+        def count(steps: int, made: list[int] = made) -> None:
+            made[0] += steps
+            forward(steps)
+
+        try:
+            with numerics(stack[0].run.recipe.precision, where):
+                _train_stack(stack, where, folder, finish, count, checkpoint_every, keep_weights)
+        except torch.OutOfMemoryError:
+            left = [state.run for state in stack if state.run.id not in rows]
+            if len(left) < 2:
+                raise
+        else:
+            continue
+        # outside the handler, whose traceback holds the stack's memory
+        if where.type == "cuda":
+            torch.cuda.empty_cache()
+        forward(-made[0])
+        half = len(left) // 2
+        again = [_load(folder, run) for run in left]
+        print(f"headwise: {len(left)} models at once do not fit the memory; going on with {half} and {len(left) - half}", file=sys.stderr)
+        waiting = [part for piece in (again[:half], again[half:]) for part in stacks(piece, where)] + waiting
     if bar:
         bar.close()
     return [rows[run.id] for run in runs]
@@ -216,14 +239,17 @@ def most_models(run: Run, device: torch.device) -> int:
     """How many models of this kind are stacked at most.
 
     On a CPU as many as keep a step's activations near the cache, and one alone when its bits would depend on its
-    place; on a GPU as many as fit a third of the memory.
+    place. On a GPU as many as fit 40 % of the free memory and 56 GiB: a model's step was never slower in a larger stack.
     """
     recipe, tokens = run.recipe, run.task.tokens
     step = run.shape.activation_bytes(tokens, batch=recipe.batch) + 20 * run.shape.params
     if device.type == "cpu":
         return max(1, min(64, (32 << 20) // step)) if _fills_lines(run) else 1
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1, min(64, int(free / 3) // (4 * step)))
+    fused = fused_refusal(run, device) == ""
+    each = needs(run.shape, tokens, recipe.batch, recipe.precision) if fused else 4 * step
+    data = 4 * block_steps(run.task, recipe) * recipe.batch * tokens * run.task.dim * 4  # drawn and in place
+    return max(1, min(64, int(min(0.4 * free, 56 << 30)) // (each + data)))
 
 
 def _fills_lines(run: Run) -> bool:
@@ -266,9 +292,9 @@ def _train_stack(
     eval_epochs = {round(recipe.epochs * (i + 1) / recipe.evals) for i in range(recipe.evals)} - {0, recipe.epochs}
     advance(states[0].epoch * recipe.epoch * models)
     for epoch in range(states[0].epoch, recipe.epochs):
-        total = torch.zeros(len(states), dtype=torch.float64)
+        total = torch.zeros(len(states), dtype=torch.float64, device=device)
         for block in range(epoch * blocks, (epoch + 1) * blocks):
-            total += stack.run_block(block).double().sum(0).cpu()
+            total += stack.run_block(block).double().sum(0)  # stays on the device, so that the next block is queued meanwhile
         advance(recipe.epoch * len(states))
         now = time.monotonic()
         for state, loss in zip(states, (total / recipe.epoch).tolist(), strict=True):

@@ -21,7 +21,7 @@ from headwise.tasks import Task, task_name, task_of
 SCHEDULES = ("cosine", "published", "constant")
 CHECKPOINT_FILE = "checkpoint.safetensors"  # in the folder of a run that is under way
 PROTOCOLS = ("stream", "replay")
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MEASURED = frozenset(  # what differs when the same run is made again
     {"seconds", "finished", "memory_bytes", "models", "commit", "headwise", "torch", "python", "device", "host_cpus", "resumed"}
 )
@@ -45,7 +45,7 @@ class Recipe:
     protocol: str = "stream"  # fresh data at every step; "replay": the same epoch again and again
     epoch: int = 100  # steps over which the training loss is averaged
     init: str = "library"
-    precision: str = "fp32"
+    precision: str = "fp32"  # of the operands of products; "fp16": TF32's 11 bits in half the bytes
     held_out: int = 12_800  # fresh sequences on which the held-out error is measured, rounded up to batches of 128
     evals: int = 10  # how often it is measured along the way
 

@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.fused import STORED, Fused, adamw, refusal
+from headwise.kernels import has_triton
 from headwise.models import build, fresh
 from headwise.runs import Recipe, Run, block_steps, derive, draw_block, generator_of
+from headwise.shape import Shape
 
 ALIGN = 16  # floats: a model's numbers start on a 64-byte line, so that products take the same path at any place in a stack
 HELD_OUT_SEED = 0x48454C44  # one held-out set a task, the same for every run
@@ -68,7 +71,9 @@ class Stack:
         self.inputs: Tensor | None = None
         self.targets: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.tables = [_rate_table(run.recipe) for run in self.runs]
+        tables = np.stack([_rate_table(run.recipe) for run in self.runs], -1)[..., None]
+        self.tables = torch.from_numpy(tables).to(device)  # (all steps, 3, models, 1)
+        self.fused = self._fuse(splits)
 
     def _bind(self) -> None:
         """Make the module's parameters views of the flat rows."""
@@ -80,15 +85,23 @@ class Stack:
             module, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(module), leaf, view)
 
+    def _fuse(self, splits: list[tuple[int, Shape]]) -> Fused | None:
+        """The step as kernels of our own, where there is a GPU and they take the shapes."""
+        if any(fused_refusal(run, self.device) for run in self.runs):
+            return None
+        kind = STORED[self.recipe.precision]
+        self.half = self.weights if kind == torch.float32 else self.weights.to(kind)
+        names = [name for name, _ in self.model.named_parameters()]
+        self.layout = splits, dict(zip(names, self.places, strict=True)), self.weights, self.half
+        return Fused(*self.layout, self.recipe.batch, self.task.tokens, self.recipe.precision)
+
     # -- one block of steps
 
     def run_block(self, block: int) -> Tensor:
         """Train through one block; returns the losses before each update, (steps, models)."""
-        drawn = [draw_block(run, block, self.device) for run in self.runs]
-        self._load("inputs", torch.stack([x for x, _ in drawn], 1))
-        self._load("targets", torch.stack([t for _, t in drawn], 1))
-        now = slice(block * self.steps, (block + 1) * self.steps)
-        self.rates.copy_(torch.from_numpy(np.stack([t[now] for t in self.tables], -1)[..., None]))
+        for m, run in enumerate(self.runs):
+            self._load(m, *draw_block(run, block, self.device))
+        self.rates.copy_(self.tables[block * self.steps : (block + 1) * self.steps])
         if self.device.type == "cuda":
             if self.graph is None:
                 self._capture()
@@ -98,12 +111,12 @@ class Stack:
             self._steps()
         return self.losses
 
-    def _load(self, name: str, value: Tensor) -> None:
-        buffer = getattr(self, name)
-        if buffer is None or self.device.type == "cpu":
-            setattr(self, name, value)
-        else:
-            buffer.copy_(value)
+    def _load(self, m: int, x: Tensor, target: Tensor) -> None:
+        """Model m's data of a block; the buffers stay where they are, since a graph reads them."""
+        if self.inputs is None or self.targets is None:
+            self.inputs, self.targets = (t.new_empty(t.shape[0], len(self.runs), *t.shape[1:]) for t in (x, target))
+        self.inputs[:, m].copy_(x)
+        self.targets[:, m].copy_(target)
 
     def _steps(self) -> None:
         for i in range(self.steps):
@@ -112,6 +125,8 @@ class Stack:
     def _gradient(self, i: int) -> Tensor:
         assert self.inputs is not None
         assert self.targets is not None
+        if self.fused is not None:
+            return self.fused.gradient(self.inputs[i], self.targets[i], self.losses[i])
         with _autocast(self.recipe.precision, self.device):
             outputs, _ = self.model(self.inputs[i])
         losses_M = self.task.loss(outputs.float(), self.targets[i])
@@ -122,6 +137,9 @@ class Stack:
         r = self.recipe
         size_M1, correct_M1, decay_M1 = self.rates[i]
         grad = self._gradient(i)
+        if self.fused is not None:
+            adamw(self.weights, self.mean, self.square, grad, self.half, self.rates[i], r.beta1, r.beta2, r.eps)
+            return
         self.mean.lerp_(grad, 1 - r.beta1)
         self.square.mul_(r.beta2).addcmul_(grad, grad, value=1 - r.beta2)
         update = self.mean / (self.square.sqrt().mul_(correct_M1).add_(r.eps))
@@ -135,7 +153,12 @@ class Stack:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
-                self._gradient(0)
+                grad = self._gradient(0)
+            if self.fused is not None:  # compiled on copies
+                moved = [t.clone() for t in (self.weights, self.mean, self.square)]
+                half = moved[0] if self.half is self.weights else self.half.clone()
+                adamw(moved[0], moved[1], moved[2], grad, half, self.rates[0], self.recipe.beta1, self.recipe.beta2, self.recipe.eps)
+                del moved, half
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
@@ -148,14 +171,21 @@ class Stack:
         """The error on fresh sequences, batch by batch: (models, batches). The same sequences for every run of a task."""
         count = math.ceil(self.recipe.held_out / HELD_OUT_BATCH)
         errors = []
+        fused = self._judge() if self.fused is not None else None
         for batch in range(count):
             generator = generator_of(self.device, derive(HELD_OUT_SEED, "held out", batch))
             x, target = self.task.sample(generator, HELD_OUT_BATCH)
             wide = (len(self.runs), *(-1,) * x.ndim)
-            with _autocast(self.recipe.precision, self.device):
-                outputs, _ = self.model(x.expand(wide))
+            if fused is not None:
+                outputs = fused.forward(x.expand(wide))
+            else:
+                with _autocast(self.recipe.precision, self.device):
+                    outputs, _ = self.model(x.expand(wide))
             errors.append(self.task.loss(outputs.float(), target.expand(wide)))
         return torch.stack(errors, 1).double().cpu()
+
+    def _judge(self) -> Fused:
+        return Fused(*self.layout, HELD_OUT_BATCH, self.task.tokens, self.recipe.precision, training=False)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Weights and moments of each run, on the CPU."""
@@ -164,6 +194,16 @@ class Stack:
     def named_weights(self, m: int) -> dict[str, Tensor]:
         """Model m's parameters by name."""
         return {name: p.detach()[m].cpu().contiguous() for name, p in self.model.named_parameters()}
+
+
+def fused_refusal(run: Run, device: torch.device) -> str:
+    """Why a run's step is not made of our own kernels; empty when it is."""
+    if device.type != "cuda":
+        return f"they are for GPUs, the device is {device.type}"
+    if not has_triton():
+        return "triton is not installed"
+    reasons = (refusal(run.shape, run.task.tokens, batch) for batch in (run.recipe.batch, HELD_OUT_BATCH))
+    return next((why for why in reasons if why), "")
 
 
 def _flatten(grads: Sequence[Tensor], places: list[tuple[int, int]], like: Tensor) -> Tensor:
@@ -187,7 +227,8 @@ def _rate_table(recipe: Recipe) -> Any:
 
 
 def _autocast(precision: str, device: torch.device) -> Any:
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, half) if half else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -641,7 +641,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean cosine? choices: constant, cosine, published"),
     ({"protocol": "repeet"}, "unknown protocol 'repeet'; did you mean replay? choices: replay, stream"),
     ({"init": None}, "unknown init None; choices: library, normal, published"),
-    ({"precision": "fp16"}, "unknown precision 'fp16'; did you mean bf16 or fp32? choices: bf16, fp32, tf32"),
+    ({"precision": "fp8"}, "unknown precision 'fp8'; did you mean fp16 or bf16? choices: bf16, fp16, fp32, tf32"),
     ({"steps": 10, "epoch": 4}, "steps must be a multiple of epoch, got steps 10, epoch 4"),
 ]
 

@@ -80,7 +80,7 @@ PRESETS = {
     ),
     "paper": Settings(
         dim=64, points=16, ffn_dim=2048, depths=(1, 3, 5), widths=(1, 8, 64), ranks=(64, 32, 16, 8, 4, 2, 1), seeds=5,
-        steps=100_000, batch=256, lr=(0.01,), warmup=0.05, schedule="published", protocols=("replay", "stream"), precision="tf32",
+        steps=100_000, batch=256, lr=(0.01,), warmup=0.05, schedule="published", protocols=("replay", "stream"), precision="fp16",
     ),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.kernels import has_triton
 from headwise.shape import UsageError, nearest
 
 LAWS = ("uniform", "orthogonal", "doubled")
@@ -92,6 +93,10 @@ class Farthest(Task):
             raise UsageError("orthogonal points are all equally far from each other; choices: uniform, doubled")
 
     def sample(self, generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
+        if generator.device.type == "cuda" and self.law == "uniform" and has_triton():
+            from headwise.kernels.points import farthest
+
+            return farthest(torch.randn(batch, self.points, self.dim, generator=generator, device=generator.device))
         x_BND = draw_points(generator, self.law, batch, self.points, self.dim)
         far_BN = torch.bmm(x_BND, x_BND.mT).argmin(-1)
         far_BN += torch.arange(batch, device=x_BND.device).unsqueeze(1) * x_BND.shape[1]

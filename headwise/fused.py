@@ -1,0 +1,274 @@
+"""A training step of post-norm encoders as a dozen kernels: forward, loss, backward and AdamW on flat rows.
+
+It computes what `models.Encoder` and `stack.Stack` compute, for the shapes that `refusal` lets through; that is its plain
+twin. Products take operands of one type, sums, norms, residual, weights and moments are float32:
+
+fp16    operands rounded to 11 bits, as TF32 rounds them, at half the bytes and twice the rate; gradients are carried
+        times a power of two so that they stay in range
+tf32    operands of 32 bits, rounded by the tensor cores
+fp32    three TF32 products for one, as exact as float32
+bf16    operands rounded to 8 bits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.shape import Shape
+
+DOTS = {"fp16": "tf32", "bf16": "tf32", "tf32": "tf32", "fp32": "tf32x3"}
+WHOLE = {64: (3, 2), 32: (3, 3), 16: (3, 3)}  # ranks whose attention part is one kernel, and its loads in flight forward and back
+STORED = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
+
+
+def refusal(shape: Shape, tokens: int, batch: int) -> str:
+    """Why the fused step cannot take this shape; empty when it can."""
+    s = shape
+    if s.norm != "scalar" or s.norm_at != "post":
+        return f"it has the scalar norm after each part, got {s.norm} {s.norm_at}"
+    if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim:
+        return "it has plain heads: as many KV heads, values as wide as the rank, no latent"
+    if s.causal or s.window(0) or s.qk_norm != "none" or s.qk_rope_head_dim or s.positions != "none" or s.vocab_size:
+        return "it has no mask, no positions, no query/key norm and no tokens"
+    if s.activation != "relu" or not s.ffn_dim or not (s.qkv_bias and s.out_bias and s.ffn_bias):
+        return "it has a ReLU feed-forward and biases everywhere"
+    if s.dim not in (16, 32, 64, 128):
+        return f"it takes dim 16, 32, 64 or 128, got {s.dim}"
+    if s.ffn_dim % 64 or s.num_heads * s.head_dim % 16:
+        return f"it needs ffn_dim in 64s and heads x rank in 16s, got {s.ffn_dim} and {s.num_heads * s.head_dim}"
+    if tokens > 256 or s.head_dim > 64:
+        return f"it takes at most 256 tokens and rank 64, got {tokens} tokens, rank {s.head_dim}"
+    if batch * tokens % 64:
+        return f"batch x tokens must be a multiple of 64, got {batch * tokens}"
+    return ""
+
+
+def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
+    """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Fused`."""
+    T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
+    kept = shape.depth * (2 * T * (D * (4 + size) + 4) + 4 * T * C * size)
+    return kept + T * C * size + T * D * (12 + 2 * size) + shape.params * (16 + size)
+
+
+class Fused:
+    """Buffers for one stack and one batch size, and the kernels over them."""
+
+    def __init__(
+        self,
+        splits: Sequence[tuple[int, Shape]],
+        places: dict[str, tuple[int, int]],
+        weights: Tensor,
+        half: Tensor,
+        batch: int,
+        tokens: int,
+        precision: str,
+        training: bool = True,
+    ) -> None:
+        s = self.shape = splits[0][1]
+        self.splits, self.places, self.weights, self.half = splits, places, weights, half
+        self.batch, self.tokens, self.T, self.dot = batch, tokens, batch * tokens, DOTS[precision]
+        self.M, self.P = weights.shape
+        self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
+        self.BT = 128 if self.T % 128 == 0 else 64
+        self.tiles = self.T // 64
+        self.gain = float(2 ** (self.T - 1).bit_length()) if precision == "fp16" else 1.0
+        kind, where = half.dtype, weights.device
+        kept = s.depth if training else 1
+
+        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(self.M, *size, dtype=dtype, device=where)
+
+        self.u = [empty(self.T, self.D) for _ in range(2 * kept)]
+        self.x = [empty(self.T, self.D, dtype=kind) for _ in range(2 * kept)]
+        self.inv = [empty(self.T) for _ in range(2 * kept)]
+        whole = all(self._whole(shape) for _, shape in splits)  # no projection outlives its kernel
+        self.qkv = [empty(batch, tokens, 3 * self.C, dtype=kind) for _ in range(0 if whole else kept)]
+        self.o = [empty(batch, tokens, self.C, dtype=kind) for _ in range(1 if whole else kept)]
+        self.dqkv: Tensor | None = None
+        if training:
+            self.grads = torch.zeros_like(weights)
+            if whole:
+                self.dqkv = empty(batch, tokens, 3 * self.C, dtype=kind)
+            else:
+                self.mixed = empty(batch, tokens, self.C, dtype=kind)
+            self.dz, self.dx, self.dz16 = empty(self.T, self.D), empty(self.T, self.D), empty(self.T, self.D, dtype=kind)
+            self.parts = empty(1 + 2 * s.depth, self.tiles, 2 * self.D)
+            table = [[0, 0, 0]]
+            for i in range(s.depth):
+                b = f"blocks.{i}."
+                table.append([places[b + "norm1.weight"][0], places[b + "attention.out_bias"][0], s.average])
+                table.append([places[b + "norm2.weight"][0], places[b + "feed.down.bias"][0], 1])
+            self.table = torch.tensor(table, dtype=torch.int32, device=where)
+
+    def _whole(self, s: Shape) -> bool:
+        """Whether the attention part is one kernel; else its projection, heads and output are kernels of their own."""
+        return self.tokens in (16, 32, 64) and s.head_dim in WHOLE and self.half.dtype != torch.float32
+
+    def _w(self, name: str, model: int = 0) -> Tensor:
+        """A matrix in the operands' type: where it starts in a model's row."""
+        return self.half.view(-1)[model * self.P + self.places[name][0] :]
+
+    def _f(self, name: str, model: int = 0, of: Tensor | None = None) -> Tensor:
+        """A parameter in float32, or its gradient."""
+        return (self.weights if of is None else of).view(-1)[model * self.P + self.places[name][0] :]
+
+    # -- forward
+
+    def forward(self, x_MBND: Tensor) -> Tensor:
+        """Outputs (models, batch, tokens, dim)."""
+        return (self._forward(x_MBND) * self._last_scale()).view(self.M, self.batch, self.tokens, self.D)
+
+    def _last_scale(self) -> Tensor:
+        at, _ = self.places[f"blocks.{self.shape.depth - 1}.norm2.weight"]
+        return self.weights[:, at].view(-1, 1, 1)
+
+    def _forward(self, x_MBND: Tensor) -> Tensor:
+        """The last layer's direction u."""
+        u = x_MBND.reshape(self.M, self.T, self.D).contiguous()
+        x = self.first = u.to(self.half.dtype)
+        for i in range(self.shape.depth):
+            u, x = self._layer(i, u, x)
+        return u
+
+    def _layer(self, i: int, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        from headwise.kernels import layer as K
+
+        T, M, P, D = self.T, self.M, self.P, self.D
+        b, at = f"blocks.{i}.", 2 * i if len(self.u) > 2 else 0
+        u1, x1, inv1, u2, x2, inv2 = (buffers[at + j] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
+        first = 0
+        for models, s in self.splits:
+            now = slice(first, first + models)
+            self._attend(i, s, now, x[now], u[now], u1[now], x1[now], inv1[now])
+            first += models
+        s1, s2 = self._f(b + "norm1.weight"), self._f(b + "norm2.weight")
+        K.feed[(T // self.BT, M)](
+            x1, self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight"), self._f(b + "feed.down.bias"),
+            s1, u1, s2, u2, x2, inv2, T, self.F, P, D=D, BT=self.BT, BF=64, IP=self.dot, **self._feed(),
+        )  # fmt: skip
+        return u2, x2
+
+    def _attend(self, i: int, s: Shape, now: slice, x: Tensor, u: Tensor, u1: Tensor, x1: Tensor, inv1: Tensor) -> None:
+        """The attention part of one layer for the models of one split."""
+        from headwise.kernels import heads
+        from headwise.kernels import layer as K
+
+        T, P, D, C, BT, dot, b, first = self.T, self.P, self.D, self.C, self.BT, self.dot, f"blocks.{i}.attention.", now.start
+        project, bias, out = self._w(b + "qkv.weight", first), self._f(b + "qkv.bias", first), self._w(b + "out.weight", first)
+        before = self._f(f"blocks.{max(i - 1, 0)}.norm2.weight", first)  # the scale of this layer's input
+        end = (self._f(b + "out_bias", first), before, u, self._f(f"blocks.{i}.norm1.weight", first), u1, x1, inv1, T, C, P)
+        common = {"D": D, "BT": 64, "AVERAGE": s.average, "FIRST": i == 0, "IP": dot}
+        if self._whole(s):
+            K.mix[(T // 64, len(x))](
+                x, project, bias, out, *end, 1 / s.average, s.scale, **common, N=self.tokens, R=s.head_dim, BC=s.head_dim,
+                STAGES=WHOLE[s.head_dim][0], num_warps=4,
+            )  # fmt: skip
+            return
+        qkv, o = self.qkv[i if len(self.qkv) > 1 else 0][now], self.o[i if len(self.o) > 1 else 0][now]
+        wide = min(128, 3 * C & -(3 * C))
+        K.project[(3 * C // wide, T // BT, len(x))](x, project, bias, qkv, T, 3 * C, P, D=D, BT=BT, BC=wide, IP=dot)
+        q, k, v = qkv.flatten(0, 1).split(C, -1)
+        heads.forward(q, k, v, o.flatten(0, 1), s.num_heads, s.head_dim, s.scale, dot)
+        K.collect[(T // 64, len(x))](o, out, *end, 1 / s.average, BC=min(64, C & -C), **common)
+
+    def _feed(self) -> dict[str, Any]:
+        if self.half.dtype == torch.float32:
+            return {"STAGES": 1, "num_warps": 8}
+        return {"STAGES": 3, "num_warps": 4}
+
+    # -- backward
+
+    def gradient(self, x_MBND: Tensor, targets: Tensor, losses_M: Tensor) -> Tensor:
+        """Losses (written) and gradients of the flat rows, divided by nothing: those of the mean squared error."""
+        from headwise.kernels import layer as K
+
+        s, T, M, P, D = self.shape, self.T, self.M, self.P, self.D
+        u = self._forward(x_MBND)
+        queries, slots = targets.shape[-2], 1 + 2 * s.depth
+        count = self.batch * queries
+        last = self._f(f"blocks.{s.depth - 1}.norm2.weight")
+        K.squared_error[(T // 64, M)](
+            u, last, targets.contiguous(), self.dx, self.parts, T, self.tokens, queries, P, 2 * self.gain / count, 0, slots, D=D, BT=64
+        )  # fmt: skip
+        for i in reversed(range(s.depth)):
+            self._layer_back(i)
+        K.finish[(slots, M)](
+            self.parts, self.grads, losses_M, self.table, P, 1 / self.gain, 1 / count, slots,
+            TILES=self.tiles, D=D, BLOCK=1 << (self.tiles - 1).bit_length(),
+        )  # fmt: skip
+        return self.grads
+
+    def _layer_back(self, i: int) -> None:
+        from headwise.kernels import layer as K
+
+        T, M, P, D, C, F, dot = self.T, self.M, self.P, self.D, self.C, self.F, self.dot
+        b, slots, undo = f"blocks.{i}.", 1 + 2 * self.shape.depth, 1 / self.gain
+        u1, x1, inv1, u2, _, inv2 = (buffers[2 * i + j] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
+        x0 = self.x[2 * i - 1] if i else self.first
+        up, down, bias = self._w(b + "feed.up.weight"), self._w(b + "feed.down.weight"), self._f(b + "feed.up.bias")
+        wide = self.half.dtype == torch.float32
+        K.feed_back[(T // 64, M)](
+            self.dx, u2, inv2, self._f(b + "norm2.weight"), x1, up, bias, down, self.dz16, self.dz, self.parts, T, F, P, 2 + 2 * i, slots,
+            D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
+        )  # fmt: skip
+        K.feed_weights[(F // 64, M)](
+            x1, self.dz16, up, bias, down, self._f(b + "feed.up.weight", 0, self.grads), self._f(b + "feed.up.bias", 0, self.grads),
+            self._f(b + "feed.down.weight", 0, self.grads), T, F, P, undo, D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
+        )  # fmt: skip
+        first = 0
+        for models, s in self.splits:
+            now = slice(first, first + models)
+            self._attend_back(i, s, now, x0[now], u1[now], inv1[now])
+            first += models
+        qkv, o = self.dqkv if self.dqkv is not None else self.qkv[i], self.o[i if len(self.o) > 1 else 0]
+        block = min(64 if wide else 128, C & -C)
+        K.outer[(3 * C // block, M)](
+            qkv, x0, self._f(b + "attention.qkv.weight", 0, self.grads), self._f(b + "attention.qkv.bias", 0, self.grads), T, 3 * C, P,
+            undo, D, 1, D=D, BT=64, BC=block, BIAS=True, IP=dot, STAGES=3,
+        )  # fmt: skip
+        K.outer[(C // block, M)](
+            o, self.dz16, self._f(b + "attention.out.weight", 0, self.grads), self.grads, T, C, P, undo / self.shape.average,
+            1, C, D=D, BT=64, BC=block, BIAS=False, IP=dot, STAGES=3,
+        )  # fmt: skip
+
+    def _attend_back(self, i: int, s: Shape, now: slice, x: Tensor, u1: Tensor, inv1: Tensor) -> None:
+        from headwise.kernels import heads
+        from headwise.kernels import layer as K
+
+        T, P, D, C, dot, b, first = self.T, self.P, self.D, self.C, self.dot, f"blocks.{i}.attention.", now.start
+        slots, models = 1 + 2 * self.shape.depth, len(x)
+        project, out, scale = self._w(b + "qkv.weight", first), self._w(b + "out.weight", first), self._f(f"blocks.{i}.norm1.weight", first)
+        dz, dx, dz16, parts = (t[now] for t in (self.dz, self.dx, self.dz16, self.parts))
+        qkv = (self.dqkv if self.dqkv is not None else self.qkv[i])[now]
+        o = self.o[i if len(self.o) > 1 else 0][now]
+        if self._whole(s):
+            K.mix_back[(T // 64, models)](
+                dz, u1, inv1, scale, x, project, self._f(b + "qkv.bias", first), out, dz16, dx, qkv, o, parts, T, C, P, 1 + 2 * i, slots,
+                1 / s.average, s.scale, D=D, N=self.tokens, R=s.head_dim, BT=64, BC=s.head_dim, FIRST=i == 0, IP=dot,
+                STAGES=WHOLE[s.head_dim][1], num_warps=4,
+            )  # fmt: skip
+            return
+        mixed = self.mixed[now]
+        K.spread[(T // 64, models)](
+            dz, u1, inv1, scale, out, dx, dz16, mixed, parts, T, C, P, 1 + 2 * i, slots, 1 / s.average,
+            D=D, BT=64, BC=min(128, C & -C), IP=dot,
+        )  # fmt: skip
+        q, k, v = qkv.flatten(0, 1).split(C, -1)
+        heads.backward(q, k, v, mixed.flatten(0, 1), q, k, v, s.num_heads, s.head_dim, s.scale, dot)
+        if i:
+            K.gather[(T // 64, models)](qkv, project, dx, dx, T, 3 * C, P, D=D, BT=64, BC=min(64, C & -C), IP=dot)
+
+
+def adamw(
+    weights: Tensor, mean: Tensor, square: Tensor, grads: Tensor, half: Tensor, rates: Tensor, beta1: float, beta2: float, eps: float
+) -> None:
+    """One step of every model, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay."""
+    from headwise.kernels import layer as K
+
+    M, P = weights.shape
+    same = half.data_ptr() == weights.data_ptr()
+    K.adamw[(-(-P // 1024), M)](weights, mean, square, grads, half, rates, P, M, beta1, beta2, eps, HALF=not same, BLOCK=1024)

@@ -1,0 +1,344 @@
+"""Attention over short sequences on a GPU: every head whole in one program, scores never written to memory.
+
+Two kernels, both with heads innermost so that loads coalesce, both exact softmax over whole rows:
+
+lanes   rank 1 to 4, at most 16 tokens: a thread owns one head of one sequence, its keys and values in registers. No
+        tensor cores, so nothing is padded.
+tiles   any rank up to 64, at most 256 tokens: a few warps own a sequence and walk over heads with small matrix products.
+
+Tensors are (sequences, tokens, heads, rank) by strides, so a slice of one wide projection is taken as it lies. The plain
+twin is `headwise.attention.plain`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+# ---- lanes: one thread a head
+
+
+@triton.jit
+def _rows(ptr, row, N: tl.constexpr, seen):
+    """N rows as a tuple of float32 tensors."""
+    out = ()
+    for j in tl.static_range(N):
+        out = out + (tl.load(ptr + j * row, mask=seen, other=0.0).to(tl.float32),)
+    return out
+
+
+@triton.jit
+def _exponents(q, ks, high, low, N: tl.constexpr, R: tl.constexpr):
+    """e_j = 2^(q k_j - max), as a tuple. At rank 1 the maximum is at the largest or the smallest key."""
+    if R == 1:
+        top = tl.maximum(q * high, q * low)
+        e = ()
+        for j in tl.static_range(N):
+            e = e + (tl.exp2(tl.sum(q * ks[j] - top, 1)),)
+        return e
+    else:
+        s = ()
+        for j in tl.static_range(N):
+            s = s + (tl.sum(q * ks[j], 1),)
+        top = s[0]
+        for j in tl.static_range(1, N):
+            top = tl.maximum(top, s[j])
+        e = ()
+        for j in tl.static_range(N):
+            e = e + (tl.exp2(s[j] - top),)
+        return e
+
+
+@triton.jit
+def _extremes(ks, N: tl.constexpr):
+    high = ks[0]
+    low = ks[0]
+    for j in tl.static_range(1, N):
+        high = tl.maximum(high, ks[j])
+        low = tl.minimum(low, ks[j])
+    return high, low
+
+
+@triton.jit
+def lanes_forward(q, k, v, o, seq, row, o_seq, o_row, heads, scale, N: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):
+    b = tl.program_id(1).to(tl.int64)
+    h = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = h[:, None] * R + tl.arange(0, R)[None, :]
+    seen = (h < heads)[:, None]
+    ks = _rows(k + b * seq + at, row, N, seen)
+    vs = _rows(v + b * seq + at, row, N, seen)
+    high, low = _extremes(ks, N)
+    next_q = tl.load(q + b * seq + at, mask=seen, other=0.0)
+    for i in range(N):
+        qi = next_q.to(tl.float32) * (scale * LOG2E)
+        ahead = tl.minimum(i + 1, N - 1)  # the next row is on its way while this one is worked on
+        next_q = tl.load(q + b * seq + ahead * row + at, mask=seen, other=0.0)
+        e = _exponents(qi, ks, high, low, N, R)
+        total = e[0]
+        out = e[0][:, None] * vs[0]
+        for j in tl.static_range(1, N):
+            total += e[j]
+            out += e[j][:, None] * vs[j]
+        out = out / total[:, None]
+        tl.store(o + b * o_seq + i * o_row + at, out.to(o.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def lanes_backward(
+    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, heads, scale, N: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    b = tl.program_id(1).to(tl.int64)
+    h = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = h[:, None] * R + tl.arange(0, R)[None, :]
+    seen = (h < heads)[:, None]
+    ks = _rows(k + b * seq + at, row, N, seen)
+    vs = _rows(v + b * seq + at, row, N, seen)
+    high, low = _extremes(ks, N)
+    zero = tl.zeros([BLOCK, R], tl.float32)
+    dks = ()
+    dvs = ()
+    for j in tl.static_range(N):
+        dks = dks + (zero,)
+        dvs = dvs + (zero,)
+    next_q = tl.load(q + b * seq + at, mask=seen, other=0.0)
+    next_g = tl.load(g + b * g_seq + at, mask=seen, other=0.0)
+    for i in range(N):
+        qi = next_q.to(tl.float32) * scale
+        gi = next_g.to(tl.float32)
+        ahead = tl.minimum(i + 1, N - 1)
+        next_q = tl.load(q + b * seq + ahead * row + at, mask=seen, other=0.0)
+        next_g = tl.load(g + b * g_seq + ahead * g_row + at, mask=seen, other=0.0)
+        e = _exponents(qi * LOG2E, ks, high, low, N, R)
+        total = e[0]
+        out = e[0][:, None] * vs[0]
+        for j in tl.static_range(1, N):
+            total += e[j]
+            out += e[j][:, None] * vs[j]
+        inverse = 1.0 / total
+        gi = gi * inverse[:, None]
+        mean = tl.sum(gi * out, 1) * inverse  # sum_j p_j g.v_j = g.o, over the total once more
+        dqi = tl.zeros_like(qi)
+        new_dks = ()
+        new_dvs = ()
+        for j in tl.static_range(N):
+            new_dvs = new_dvs + (dvs[j] + e[j][:, None] * gi,)
+            ds = (e[j] * (tl.sum(gi * vs[j], 1) - mean))[:, None]
+            dqi += ds * ks[j]
+            new_dks = new_dks + (dks[j] + ds * qi,)
+        dks = new_dks
+        dvs = new_dvs
+        tl.store(dq + b * d_seq + i * d_row + at, (dqi * scale).to(dq.dtype.element_ty), mask=seen)
+    for j in tl.static_range(N):
+        tl.store(dk + b * d_seq + j * d_row + at, dks[j].to(dk.dtype.element_ty), mask=seen)
+        tl.store(dv + b * d_seq + j * d_row + at, dvs[j].to(dv.dtype.element_ty), mask=seen)
+
+
+# ---- packs: a few heads of one sequence side by side, one small product each
+
+
+@triton.jit
+def _pack(ptr, at, seen, HEADS: tl.constexpr, NP: tl.constexpr, R: tl.constexpr):
+    """(tokens, heads x rank) from memory, whole lines at a time, as (heads, tokens, rank)."""
+    x = tl.load(ptr + at, mask=seen, other=0.0)
+    return tl.permute(tl.reshape(x, (NP, HEADS, R)), (1, 0, 2))
+
+
+@triton.jit
+def _unpack(x, HEADS: tl.constexpr, NP: tl.constexpr, R: tl.constexpr):
+    return tl.reshape(tl.permute(x, (1, 0, 2)), (NP, HEADS * R))
+
+
+@triton.jit
+def _fill(x, HEADS: tl.constexpr, NP: tl.constexpr, R: tl.constexpr):
+    return tl.reshape(tl.join(x, tl.zeros_like(x)), (HEADS, NP, 2 * R))
+
+
+@triton.jit
+def inner(a, b, HEADS: tl.constexpr, NP: tl.constexpr, R: tl.constexpr, IP: tl.constexpr):
+    """a b^T a head; a rank below 16 is filled up with zeros in registers to the 16 that a product sums over."""
+    if R < 16:
+        return inner(_fill(a, HEADS, NP, R), _fill(b, HEADS, NP, R), HEADS, NP, 2 * R, IP)
+    else:
+        return tl.dot(a, tl.permute(b, (0, 2, 1)), input_precision=IP)
+
+
+@triton.jit
+def softmax(s, N: tl.constexpr, NP: tl.constexpr):
+    if N < NP:
+        s = tl.where(tl.arange(0, NP)[None, None, :] < N, s, float("-inf"))
+    e = tl.exp2(s - tl.max(s, 2)[:, :, None])
+    return e / tl.sum(e, 2)[:, :, None]
+
+
+@triton.jit
+def packs_forward(
+    q, k, v, o, seq, row, o_seq, o_row, width, scale,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, HEADS: tl.constexpr, IP: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * HEADS * R + tl.arange(0, HEADS * R)[None, :]
+    n = tl.arange(0, NP)[:, None]
+    seen = (c < width) & (n < N)
+    at = b * seq + n * row + c
+    s = inner(_pack(q, at, seen, HEADS, NP, R), _pack(k, at, seen, HEADS, NP, R), HEADS, NP, R, IP) * (scale * LOG2E)
+    vt = _pack(v, at, seen, HEADS, NP, R)
+    out = tl.dot(softmax(s, N, NP).to(vt.dtype), vt, input_precision=IP)
+    tl.store(o + b * o_seq + n * o_row + c, _unpack(out.to(o.dtype.element_ty), HEADS, NP, R), mask=seen)
+
+
+@triton.jit
+def packs_backward(
+    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, width, scale,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, HEADS: tl.constexpr, IP: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * HEADS * R + tl.arange(0, HEADS * R)[None, :]
+    n = tl.arange(0, NP)[:, None]
+    seen = (c < width) & (n < N)
+    at = b * seq + n * row + c
+    qt = _pack(q, at, seen, HEADS, NP, R)
+    kt = _pack(k, at, seen, HEADS, NP, R)
+    vt = _pack(v, at, seen, HEADS, NP, R)
+    gt = _pack(g, b * g_seq + n * g_row + c, seen, HEADS, NP, R)
+    p = softmax(inner(qt, kt, HEADS, NP, R, IP) * (scale * LOG2E), N, NP)
+    dp = inner(gt, vt, HEADS, NP, R, IP)
+    ds = (p * (dp - tl.sum(p * dp, 2)[:, :, None]) * scale).to(kt.dtype)
+    to = b * d_seq + n * d_row + c
+    dqt = tl.dot(ds, kt, input_precision=IP)
+    tl.store(dq + to, _unpack(dqt.to(dq.dtype.element_ty), HEADS, NP, R), mask=seen)
+    dkt = tl.dot(tl.permute(ds, (0, 2, 1)), qt, input_precision=IP)
+    tl.store(dk + to, _unpack(dkt.to(dk.dtype.element_ty), HEADS, NP, R), mask=seen)
+    dvt = tl.dot(tl.permute(p.to(gt.dtype), (0, 2, 1)), gt, input_precision=IP)
+    tl.store(dv + to, _unpack(dvt.to(dv.dtype.element_ty), HEADS, NP, R), mask=seen)
+
+
+# ---- tiles: a few warps a sequence
+
+
+@triton.jit
+def _softmax(s, keys, N: tl.constexpr, NP: tl.constexpr):
+    if N < NP:
+        s = tl.where(keys < N, s, float("-inf"))
+    e = tl.exp2(s - tl.max(s, 1)[:, None])
+    return e / tl.sum(e, 1)[:, None]
+
+
+@triton.jit
+def tiles_forward(
+    q, k, v, o, seq, row, o_seq, o_row, heads, scale,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr, IP: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1).to(tl.int64)
+    r = tl.arange(0, RP)[None, :]
+    n = tl.arange(0, NP)
+    keys = n[None, :]
+    for g in range(GROUP):
+        h = tl.program_id(0) * GROUP + g
+        live = tl.where(h < heads, N, 0)
+        seen = (r < R) & (n < live)[:, None]
+        at = b * seq + h * R + r
+        kt = tl.load(k + at + n[:, None] * row, mask=seen, other=0.0)
+        vt = tl.load(v + at + n[:, None] * row, mask=seen, other=0.0)
+        for i in tl.static_range(0, NP, BQ):
+            nq = i + tl.arange(0, BQ)
+            some = (r < R) & (nq < live)[:, None]
+            qt = tl.load(q + at + nq[:, None] * row, mask=some, other=0.0)
+            s = tl.dot(qt, tl.trans(kt), input_precision=IP) * (scale * LOG2E)
+            p = _softmax(s, keys, N, NP).to(vt.dtype)
+            out = tl.dot(p, vt, input_precision=IP)
+            tl.store(o + b * o_seq + nq[:, None] * o_row + h * R + r, out.to(o.dtype.element_ty), mask=some)
+
+
+@triton.jit
+def tiles_backward(
+    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, heads, scale,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr, IP: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1).to(tl.int64)
+    r = tl.arange(0, RP)[None, :]
+    n = tl.arange(0, NP)
+    keys = n[None, :]
+    for turn in range(GROUP):
+        h = tl.program_id(0) * GROUP + turn
+        live = tl.where(h < heads, N, 0)
+        seen = (r < R) & (n < live)[:, None]
+        at = b * seq + h * R + r
+        kt = tl.load(k + at + n[:, None] * row, mask=seen, other=0.0)
+        vt = tl.load(v + at + n[:, None] * row, mask=seen, other=0.0)
+        dkt = tl.zeros([NP, RP], tl.float32)
+        dvt = tl.zeros([NP, RP], tl.float32)
+        for i in tl.static_range(0, NP, BQ):
+            nq = i + tl.arange(0, BQ)
+            some = (r < R) & (nq < live)[:, None]
+            qt = tl.load(q + at + nq[:, None] * row, mask=some, other=0.0)
+            gt = tl.load(g + b * g_seq + nq[:, None] * g_row + h * R + r, mask=some, other=0.0)
+            s = tl.dot(qt, tl.trans(kt), input_precision=IP) * (scale * LOG2E)
+            p = _softmax(s, keys, N, NP)
+            dp = tl.dot(gt, tl.trans(vt), input_precision=IP)
+            ds = p * (dp - tl.sum(p * dp, 1)[:, None]) * scale
+            ds = ds.to(kt.dtype)
+            dqt = tl.dot(ds, kt, input_precision=IP)
+            dkt = tl.dot(tl.trans(ds), qt, dkt, input_precision=IP)
+            dvt = tl.dot(tl.trans(p.to(gt.dtype)), gt, dvt, input_precision=IP)
+            tl.store(dq + b * d_seq + nq[:, None] * d_row + h * R + r, dqt.to(dq.dtype.element_ty), mask=some)
+        to = b * d_seq + n[:, None] * d_row + h * R + r
+        tl.store(dk + to, dkt.to(dk.dtype.element_ty), mask=seen)
+        tl.store(dv + to, dvt.to(dv.dtype.element_ty), mask=seen)
+
+
+# ---- launching
+
+MOST_TOKENS, MOST_RANK = 256, 64
+
+
+def kind_of(tokens: int, rank: int) -> str:
+    """Which of the kernels takes this size: lanes, packs or tiles."""
+    if tokens <= 16 and rank in (1, 2):
+        return "lanes"
+    return "packs" if tokens <= 16 and rank in (4, 8, 16, 32) else "tiles"
+
+
+def _tiles(tokens: int, rank: int) -> dict[str, int]:
+    padded, wide = max(16, triton.next_power_of_2(tokens)), max(16, triton.next_power_of_2(rank))
+    return {
+        "N": tokens, "R": rank, "NP": padded, "RP": wide, "BQ": padded if padded <= 128 else 32, "GROUP": max(1, 64 // wide),
+        "num_warps": min(8, padded // 16), "num_stages": 2,
+    }  # fmt: skip
+
+
+def _packs(tokens: int, rank: int) -> dict[str, int]:
+    return {"N": tokens, "R": rank, "NP": 16, "HEADS": 64 // rank, "num_warps": 1 if rank == 32 else 4}
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, heads: int, rank: int, scale: float, dot: str) -> None:
+    """o = softmax(scale q k^T) v; tensors are (sequences, tokens, heads x rank) views, q, k and v with the same strides."""
+    sequences, tokens, _ = q.shape
+    args = (q, k, v, o, q.stride(0), q.stride(1), o.stride(0), o.stride(1))
+    match kind_of(tokens, rank):
+        case "lanes":
+            lanes_forward[triton.cdiv(heads, 64), sequences](*args, heads, scale, N=tokens, R=rank, BLOCK=64, num_warps=2)
+        case "packs":
+            packs_forward[triton.cdiv(heads * rank, 64), sequences](*args, heads * rank, scale, IP=dot, **_packs(tokens, rank))
+        case _:
+            sizes = _tiles(tokens, rank)
+            tiles_forward[triton.cdiv(heads, sizes["GROUP"]), sequences](*args, heads, scale, IP=dot, **sizes)
+
+
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, heads: int, rank: int, scale: float, dot: str
+) -> None:
+    """Gradients of q, k and v from that of the output; they may be written over q, k and v."""
+    sequences, tokens, _ = q.shape
+    args = (q, k, v, g, dq, dk, dv, q.stride(0), q.stride(1), g.stride(0), g.stride(1), dq.stride(0), dq.stride(1))
+    match kind_of(tokens, rank):
+        case "lanes":
+            lanes_backward[triton.cdiv(heads, 32), sequences](*args, heads, scale, N=tokens, R=rank, BLOCK=32, num_warps=1)
+        case "packs":
+            packs_backward[triton.cdiv(heads * rank, 64), sequences](*args, heads * rank, scale, IP=dot, **_packs(tokens, rank))
+        case _:
+            sizes = _tiles(tokens, rank)
+            tiles_backward[triton.cdiv(heads, sizes["GROUP"]), sequences](*args, heads, scale, IP=dot, **sizes)
