@@ -118,6 +118,10 @@ def attend(
         k, v = _repeat(k, call.heads), _repeat(v, call.heads)
     if choice.backend == "short":
         return short(q, k, v, scale)
+    if choice.backend == "heads":
+        from headwise.kernels.heads import attend_heads
+
+        return attend_heads(q, k, v, scale, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3")
     return _fused(choice, call, q, k, v, scale)
 
 

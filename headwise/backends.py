@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from headwise.kernels import has_triton
 from headwise.shape import Shape, UsageError, nearest
 
-BACKENDS = ("short", "cudnn", "flash", "efficient", "plain", "blocked")
+BACKENDS = ("short", "heads", "cudnn", "flash", "efficient", "plain", "blocked")
 BLOCK_BYTES = 256 << 20  # scores above this are computed in query blocks and recomputed in the backward pass
 
 
@@ -76,6 +77,23 @@ def _try_short(c: Call) -> Choice | str:
     if not (c.keys <= 8 and c.rank <= 8) and not (c.keys <= 32 and c.rank <= 2):
         return f"it pays up to 8 keys at rank 8 and 32 keys at rank 2, got {c.keys} keys at rank {c.rank}"
     return Choice("short", "few keys on a CPU: elementwise over batch and heads", repeat_kv=c.kv_heads != c.heads)
+
+
+def _try_heads(c: Call) -> Choice | str:
+    if c.device != "cuda":
+        return f"it needs a GPU, the device is {c.device}"
+    if torch.cuda.is_available() and not has_triton():
+        return "triton is not installed"
+    if c.masked or c.causal:
+        return "it has no mask"
+    if c.dtype == torch.float64:
+        return "it does not take float64"
+    if c.queries != c.keys or c.rank != c.width:
+        return f"it needs as many queries as keys and values as wide as the rank, got {c.queries}, {c.keys} and {c.rank}, {c.width}"
+    most = 64 if c.half else 256
+    if c.keys > most or c.rank > 64:
+        return f"it pays up to {most} tokens and rank 64 in {dtype_name(c.dtype)}, got {c.keys} tokens at rank {c.rank}"
+    return Choice("heads", "few tokens: whole heads in one program, scores never written out", repeat_kv=c.kv_heads != c.heads)
 
 
 def _try_cudnn(c: Call) -> Choice | str:
@@ -154,7 +172,8 @@ def choose_backend(call: Call) -> Choice:
             ("efficient", _try_efficient),
         ]
         short_n = [("short", _try_short)] if call.device == "cpu" else [("plain", _try_plain_short)]
-        attempts = (fused[:2] + short_n + fused[2:] if call.half else short_n + fused) + attempts
+        own = [("heads", _try_heads)] if call.device == "cuda" else []
+        attempts = own + (fused[:2] + short_n + fused[2:] if call.half else short_n + fused) + attempts
     refused: list[tuple[str, str]] = [("any fused kernel", "none computes hardmax")] if call.hard else []
     for name, attempt in attempts:
         answer = attempt(call)
@@ -214,7 +233,7 @@ def _size(count: float) -> str:
 def forced(backend: str, call: Call) -> Choice:
     """The backend that was asked for by name, or an error that says why it cannot run this call."""
     attempts = {
-        "short": _try_short, "cudnn": _try_cudnn, "flash": _try_flash,
+        "short": _try_short, "heads": _try_heads, "cudnn": _try_cudnn, "flash": _try_flash,
         "efficient": _try_efficient, "plain": _try_plain, "blocked": _try_blocked,
     }  # fmt: skip
     if backend not in attempts:

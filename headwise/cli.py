@@ -361,7 +361,15 @@ def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     shape = _shape(args.changes, args.config)
     choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=getattr(torch, args.dtype))
     print(choice)
-    return {"backend": choice.backend, "why": choice.why, "refused": dict(choice.refused)}
+    told: dict[str, Any] = {"backend": choice.backend, "why": choice.why, "refused": dict(choice.refused)}
+    if args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
+        from headwise.fused import refusal
+
+        told["step"] = refusal(shape, args.tokens, args.batch)
+        print(
+            f"a training step: {'plain modules; the fused step cannot: ' + told['step'] if told['step'] else 'fused, forward to optimiser'}"
+        )
+    return told
 
 
 COMMANDS = {"run": _run, "list": _list, "report": _report, "draw": _draw, "cost": _cost, "explain": _explain}

@@ -1,10 +1,11 @@
 """Attention over short sequences on a GPU: every head whole in one program, scores never written to memory.
 
-Two kernels, both with heads innermost so that loads coalesce, both exact softmax over whole rows:
+Three kernels, all with heads innermost so that loads coalesce, all with exact softmax over whole rows:
 
-lanes   rank 1 to 4, at most 16 tokens: a thread owns one head of one sequence, its keys and values in registers. No
+lanes   rank 1 and 2, at most 16 tokens: a thread owns one head of one sequence, its keys and values in registers. No
         tensor cores, so nothing is padded.
-tiles   any rank up to 64, at most 256 tokens: a few warps own a sequence and walk over heads with small matrix products.
+packs   rank 4 to 32, at most 16 tokens: heads that share a line of memory side by side, one small product each.
+tiles   any rank up to 64, at most 256 tokens: a few warps own a sequence and walk over heads with matrix products.
 
 Tensors are (sequences, tokens, heads, rank) by strides, so a slice of one wide projection is taken as it lies. The plain
 twin is `headwise.attention.plain`.
@@ -12,9 +13,13 @@ twin is `headwise.attention.plain`.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -342,3 +347,40 @@ def backward(
         case _:
             sizes = _tiles(tokens, rank)
             tiles_backward[triton.cdiv(heads, sizes["GROUP"]), sequences](*args, heads, scale, IP=dot, **sizes)
+
+
+# ---- for autograd
+
+
+def attend_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, dot: str) -> Tensor:
+    """softmax(scale q k^T) v for (batch, heads, tokens, rank) tensors of equal sizes; dot is how products of float32 are made."""
+    out: Tensor = _Heads.apply(q, k, v, scale, dot)  # type: ignore[assignment]
+    return out
+
+
+def _rows_of(*tensors: Tensor) -> list[Tensor]:
+    """(batch, tokens, heads x rank) views with equal strides, copied only where the tensors do not lie so."""
+    rows = [t.transpose(1, 2) for t in tensors]
+    if any(t.stride()[2:] != (t.shape[3], 1) or t.stride() != rows[0].stride() for t in rows):
+        rows = [t.contiguous() for t in rows]
+    return [t.flatten(2) for t in rows]
+
+
+class _Heads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, dot: str) -> Tensor:
+        _, ctx.heads, _, ctx.rank = q.shape
+        ctx.scale, ctx.dot = scale, dot
+        rows = _rows_of(q, k, v)
+        o = torch.empty(rows[0].shape, dtype=q.dtype, device=q.device)
+        forward(*rows, o, ctx.heads, ctx.rank, scale, dot)
+        ctx.save_for_backward(*rows)
+        return o.unflatten(2, (ctx.heads, ctx.rank)).transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        rows = ctx.saved_tensors
+        grads = [torch.empty(rows[0].shape, dtype=grad.dtype, device=grad.device) for _ in range(3)]
+        backward(*rows, *_rows_of(grad), *grads, ctx.heads, ctx.rank, ctx.scale, ctx.dot)
+        return *(g.unflatten(2, (ctx.heads, ctx.rank)).transpose(1, 2) for g in grads), None, None

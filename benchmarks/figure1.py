@@ -1,0 +1,226 @@
+"""Figure 1 of the rank paper on one GPU: what a training step costs the stock way, done competently, and with headwise.
+
+    python -m benchmarks.figure1 --out figure1.json
+
+All nine (layers, budget) panels at ranks 64, 8 and 1, in one run on one card:
+
+stock      the module loop of the published code, eager float32, one model (`benchmarks/stock.py`)
+competent  one wide projection, SDPA, torch.compile, one CUDA graph, TF32, one model (`benchmarks/competent.py`)
+headwise   as `headwise run fig1 --preset paper` trains: a stack of models, data made on the card
+
+Milliseconds a step and model. The hours of the whole figure (63 points, 5 seeds, 100,000 steps) come from stacks of a
+panel's models, all seven ranks together, for headwise, and from the mean of the three ranks for the others. What is in the
+file already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.competent import competent_step
+from benchmarks.stock import StockEncoder
+from headwise.engine import commit, most_models
+from headwise.experiments.fig1 import PRESETS, budget, runs
+from headwise.models import paper_shape
+from headwise.runs import Run
+from headwise.stack import Stack, begin, fused_refusal, numerics
+from headwise.tasks import Farthest
+
+GPU = torch.device("cuda")
+DEPTHS, WIDTHS, RANKS = (1, 3, 5), (1, 8, 64), (64, 8, 1)
+MODELS = {1: 35, 8: 21, 64: 14}  # in a stack by width, in sevens for the seven ranks; more are no faster
+PAPER = dataclasses.replace(PRESETS["paper"], protocols=("stream",))
+FIGURE_STEPS = 5 * 100_000  # of one point
+
+
+def events(work: Callable[[], Any], repeats: int) -> float:
+    """Milliseconds for one call, the median of three groups of calls."""
+    times = []
+    for _ in range(3):
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        for _ in range(repeats):
+            work()
+        after.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(after) / repeats)
+    return statistics.median(times)
+
+
+def repeats_of(work: Callable[[], Any], milliseconds: float = 60.0) -> int:
+    work()
+    return max(1, min(50, round(milliseconds / events(work, 1))))
+
+
+def matmul_rate(dtype: torch.dtype, tf32: bool) -> float:
+    """The card's own rate, TFLOP/s, on a large product of random numbers."""
+    a, b = (torch.randn(8192, 8192, device=GPU, dtype=dtype) for _ in range(2))
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    rate = 2 * 8192**3 / events(lambda: a @ b, 5) / 1e9
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return rate
+
+
+def data(batch: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
+    return Farthest(64, 16).sample(torch.Generator(GPU).manual_seed(0), batch)
+
+
+def time_stock(depth: int, width: int, rank: int) -> float:
+    model = StockEncoder(paper_shape(depth=depth, width=width, rank=rank)).to(GPU)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    generator = torch.Generator(GPU).manual_seed(0)
+
+    def step() -> None:
+        x, target = Farthest(64, 16).sample(generator, 256)
+        optimizer.zero_grad()
+        (model(x) - target).square().sum(-1).mean().backward()
+        optimizer.step()
+
+    step()
+    return events(step, repeats_of(step))
+
+
+def time_competent(depth: int, width: int, rank: int) -> float:
+    if depth == DEPTHS[0]:
+        torch.compiler.reset()  # a compilation a size, shared by the depths
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        x, target = data()
+        step = competent_step(paper_shape(depth=depth, width=width, rank=rank), x, target)
+        return events(step, repeats_of(step))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def time_ours(chosen: list[Run]) -> dict[str, Any]:
+    """A stack of these runs, as large as `train` would make it, whole blocks of steps with their data."""
+    assert not fused_refusal(chosen[0], GPU)
+    chosen = sorted(chosen, key=lambda run: run.shape.num_heads)[: most_models(chosen[0], GPU)]
+    torch.cuda.reset_peak_memory_stats()
+    with numerics(PAPER.precision, GPU):
+        stack, blocks = Stack([begin(run) for run in chosen], GPU), iter(range(1000))
+        stack.run_block(next(blocks))
+        torch.cuda.synchronize()
+        ms = events(lambda: stack.run_block(next(blocks)), 2 if chosen[0].shape.average < 64 else 1) / (stack.steps * len(chosen))
+    return {"ms": ms, "models": len(chosen), "gib": torch.cuda.max_memory_allocated() / 2**30}
+
+
+def panel_runs(depth: int, width: int, ranks: tuple[int, ...], seeds: int) -> list[Run]:
+    return runs(dataclasses.replace(PAPER, depths=(depth,), widths=(width,), ranks=ranks, seeds=seeds))
+
+
+def clean() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+class Results:
+    """Measurements by key, in a file that is written after each."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.values: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+
+    def get(self, key: str, measure: Callable[[], Any]) -> Any:
+        if key not in self.values:
+            self.values[key] = measure()
+            clean()
+            print(f"{key}: {self.values[key]}", flush=True)
+            if self.path:
+                self.path.write_text(json.dumps(self.values, indent=1) + "\n")
+        return self.values[key]
+
+
+def measure(results: Results, ways: list[str]) -> None:
+    v = results.values
+    v["device"], v["torch"], v["commit"] = torch.cuda.get_device_name(), torch.__version__, commit()
+    results.get("fp16 matmul TFLOP/s", lambda: matmul_rate(torch.float16, False))
+    results.get("tf32 matmul TFLOP/s", lambda: matmul_rate(torch.float32, True))
+    timers = {"stock": time_stock, "competent": time_competent}
+    if "headwise" in ways:
+        for models in (1, 2, 4, 8, 16, 35):
+            results.get(f"models 1 1 64 {models}", lambda n=models: time_ours(panel_runs(1, 1, (64,), n)))
+        for width in WIDTHS:
+            for depth in DEPTHS:
+                seeds = MODELS[width] // len(PAPER.ranks)
+                results.get(f"headwise {depth} {width} all", lambda d=depth, w=width, n=seeds: time_ours(panel_runs(d, w, PAPER.ranks, n)))
+                for rank in RANKS:
+                    some = MODELS[width]
+                    results.get(
+                        f"headwise {depth} {width} {rank}", lambda d=depth, w=width, r=rank, n=some: time_ours(panel_runs(d, w, (r,), n))
+                    )
+    for way in (w for w in timers if w in ways):
+        for width in WIDTHS:
+            for rank in RANKS:
+                for depth in DEPTHS:
+                    results.get(f"{way} {depth} {width} {rank}", lambda t=timers[way], d=depth, w=width, r=rank: t(d, w, r))
+
+
+def table(values: dict[str, Any]) -> list[str]:
+    """The measurements as lines of Markdown."""
+    peak = values["fp16 matmul TFLOP/s"]
+    lines = [
+        f"{values['device']}, torch {values['torch']}; large products: fp16 {peak:.0f}, TF32 {values['tf32 matmul TFLOP/s']:.0f} TFLOP/s.",
+        "",
+        "| layers | budget | rank | stock, ms | competent, ms | headwise, ms | stock / ours | competent / ours | TFLOP/s | share of fp16 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    hours = dict.fromkeys(("stock", "competent", "headwise"), 0.0)
+    complete = set(hours)
+    for depth in DEPTHS:
+        for width in WIDTHS:
+            for rank in RANKS:
+                row = {way: values.get(f"{way} {depth} {width} {rank}") for way in hours}
+                ours = row["headwise"]["ms"] if row["headwise"] else None
+                rate = paper_shape(depth=depth, width=width, rank=rank).flops(16, batch=256, training=True) / ours / 1e9 if ours else None
+                for way in ("stock", "competent"):
+                    if row[way] is None:
+                        complete.discard(way)
+                    else:
+                        hours[way] += row[way] / len(RANKS) * 7 * FIGURE_STEPS / 3.6e6
+                ratios = [f"{row[way] / ours:.0f}" if ours and row[way] else "" for way in ("stock", "competent")]
+                cells = [f"{row[way]:.3g}" if row[way] else "" for way in ("stock", "competent")] + [f"{ours:.4f}" if ours else ""]
+                share = [f"{rate:.0f}", f"{rate / peak:.0%}"] if rate else ["", ""]
+                lines.append("| " + " | ".join([str(depth), budget(width, 64), str(rank), *cells, *ratios, *share]) + " |")
+            panel = values.get(f"headwise {depth} {width} all")
+            if panel:
+                hours["headwise"] += panel["ms"] * 7 * FIGURE_STEPS / 3.6e6
+            else:
+                complete.discard("headwise")
+    told = ", ".join(f"{way} {hours[way]:.1f}" for way in hours if way in complete)
+    lines += ["", f"Hours for the whole figure, 315 models of 100,000 steps: {told}"]
+    most = max((v["gib"] for k, v in values.items() if isinstance(v, dict)), default=0.0)
+    grown = [(v["models"], v["ms"]) for k, v in values.items() if k.startswith("models ")]
+    lines += [f"Most memory of any stack: {most:.1f} GiB", "ms a step and model by models in the stack, one layer, d^2, rank 64: "]
+    lines[-1] += ", ".join(f"{n}: {ms:.4f}" for n, ms in grown)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="JSON file that collects the measurements")
+    parser.add_argument("--ways", default="headwise,stock,competent", help="which to measure; default headwise,stock,competent")
+    args = parser.parse_args()
+    results = Results(args.out)
+    if not torch.cuda.is_available():
+        if not results.values:
+            raise SystemExit("benchmarks.figure1 needs a GPU, or --out with what one measured")
+    else:
+        if args.out is None:
+            print(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.strip())
+        measure(results, args.ways.split(","))
+    print("\n".join(table(results.values)))
+
+
+if __name__ == "__main__":
+    main()
