@@ -32,7 +32,6 @@ from benchmarks.stock import StockEncoder
 from headwise.engine import commit, most_models
 from headwise.experiments.fig1 import PRESETS, budget, runs
 from headwise.models import paper_shape
-from headwise.runs import Run
 from headwise.stack import Stack, begin, fused_refusal, numerics
 from headwise.tasks import Farthest
 
@@ -102,8 +101,9 @@ def time_competent(depth: int, width: int, rank: int) -> float:
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def time_ours(chosen: list[Run]) -> dict[str, Any]:
-    """A stack of these runs, as large as `train` would make it, whole blocks of steps with their data."""
+def time_ours(depth: int, width: int, ranks: tuple[int, ...], seeds: int) -> dict[str, Any]:
+    """A stack of the figure's runs, no larger than `train` would make it; whole blocks of steps with their data."""
+    chosen = runs(dataclasses.replace(PAPER, depths=(depth,), widths=(width,), ranks=ranks, seeds=seeds))
     assert not fused_refusal(chosen[0], GPU)
     chosen = sorted(chosen, key=lambda run: run.shape.num_heads)[: most_models(chosen[0], GPU)]
     torch.cuda.reset_peak_memory_stats()
@@ -111,12 +111,8 @@ def time_ours(chosen: list[Run]) -> dict[str, Any]:
         stack, blocks = Stack([begin(run) for run in chosen], GPU), iter(range(1000))
         stack.run_block(next(blocks))
         torch.cuda.synchronize()
-        ms = events(lambda: stack.run_block(next(blocks)), 2 if chosen[0].shape.average < 64 else 1) / (stack.steps * len(chosen))
+        ms = events(lambda: stack.run_block(next(blocks)), 2 if width < 64 else 1) / (stack.steps * len(chosen))
     return {"ms": ms, "models": len(chosen), "gib": torch.cuda.max_memory_allocated() / 2**30}
-
-
-def panel_runs(depth: int, width: int, ranks: tuple[int, ...], seeds: int) -> list[Run]:
-    return runs(dataclasses.replace(PAPER, depths=(depth,), widths=(width,), ranks=ranks, seeds=seeds))
 
 
 def clean() -> None:
@@ -131,39 +127,33 @@ class Results:
         self.path = path
         self.values: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
 
-    def get(self, key: str, measure: Callable[[], Any]) -> Any:
+    def add(self, key: str, measure: Callable[..., Any], *args: Any) -> None:
         if key not in self.values:
-            self.values[key] = measure()
+            self.values[key] = measure(*args)
             clean()
             print(f"{key}: {self.values[key]}", flush=True)
             if self.path:
                 self.path.write_text(json.dumps(self.values, indent=1) + "\n")
-        return self.values[key]
 
 
 def measure(results: Results, ways: list[str]) -> None:
     v = results.values
     v["device"], v["torch"], v["commit"] = torch.cuda.get_device_name(), torch.__version__, commit()
-    results.get("fp16 matmul TFLOP/s", lambda: matmul_rate(torch.float16, False))
-    results.get("tf32 matmul TFLOP/s", lambda: matmul_rate(torch.float32, True))
-    timers = {"stock": time_stock, "competent": time_competent}
+    results.add("fp16 matmul TFLOP/s", matmul_rate, torch.float16, False)
+    results.add("tf32 matmul TFLOP/s", matmul_rate, torch.float32, True)
     if "headwise" in ways:
         for models in (1, 2, 4, 8, 16, 35):
-            results.get(f"models 1 1 64 {models}", lambda n=models: time_ours(panel_runs(1, 1, (64,), n)))
+            results.add(f"models 1 1 64 {models}", time_ours, 1, 1, (64,), models)
         for width in WIDTHS:
             for depth in DEPTHS:
-                seeds = MODELS[width] // len(PAPER.ranks)
-                results.get(f"headwise {depth} {width} all", lambda d=depth, w=width, n=seeds: time_ours(panel_runs(d, w, PAPER.ranks, n)))
+                results.add(f"headwise {depth} {width} all", time_ours, depth, width, PAPER.ranks, MODELS[width] // 7)
                 for rank in RANKS:
-                    some = MODELS[width]
-                    results.get(
-                        f"headwise {depth} {width} {rank}", lambda d=depth, w=width, r=rank, n=some: time_ours(panel_runs(d, w, (r,), n))
-                    )
-    for way in (w for w in timers if w in ways):
-        for width in WIDTHS:
+                    results.add(f"headwise {depth} {width} {rank}", time_ours, depth, width, (rank,), MODELS[width])
+    for way, timer in (("stock", time_stock), ("competent", time_competent)):
+        for width in WIDTHS if way in ways else ():
             for rank in RANKS:
                 for depth in DEPTHS:
-                    results.get(f"{way} {depth} {width} {rank}", lambda t=timers[way], d=depth, w=width, r=rank: t(d, w, r))
+                    results.add(f"{way} {depth} {width} {rank}", timer, depth, width, rank)
 
 
 def table(values: dict[str, Any]) -> list[str]:
@@ -180,7 +170,7 @@ def table(values: dict[str, Any]) -> list[str]:
     for depth in DEPTHS:
         for width in WIDTHS:
             for rank in RANKS:
-                row = {way: values.get(f"{way} {depth} {width} {rank}") for way in hours}
+                row: dict[str, Any] = {way: values.get(f"{way} {depth} {width} {rank}") for way in hours}
                 ours = row["headwise"]["ms"] if row["headwise"] else None
                 rate = paper_shape(depth=depth, width=width, rank=rank).flops(16, batch=256, training=True) / ours / 1e9 if ours else None
                 for way in ("stock", "competent"):

@@ -79,6 +79,7 @@ def _parser() -> _Parser:
     draw.add_argument("experiment", help="whose figure it is")
     draw.add_argument("rows", help="a file with one row a line, such as results/fig1/rows.jsonl")
     draw.add_argument("--output", metavar="FILE", help="png, pdf or svg; default beside the rows, as png")
+    draw.add_argument("--view", metavar="NAME", help="another view of the same rows; fig1 has depth (published against held out)")
 
     cost = add(
         "cost",
@@ -259,10 +260,14 @@ def _draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.files import read_lines
 
     module = find(args.experiment)
+    views = getattr(module, "VIEWS", {})
+    if args.view is not None and args.view not in views:
+        raise UsageError(f"unknown view {args.view!r} of {args.experiment}; {nearest(args.view, views) if views else 'it has one figure'}")
     source = Path(args.rows)
     if not source.is_file():
         raise UsageError(f"there is no file of rows at {source}")
-    output = Path(args.output) if args.output else source.with_name(f"{Path(args.experiment).stem}.png")
+    name = Path(args.experiment).stem + (f"-{args.view}" if args.view else "")
+    output = Path(args.output) if args.output else source.with_name(f"{name}.png")
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
     try:
@@ -273,7 +278,7 @@ def _draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if not points:
         raise UsageError(f"{source} holds no rows")
     try:
-        figures.save(module.figure(points), output)
+        figures.save(views[args.view](points) if args.view else module.figure(points), output)
     except ModuleNotFoundError as e:
         raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
     _print_points(module, points)
@@ -366,9 +371,7 @@ def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         from headwise.fused import refusal
 
         told["step"] = refusal(shape, args.tokens, args.batch)
-        print(
-            f"a training step: {'plain modules; the fused step cannot: ' + told['step'] if told['step'] else 'fused, forward to optimiser'}"
-        )
+        print("a training step: " + (f"plain modules, not fused: {told['step']}" if told["step"] else "fused, from data to optimiser"))
     return told
 
 

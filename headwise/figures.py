@@ -26,7 +26,14 @@ def save(description: dict[str, Any], path: Path) -> None:
     panels, floor = description["panels"], _floor(description)
     columns = min(description["columns"], len(panels))
     rows = -(-len(panels) // columns)
-    style = {"font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "headwise"}
+    style = {
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 9.5,
+        "svg.hashsalt": "headwise",
+    }
     with plt.rc_context(style):
         size = (3.6 * columns + 2.2, 3.0 * rows + 0.7)
         figure, axes = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
@@ -37,7 +44,7 @@ def save(description: dict[str, Any], path: Path) -> None:
             for line in panel["lines"]:
                 _draw(ax, line, floor)
             ax.axhline(description["reference"]["y"], color=GREY, lw=0.8, ls=(0, (1, 2)))
-            ax.set(xscale="log", yscale="log", title=panel["title"])
+            ax.set(xscale="log", yscale="log", title=_math(panel["title"]))
             if i + columns >= len(panels):
                 ax.set_xlabel(description["x_label"])
                 ax.tick_params(labelbottom=True)

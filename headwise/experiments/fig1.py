@@ -215,3 +215,38 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
         "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels,
         "columns": len({p["layers"] for p in points}),
     }  # fmt: skip
+
+
+def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """As published against held out: a row a budget; left the training statistic under replay, right fresh data throughout."""
+    dim, paper, panels = points[0]["dim"], published(), []
+    depths = sorted({p["layers"] for p in points})
+    for (width,), same in sorted(group(points, "width").items()):
+        left, right = [], []
+        for colour, depth in enumerate(depths):
+            here = [p for p in same if p["layers"] == depth]
+            name = f"{depth} layer{'s' * (depth > 1)}"
+            seen = [p for p in here if p["protocol"] == "replay" and p["train_best"] is not None]
+            fresh = [p for p in here if p["protocol"] == "stream" and p["held_out"] is not None]
+            known = sorted((rank, value) for (d, w, rank), value in paper.items() if (d, w, dim) == (depth, width, 64))
+            if seen:
+                none = [None] * len(seen)
+                ours = {"x": [p["rank"] / dim for p in seen], "y": [p["train_best"] for p in seen], "low": none, "high": none}
+                left.append({"label": name, "colour": colour, "style": "solid", **ours})
+            if known and here:
+                theirs = {"x": [r / dim for r, _ in known], "y": [v for _, v in known]}
+                left.append({"label": f"published, {name}", "colour": colour, "style": "dashed", **theirs})
+            if fresh:
+                ours = {key: [p[of] for p in fresh] for key, of in (("y", "held_out"), ("low", "low"), ("high", "high"))}
+                right.append({"label": name, "colour": colour, "style": "solid", "x": [p["rank"] / dim for p in fresh], **ours})
+        panels += [
+            {"title": f"as published: training error, replayed data ({budget(width, dim)})", "lines": left},
+            {"title": f"held out: trained and judged on fresh data ({budget(width, dim)})", "lines": right},
+        ]
+    return {
+        "title": f"Does depth repair low rank? Farthest neighbour, d={dim}", "x_label": "rank of a head / d", "y_label": "squared error",
+        "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels, "columns": 2,
+    }  # fmt: skip
+
+
+VIEWS = {"depth": sides}

@@ -46,11 +46,10 @@ def _exponents(q, ks, high, low, N: tl.constexpr, R: tl.constexpr):
             e = e + (tl.exp2(tl.sum(q * ks[j] - top, 1)),)
         return e
     else:
-        s = ()
-        for j in tl.static_range(N):
-            s = s + (tl.sum(q * ks[j], 1),)
+        s = (tl.sum(q * ks[0], 1),)
         top = s[0]
         for j in tl.static_range(1, N):
+            s = s + (tl.sum(q * ks[j], 1),)
             top = tl.maximum(top, s[j])
         e = ()
         for j in tl.static_range(N):
@@ -371,16 +370,16 @@ class _Heads(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, dot: str) -> Tensor:
         _, ctx.heads, _, ctx.rank = q.shape
         ctx.scale, ctx.dot = scale, dot
-        rows = _rows_of(q, k, v)
-        o = torch.empty(rows[0].shape, dtype=q.dtype, device=q.device)
-        forward(*rows, o, ctx.heads, ctx.rank, scale, dot)
-        ctx.save_for_backward(*rows)
+        q, k, v = _rows_of(q, k, v)
+        o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        forward(q, k, v, o, ctx.heads, ctx.rank, scale, dot)
+        ctx.save_for_backward(q, k, v)
         return o.unflatten(2, (ctx.heads, ctx.rank)).transpose(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        rows = ctx.saved_tensors
-        grads = [torch.empty(rows[0].shape, dtype=grad.dtype, device=grad.device) for _ in range(3)]
-        backward(*rows, *_rows_of(grad), *grads, ctx.heads, ctx.rank, ctx.scale, ctx.dot)
-        return *(g.unflatten(2, (ctx.heads, ctx.rank)).transpose(1, 2) for g in grads), None, None
+        q, k, v = ctx.saved_tensors
+        dq, dk, dv = (torch.empty(q.shape, dtype=grad.dtype, device=grad.device) for _ in range(3))
+        backward(q, k, v, _rows_of(grad)[0], dq, dk, dv, ctx.heads, ctx.rank, ctx.scale, ctx.dot)
+        return *(g.unflatten(2, (ctx.heads, ctx.rank)).transpose(1, 2) for g in (dq, dk, dv)), None, None
