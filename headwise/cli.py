@@ -1,4 +1,4 @@
-"""The command line: `headwise run | list | report | draw | cost | explain`.
+"""The command line: `headwise run | theory | list | report | draw | cost | explain`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line. Heavy imports happen
 inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage.
@@ -62,6 +62,16 @@ def _parser() -> _Parser:
     )  # fmt: skip
     run.add_argument("--keep-weights", action="store_true", help="keep every trained model in the store")
     run.add_argument("--no-report", action="store_true", help="only train and print")
+
+    theory = add(
+        "theory",
+        "Check every statement of the rank paper: closed forms, bounds and constructions, each with its margin.",
+        "headwise theory --json",
+    )
+    theory.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some groups of checks, such as kernels majority")
+    theory.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples; default 0")
+    theory.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
+    theory.add_argument("--no-report", action="store_true", help="only check and print")
 
     lister = add("list", "List experiments and, with a store, what is in it.", "headwise list --store headwise-store --older")
     lister.add_argument("--store", metavar="DIR", help="list this store's runs")
@@ -131,7 +141,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.engine import pick_device
     from headwise.experiments import find, settings_of
     from headwise.store import Store
-    from headwise.sweep import check_space, sweep
+    from headwise.sweep import check_space, compute, sweep
 
     module, name = find(args.experiment), Path(args.experiment).stem
     settings = settings_of(module, args.preset, args.changes, args.seeds)
@@ -139,15 +149,20 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     pick_device(args.device)
     store = Store(args.store)
     missing = store.missing(runs)
-    if missing:
+    trained = not hasattr(module, "make")
+    if missing and trained:
         check_space(store.path, missing)
     begun = store.begun(missing)
     resumed = f", {begun} to go on with" if begun else ""
-    _say(f"{name} ({args.preset}): {len(runs)} runs, {len(runs) - len(missing)} already in {store.path}{resumed}")
-    rows = sweep(
-        runs, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
-        checkpoint_every=args.checkpoint_every,
-    )  # fmt: skip
+    what = f"{len(runs)} {'runs' if trained else 'rows'}"
+    _say(f"{name} ({args.preset}): {what}, {len(runs) - len(missing)} already in {store.path}{resumed}")
+    if trained:
+        rows = sweep(
+            runs, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
+            checkpoint_every=args.checkpoint_every,
+        )  # fmt: skip
+    else:
+        rows = compute(runs, module.make, store, device=args.device, label=name)
     points = module.summary(rows)
     command = shlex.join(["headwise", *words])
     ids = list(dict.fromkeys(run.id for run in runs))
@@ -198,8 +213,10 @@ def _print_points(module: Any, points: list[dict[str, Any]]) -> None:
 
 def _print_table(table: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    words = [i == 0 or any(row[i][:1].isalpha() and " " in row[i] for row in table[1:]) for i in range(len(widths))]  # prose stands left
     for row in table:
-        print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))))
+        cells = (cell.ljust(w) if left else cell.rjust(w) for cell, w, left in zip(row, widths, words, strict=True))
+        print("  ".join(cells).rstrip())
 
 
 def _list(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
@@ -375,14 +392,27 @@ def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     return told
 
 
-COMMANDS = {"run": _run, "list": _list, "report": _report, "draw": _draw, "cost": _cost, "explain": _explain}
+def _theory(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """The theory experiment with words of its own; fails when a check does."""
+    args.experiment, args.preset, args.seeds, args.device = "theory", "quick", None, "cpu"
+    args.changes = ([f"only={','.join(args.only)}"] if args.only else []) + [f"seed={args.seed}"]
+    args.no_report = args.no_report or bool(args.only)
+    answer = _run(args, words)
+    answer["checks"] = answer.pop("points")
+    answer["failed"] = sum(not check["holds"] for check in answer["checks"])
+    if answer["failed"]:
+        _say(f"headwise: {answer['failed']} of {len(answer['checks'])} checks do not hold")
+    return answer
+
+
+COMMANDS = {"run": _run, "theory": _theory, "list": _list, "report": _report, "draw": _draw, "cost": _cost, "explain": _explain}
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _dispatch(words: Sequence[str]) -> None:
+def _dispatch(words: Sequence[str]) -> int:
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         raise UsageError(f"unknown command {words[0]!r}; {nearest(words[0], COMMANDS)}")
     parser = _parser()
@@ -397,6 +427,8 @@ def _dispatch(words: Sequence[str]) -> None:
         answer = COMMANDS[args.command](args, words)
         if args.json:
             print(json.dumps(answer))
+        return 1 if answer.get("failed") else 0
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -404,10 +436,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            _dispatch(words)
+            return _dispatch(words)
         finally:
             sys.stdout.flush()  # a reader that is gone shows here, not at exit
-        return 0
     except UsageError as e:
         _say(f"headwise: error: {e}")
         return 2

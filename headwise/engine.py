@@ -161,9 +161,16 @@ def row_of(state: State, errors: Tensor | None, models: int, device: torch.devic
         "seconds": round(state.seconds, 3),
         "models": models,
         "memory_bytes": _memory(device),
+        "resumed": state.resumed,
+        **provenance(device),
+    }
+
+
+def provenance(device: torch.device) -> Row:
+    """Where and by what a row was made, and when."""
+    return {
         "device": _device_name(device),
         "host_cpus": os.cpu_count(),
-        "resumed": state.resumed,
         "commit": commit(),
         "headwise": headwise.__version__,
         "torch": torch.__version__,

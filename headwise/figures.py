@@ -23,7 +23,7 @@ def save(description: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    panels, floor = description["panels"], _floor(description)
+    panels, floor, reference = description["panels"], _floor(description), description.get("reference")
     columns = min(description["columns"], len(panels))
     rows = -(-len(panels) // columns)
     style = {
@@ -37,28 +37,31 @@ def save(description: dict[str, Any], path: Path) -> None:
     with plt.rc_context(style):
         size = (3.6 * columns + 2.2, 3.0 * rows + 0.7)
         figure, axes = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
-        ticks = sorted({x for panel in panels for line in panel["lines"] for x in line["x"]})
+        ticks, (x_scale, y_scale) = _ticks(panels), _scales(description)
         for ax in axes.flat[len(panels) :]:
             ax.remove()
         for i, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
             for line in panel["lines"]:
                 _draw(ax, line, floor)
-            ax.axhline(description["reference"]["y"], color=GREY, lw=0.8, ls=(0, (1, 2)))
-            ax.set(xscale="log", yscale="log", title=_math(panel["title"]))
+            if reference:
+                ax.axhline(reference["y"], color=GREY, lw=0.8, ls=(0, (1, 2)))
+            ax.set(xscale=x_scale, yscale=y_scale, title=_math(panel["title"]))
             if i + columns >= len(panels):
                 ax.set_xlabel(description["x_label"])
                 ax.tick_params(labelbottom=True)
             if i % columns == 0:
                 ax.set_ylabel(description["y_label"])
-            ax.xaxis.set_major_locator(FixedLocator(ticks))
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _fraction(x)))
+            if x_scale == "log":
+                ax.xaxis.set_major_locator(FixedLocator(ticks))
+                ax.xaxis.set_minor_locator(NullLocator())
+                ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _fraction(x)))
             ax.grid(axis="y", color="#e6e8eb", lw=0.6)
             ax.set_axisbelow(True)
-        axes[0][0].annotate(
-            description["reference"]["label"], (0.02, description["reference"]["y"]), xycoords=("axes fraction", "data"),
-            xytext=(0, 3), textcoords="offset points", color=GREY, fontsize=8,
-        )  # fmt: skip
+        if reference:
+            axes[0][0].annotate(
+                reference["label"], (0.02, reference["y"]), xycoords=("axes fraction", "data"),
+                xytext=(0, 3), textcoords="offset points", color=GREY, fontsize=8,
+            )  # fmt: skip
         drawn = axes.flat[: len(panels)]
         handles = {label: h for ax in drawn for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
         figure.suptitle(description["title"], x=0.01, ha="left", fontweight="bold", fontsize=10)
@@ -86,7 +89,7 @@ def _no_date(path: Path) -> dict[str, Any]:
 def _floor(description: dict[str, Any]) -> float:
     """Half the smallest value: how far down an interval is drawn that reaches zero, which a log axis has not."""
     values = [y for panel in description["panels"] for line in panel["lines"] for y in line["y"] if y]
-    return min(values, default=description["reference"]["y"]) / 2
+    return min(values, default=1.0) / 2
 
 
 def _draw(ax: Any, line: dict[str, Any], floor: float) -> None:
@@ -96,11 +99,23 @@ def _draw(ax: Any, line: dict[str, Any], floor: float) -> None:
     elif line["style"] == "dashed":
         ax.plot(line["x"], line["y"], ls="--", lw=1, marker="s", ms=2.5, color=colour, alpha=0.45, label=_math(line["label"]))
     else:
-        ax.plot(line["x"], line["y"], lw=1.8, marker="o", ms=4, color=colour, label=_math(line["label"]))
+        mark = {"lw": 1.8, "marker": "o", "ms": 4} if line["style"] == "solid" else {"lw": 1.2}
+        ax.plot(line["x"], line["y"], color=colour, label=_math(line["label"]), **mark)
         band = [(x, lo, hi) for x, lo, hi in zip(line["x"], line["low"], line["high"], strict=True) if lo is not None]
         if band:
             x, low, high = zip(*band, strict=True)
             ax.fill_between(x, [max(v, floor) for v in low], high, color=colour, alpha=0.18, lw=0)
+
+
+def _scales(description: dict[str, Any]) -> tuple[str, str]:
+    """The axes' scales; both logarithmic unless said otherwise."""
+    return description.get("x_scale", "log"), description.get("y_scale", "log")
+
+
+def _ticks(panels: list[dict[str, Any]]) -> list[float]:
+    """Where the lines have points, or every second of them when there are many."""
+    ticks = sorted({x for panel in panels for line in panel["lines"] for x in line["x"]})
+    return ticks[::2] if len(ticks) > 9 else ticks
 
 
 def _fraction(x: float) -> str:
@@ -114,7 +129,7 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     rows = -(-len(panels) // columns)
     gap, drop = 0.04, 0.16 if rows > 1 else 0.0
     wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
-    ticks = sorted({x for panel in panels for line in panel["lines"] for x in line["x"]})
+    ticks, (x_scale, y_scale) = _ticks(panels), _scales(description)
     layout: dict[str, Any] = {
         "title": {"text": description["title"], "x": 0, "xref": "paper", "font": {"size": 15}},
         "font": {"family": "system-ui, sans-serif", "size": 12}, "plot_bgcolor": "white", "height": 140 + 320 * rows,
@@ -125,14 +140,17 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     for i, panel in enumerate(panels):
         tail = "" if i == 0 else str(i + 1)
         left, low = (i % columns) * (wide + gap), 1 - tall - (i // columns) * (tall + drop)
-        axis = {"gridcolor": "#eceef1", "zeroline": False, "linecolor": GREY, "ticks": "outside", "tickcolor": GREY, "type": "log"}
+        axis = {"gridcolor": "#eceef1", "zeroline": False, "linecolor": GREY, "ticks": "outside", "tickcolor": GREY}
         last, first = i + columns >= len(panels), i % columns == 0
         layout[f"xaxis{tail}"] = {
-            **axis, "domain": [left, left + wide], "anchor": f"y{tail}", "showgrid": False, "tickvals": ticks,
-            "ticktext": [_fraction(x) for x in ticks], "title": {"text": description["x_label"] if last else ""},
+            **axis, "domain": [left, left + wide], "anchor": f"y{tail}", "showgrid": False, "type": x_scale,
+            "title": {"text": description["x_label"] if last else ""},
         }  # fmt: skip
+        if x_scale == "log":
+            layout[f"xaxis{tail}"] |= {"tickvals": ticks, "ticktext": [_fraction(x) for x in ticks]}
         layout[f"yaxis{tail}"] = {
-            **axis, "domain": [low, low + tall], "anchor": f"x{tail}", "showticklabels": first, "dtick": 1,
+            **axis, "domain": [low, low + tall], "anchor": f"x{tail}", "showticklabels": first, "type": y_scale,
+            **({"dtick": 1} if y_scale == "log" and floor > 1e-6 else {}),
             "title": {"text": description["y_label"] if first else "", "standoff": 8}, "automargin": True,
         }  # fmt: skip
         if i:
@@ -141,11 +159,12 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
             {"text": panel["title"], "x": left + wide / 2, "y": low + tall, "xref": "paper", "yref": "paper", "yanchor": "bottom",
              "showarrow": False, "font": {"size": 13}}
         )  # fmt: skip
-        y = description["reference"]["y"]
-        layout["shapes"].append(
-            {"type": "line", "x0": 0, "x1": 1, "y0": y, "y1": y, "xref": f"x{tail} domain", "yref": f"y{tail}",
-             "line": {"color": GREY, "width": 1, "dash": "dot"}}
-        )  # fmt: skip
+        if description.get("reference"):
+            y = description["reference"]["y"]
+            layout["shapes"].append(
+                {"type": "line", "x0": 0, "x1": 1, "y0": y, "y1": y, "xref": f"x{tail} domain", "yref": f"y{tail}",
+                 "line": {"color": GREY, "width": 1, "dash": "dot"}}
+            )  # fmt: skip
         for line in panel["lines"]:
             data.append(_trace(line, tail, line["label"] not in seen, floor))
             seen.add(line["label"])
@@ -160,6 +179,8 @@ def _trace(line: dict[str, Any], tail: str, first: bool, floor: float) -> dict[s
         "marker": {"size": 7}, "text": line.get("text", [""] * len(line["x"])),
         "hovertemplate": f"%{{y:.4f}}<br>%{{text}}<extra>{_html(line['label'])}</extra>",
     }  # fmt: skip
+    if line["style"] == "line":
+        trace |= {"mode": "lines"}
     if line["style"] == "dots":
         trace |= {"mode": "markers", "marker": {"symbol": "x-thin", "size": 7, "line": {"width": 1.5, "color": colour}}}
     if line["style"] == "dashed":

@@ -17,7 +17,7 @@ from headwise.progress import clock
 from headwise.shape import UsageError
 from headwise.store import Store
 
-HIDDEN = {"curve", "held_out_curve"}  # long columns: in the store, not in the table
+HIDDEN = {"curve", "held_out_curve", "angle", "size"}  # long columns: in the store, not in the table
 
 
 def write_report(store: Store, path: Path | None = None) -> Path:
@@ -71,10 +71,10 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
         "same": same,
         "asked": len(asked["ids"]),
         "time": clock(sum(r["seconds"] for r in rows)),
-        "protocols": sorted({r["protocol"] for r in rows}),
+        "protocols": sorted({r["protocol"] for r in rows if "protocol" in r}),
         "commits": sorted({r["commit"] or "unknown" for r in rows}),
         "devices": sorted({r["device"] for r in rows}),
-        "curves": _curves(rows),
+        "curves": _curves([r for r in rows if "curve" in r]),
     }
 
 

@@ -24,7 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from headwise.engine import pick_device, train
+from headwise.engine import pick_device, provenance, train
 from headwise.progress import Progress
 from headwise.runs import Row, Run, stack_key
 from headwise.shape import UsageError
@@ -195,3 +195,22 @@ def sweep(
         bar.close()
     store.tidy(runs)
     return store.rows([run.id for run in runs])
+
+
+def compute(
+    values: Sequence[Any], make: Callable[[Any, str], Row], store: Store, *, device: str = "auto", label: str = "compute"
+) -> list[Row]:
+    """Make every value's row exist and return the rows in order, where nothing is trained: `make(value, device) -> row`."""
+    where = pick_device(device)
+    missing = store.missing(values)
+    bar = Progress(len(missing), f"{label}: {len(missing)} rows")
+    for value in missing:
+        with store.claim([value]) as mine:
+            for one in mine:
+                store.add({**make(one, str(where)), **provenance(where)})
+        bar.advance(1)
+    while store.missing(values):
+        time.sleep(0.5)  # another process is making them
+    if bar.done:
+        bar.close()
+    return store.rows([value.id for value in values])

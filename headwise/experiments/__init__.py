@@ -3,7 +3,8 @@
 A module has `QUESTION` (one sentence), `PRESETS` (name -> frozen settings), `runs(settings)`, `summary(rows)` (plain
 dicts, one a point, with intervals and published values), `COLUMNS` (which of their values are shown, and their headings),
 `headline(points)` (the claim in numbers) and `figure(points)` (what `headwise.figures` draws), and may have `NOTES` (preset
--> what a reader should bear in mind) and `VIEWS` (name -> another figure of the same points). Its docstring holds the
+-> what a reader should bear in mind) and `VIEWS` (name -> another figure of the same points). Where nothing is trained,
+`runs` gives values with an `id` and a `spec()`, and `make(value, device)` computes one's row. Its docstring holds the
 command, the hardware, the time and the expected numbers. A file of your own with the same parts is run by its path.
 """
 
@@ -17,10 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headwise.experiments import fig1
+from headwise.experiments import features, fig1, representation, theory
 from headwise.shape import UsageError, nearest
 
-EXPERIMENTS: dict[str, ModuleType] = {"fig1": fig1}
+EXPERIMENTS: dict[str, ModuleType] = {"fig1": fig1, "features": features, "representation": representation, "theory": theory}
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 
 
@@ -56,6 +57,8 @@ def cell(point: dict[str, Any], key: str) -> str:
         return "diverged" if key == "held_out" else "-"
     if key == "held_out" and point.get("low") is not None:
         return f"{value:.4f} ± {(point['high'] - point['low']) / 2:.4f}"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
     if isinstance(value, float):
         return f"{value:.4f}" if key in ("held_out", "train_best") else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
