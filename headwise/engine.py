@@ -225,18 +225,19 @@ def train(
                 _train_stack(stack, where, folder, finish, count, checkpoint_every, keep_weights)
         except torch.OutOfMemoryError:
             left = [state.run for state in stack if state.run.id not in rows]
-            if len(left) < 2:
+            if len(stack) == 1:
                 raise
         else:
             continue
         # outside the handler, whose traceback holds the stack's memory
         if where.type == "cuda":
             torch.cuda.empty_cache()
-        forward(-made[0])
-        half = len(left) // 2
-        again = [_load(folder, run) for run in left]
-        print(f"headwise: {len(left)} models at once do not fit the memory; going on with {half} and {len(left) - half}", file=sys.stderr)
-        waiting = [part for piece in (again[:half], again[half:]) for part in stacks(piece, where)] + waiting
+        forward(sum(state.run.recipe.steps for state in stack if state.run.id in rows) - made[0])
+        again, half = [_load(folder, run) for run in left], len(left) // 2
+        pieces = [piece for piece in (again[:half], again[half:]) if piece]
+        parts = " and ".join(str(len(piece)) for piece in pieces)
+        print(f"headwise: {len(left)} models at once do not fit the memory; going on with {parts}", file=sys.stderr)
+        waiting = [part for piece in pieces for part in stacks(piece, where)] + waiting
     if bar:
         bar.close()
     return [rows[run.id] for run in runs]

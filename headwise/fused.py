@@ -32,7 +32,7 @@ def refusal(shape: Shape, tokens: int, batch: int) -> str:
         return f"it has the scalar norm after each part, got {s.norm} {s.norm_at}"
     if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim:
         return "it has plain heads: as many KV heads, values as wide as the rank, no latent"
-    if s.causal or s.window(0) or s.qk_norm != "none" or s.qk_rope_head_dim or s.positions != "none" or s.vocab_size:
+    if s.causal or any(s.windows) or s.qk_norm != "none" or s.qk_rope_head_dim or s.positions != "none" or s.vocab_size:
         return "it has no mask, no positions, no query/key norm and no tokens"
     if s.activation != "relu" or not s.ffn_dim or not (s.qkv_bias and s.out_bias and s.ffn_bias):
         return "it has a ReLU feed-forward and biases everywhere"
@@ -75,7 +75,8 @@ class Fused:
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
         self.BT = 128 if self.T % 128 == 0 else 64
         self.tiles = self.T // 64
-        self.gain = float(2 ** (self.T - 1).bit_length()) if precision == "fp16" else 1.0
+        # 64 times the gradient of a token's squared error: far below fp16's largest number, and small errors keep their bits
+        self.gain = float(2 ** (6 + (self.T - 1).bit_length())) if precision == "fp16" else 1.0
         kind, where = half.dtype, weights.device
         kept = s.depth if training else 1
 

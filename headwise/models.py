@@ -187,13 +187,20 @@ def split_key(shape: Shape) -> Any:
 
 
 def paper_shape(
-    dim: int = 64, depth: int = 1, rank: int = 64, width: int = 1, ffn_dim: int = 2048, positions: str = "none", points: int = 16
+    dim: int = 64,
+    depth: int = 1,
+    rank: int = 64,
+    width: int = 1,
+    ffn_dim: int = 2048,
+    positions: str = "none",
+    points: int = 16,
+    position_dim: int = 64,
 ) -> Shape:
-    """The rank paper's encoder: `width` modules of dim/rank heads, averaged (fact sheet d.1).
+    """The rank paper's encoder: `width` modules of dim/rank heads, averaged.
 
-    With concatenated positions the model is 64 wider than the points.
+    With concatenated positions the model is `position_dim` wider than the points.
     """
-    wide = dim + (64 if positions == "concatenated" else 0)
+    wide = dim + (position_dim if positions == "concatenated" else 0)
     if rank < 1 or wide % rank:
         raise UsageError(f"rank must divide the width {wide}, got rank {rank}")
     return Shape(

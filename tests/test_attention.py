@@ -510,28 +510,51 @@ BF16 = torch.bfloat16
             "blocked",
             [("any fused kernel", "hardmax"), ("plain", "would write 288 MiB of scores, more than 256 MiB")],
         ),
-        (call("cuda", tokens=64), "plain", []),
-        (call("cuda", BF16), "cudnn", []),
-        (call("cuda", BF16, rank=3, causal=True), "cudnn", []),
+        (call("cuda", tokens=64), "heads", []),
+        (call("cuda", tokens=256, rank=3), "heads", []),
+        (call("cuda", tokens=1, rank=64), "heads", []),
+        (call("cuda", BF16, tokens=64), "heads", []),
+        (call("cuda", torch.float16, tokens=64, rank=1), "heads", []),
+        (call("cuda", tokens=16, window=16), "heads", []),  # a window of all keys is none
+        (call("cuda", tokens=64, rank=65), "plain", [("heads", "up to 256 tokens and rank 64 in float32, got 64 tokens at rank 65")]),
+        (call("cuda", tokens=64, causal=True), "plain", [("heads", "has no mask")]),
+        (call("cuda", tokens=64, window=3), "plain", [("heads", "has no mask")]),
+        (call("cuda", torch.float64, tokens=64), "plain", [("heads", "does not take float64")]),
+        (call("cuda", tokens=64, rank=8, width=16), "plain", [("heads", "values as wide as the rank, got 64, 64 and 8, 16")]),
+        (call("cuda", tokens=64, queries=3), "plain", [("heads", "as many queries as keys and values as wide as the rank, got 3, 64")]),
+        (call("cuda", BF16, tokens=65), "cudnn", [("heads", "up to 64 tokens and rank 64 in bfloat16, got 65 tokens at rank 64")]),
+        (call("cuda", BF16), "cudnn", [("heads", "got 1024 tokens")]),
+        (call("cuda", BF16, rank=3, causal=True), "cudnn", [("heads", "no mask")]),
+        (
+            call("cuda", tokens=257),
+            "efficient",
+            [("heads", "got 257 tokens at rank 64"), ("plain", "beyond 64 tokens"), ("cudnn", "got float32"), ("flash", "got float32")],
+        ),
         (
             call("cuda"),
             "efficient",
-            [("plain", "fused kernels win beyond 64 tokens"), ("cudnn", "float16 and bfloat16, got float32"), ("flash", "got float32")],
+            [
+                ("heads", "got 1024 tokens at rank 64"),
+                ("plain", "fused kernels win beyond 64 tokens"),
+                ("cudnn", "float16 and bfloat16, got float32"),
+                ("flash", "got float32"),
+            ],
         ),
         (
             call("cuda", BF16, window=100),
             "efficient",
-            [("cudnn", "a mask of its own"), ("flash", "no mask for windows"), ("plain", "beyond 64 tokens")],
+            [("heads", "no mask"), ("cudnn", "a mask of its own"), ("flash", "no mask for windows"), ("plain", "beyond 64 tokens")],
         ),
         (
             call("cuda", BF16, queries=100, causal=True),
             "efficient",
-            [("cudnn", "a mask of its own"), ("flash", "unequal lengths"), ("plain", "beyond 64 tokens")],
+            [("heads", "no mask"), ("cudnn", "a mask of its own"), ("flash", "unequal lengths"), ("plain", "beyond 64 tokens")],
         ),
         (
             call("cuda", BF16, rank=320),
             "plain",
             [
+                ("heads", "at rank 320"),
                 ("cudnn", "stops at width"),
                 ("flash", "stops at width 256, got 320 and 320"),
                 ("plain", "beyond 64 tokens"),
@@ -542,6 +565,7 @@ BF16 = torch.bfloat16
             call("cuda", BF16, rank=320, batch=9),
             "blocked",
             [
+                ("heads", "at rank 320"),
                 ("cudnn", "stops at width"),
                 ("flash", "stops at width 256"),
                 ("plain", "288 MiB"),
@@ -552,12 +576,22 @@ BF16 = torch.bfloat16
         (
             call("cuda", BF16, rank=16, width=64, keys=1, queries=1),
             "plain",
-            [("cudnn", "more than one key"), ("flash", "widths 16 and 64 would be padded to 64, more than twice")],
+            [
+                ("heads", "got 1, 1 and 16, 64"),
+                ("cudnn", "more than one key"),
+                ("flash", "widths 16 and 64 would be padded to 64, more than twice"),
+            ],
         ),
         (
             call("cuda", torch.float64),
             "plain",
-            [("plain", "beyond 64"), ("cudnn", "got float64"), ("flash", "got float64"), ("efficient", "does not take float64")],
+            [
+                ("heads", "does not take float64"),
+                ("plain", "beyond 64"),
+                ("cudnn", "got float64"),
+                ("flash", "got float64"),
+                ("efficient", "does not take float64"),
+            ],
         ),
         (call("cuda", hard=True), "plain", [("any fused kernel", "none computes hardmax")]),
         (
@@ -579,12 +613,22 @@ def test_the_choice_and_every_refusal(given_, backend, refusals):
     assert [line for line in lines if line.startswith("  not ")] == [f"  not {name}: {why}" for name, why in told]
 
 
+def test_without_triton_a_gpu_does_without_its_own_kernels(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(backends, "has_triton", lambda: False)
+    assert choose_backend(call("cuda", tokens=64)).refused == (("heads", "triton is not installed"),)
+    monkeypatch.setattr(backends, "has_triton", lambda: True)
+    assert choose_backend(call("cuda", tokens=64)).backend == "heads"
+
+
 @pytest.mark.parametrize(
     ("given_", "backend", "pad", "repeat"),
     [
         (call(rank=3, width=7), "flash", (4, 0), False),
         (call(rank=7, width=3, kv_heads=2), "flash", (0, 4), False),
         (call(tokens=5, rank=3, kv_heads=2), "short", (0, 0), True),
+        (call("cuda", tokens=5, rank=3, kv_heads=2), "heads", (0, 0), True),
+        (call("cuda", tokens=5, rank=3), "heads", (0, 0), False),
         (call("cuda", BF16, rank=3, width=17, kv_heads=2), "cudnn", (5, 7), False),
         (call("cuda", rank=3, width=17, kv_heads=2), "efficient", (1, 3), True),
         (call("cuda", BF16, rank=3, width=17, window=9), "efficient", (5, 7), False),
@@ -621,10 +665,16 @@ def test_scores_are_never_written_out_whole_when_they_are_large(c):
     few_tokens_on_a_gpu = c.device != "cpu" and not c.hard and max(c.queries, c.keys) <= 64
     if choice.backend == "plain":
         assert written <= backends.BLOCK_BYTES or (few_tokens_on_a_gpu and written <= 16 * backends.BLOCK_BYTES)
-    if choice.backend in ("cudnn", "flash", "efficient", "short"):
+    if choice.backend in ("heads", "cudnn", "flash", "efficient", "short"):
         assert not c.hard
-    if choice.backend in ("cudnn", "efficient"):
+    if choice.backend in ("heads", "cudnn", "efficient"):
         assert c.device == "cuda"
+    if choice.backend == "heads":
+        assert c.dtype != torch.float64
+        assert not c.masked
+        assert not c.causal
+        assert c.queries == c.keys <= (256 if c.dtype == torch.float32 else 64)
+        assert c.rank == c.width <= 64
     if choice.backend == "flash" and c.device == "cuda":
         assert c.dtype in (torch.float16, torch.bfloat16)
         assert max(c.rank, c.width) <= 256
@@ -639,6 +689,7 @@ def test_explain_reads_the_shape():
     assert explain(shape, 64, device="cuda", dtype=BF16, layer=1).backend == "cudnn"  # a window of all keys is none
     assert explain(shape, 512, device="cpu") == choose_backend(call(tokens=512, rank=16, width=24, heads=6, kv_heads=2, causal=True))
     assert explain(shape, 512, device="cpu", hard=True).backend == "plain"
+    assert explain(Shape(dim=64, depth=1, num_heads=8), 16, device="cuda").backend == "heads"
     assert explain(shape, 2, device="cpu").backend == "flash"
     assert explain(shape.replace(causal=False), 4, device="cpu").backend == "flash"  # rank 16
     assert explain(shape.replace(causal=False, head_dim=2), 4, device="cpu").backend == "short"
@@ -676,10 +727,12 @@ def ones(*size, dtype=torch.float32):
         ((ones(2, 3, 5, 7), ones(2, 3, 5, 7), ones(2, 3, 5, 7, dtype=torch.float64)), {}, ("share dtype", "v float64 on cpu")),
         ((ones(2, 3, 5, 7),) * 3, {"backend": "flsh"}, ("unknown backend 'flsh'", "did you mean flash", "blocked")),
         ((ones(2, 3, 5, 7),) * 3, {"backend": "cudnn"}, ("backend cudnn cannot run this call", "needs a GPU, the device is cpu")),
+        ((ones(2, 3, 5, 7),) * 3, {"backend": "heads"}, ("backend heads cannot run this call", "needs a GPU, the device is cpu")),
         ((ones(2, 3, 5, 7),) * 3, {"backend": "efficient"}, ("backend efficient cannot run this call", "needs a GPU")),
         ((ones(2, 3, 5, 7),) * 3, {"backend": "short", "causal": True}, ("backend short cannot run this call", "no mask")),
         ((ones(2, 3, 5, 9),) * 3, {"backend": "short"}, ("backend short cannot run this call", "5 keys at rank 9")),
         ((ones(2, 3, 5, 7),) * 3, {"backend": "flash", "hard": True}, ("flash does not compute hardmax", "plain, blocked")),
+        ((ones(2, 3, 5, 7),) * 3, {"backend": "heads", "hard": True}, ("heads does not compute hardmax", "plain, blocked")),
     ],
 )
 def test_bad_calls_die_with_one_line(arguments, options, parts):

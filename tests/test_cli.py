@@ -364,10 +364,13 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
         "list of older rows": ["list", "--store", str(store), "--older"],
         "report": ["report", "--store", str(store)],
         "report elsewhere": ["report", "--store", str(store), "--output", str(tmp_path / "deep" / "page.html")],
+        "theory": ["theory", "--only", "plane", "--store", str(tmp_path / "theory")],
         "draw": ["draw", "fig1", str(rows)],
+        "draw another view": ["draw", "fig1", str(rows), "--view", "depth"],
         "cost": ["cost", "--set", *SHAPE],
         "cost of a model": ["cost", str(tmp_path / "config.json"), "--tokens", "100"],
         "explain": ["explain", "--set", *SHAPE, "--device", "cpu"],
+        "explain a GPU": ["explain", "--set", *SHAPE, "--device", "cuda"],
     }
     answers: dict[str, Any] = {}
     for name, words in lines.items():
@@ -387,6 +390,10 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
     assert answers["cost"]["params"] == sum(answers["cost"]["param_table"].values())
     assert answers["cost of a model"]["kv_bytes"] == 100 * answers["cost of a model"]["kv_bytes_per_token"] == 100 * 2 * 2 * 2 * 16 * 2
     assert set(answers["explain"]) == {"backend", "why", "refused"}
+    assert answers["explain a GPU"]["step"], "why the fused step does not take it"
+    assert Path(answers["draw another view"]["figure"]).name == "fig1-depth.png"
+    assert answers["theory"]["failed"] == 0
+    assert all(check["holds"] for check in answers["theory"]["checks"])
 
 
 def test_run_prints_a_table_and_leaves_rows_figure_and_report(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from headwise.runs import (
     stack_key,
 )
 from headwise.shape import Shape, UsageError
-from headwise.stack import HELD_OUT_BATCH, HELD_OUT_SEED
+from headwise.stack import HELD_OUT_BATCH, HELD_OUT_SEED, Stack
 from headwise.tasks import BiasedNearest, Farthest, Nearest
 
 CPU = torch.device("cpu")
@@ -322,6 +322,95 @@ def test_progress_counts_every_step_once_also_of_those_that_diverge() -> None:
     made: list[int] = []
     runs = [*SANE, WILD["in the middle"]]
     train(runs, device="cpu", advance=made.append)
+    assert sum(made) == sum(run.recipe.steps for run in runs)
+
+
+# ---- a stack that does not fit the memory
+
+
+def narrow(monkeypatch: pytest.MonkeyPatch, most: int, block: int = 0) -> None:
+    """From this block on a stack of more than so many models runs out of memory."""
+    real = Stack.run_block
+
+    def run_block(self: Stack, at: int) -> torch.Tensor:
+        if len(self.runs) > most and at >= block:
+            raise torch.OutOfMemoryError(f"no room for {len(self.runs)}")
+        return real(self, at)
+
+    monkeypatch.setattr(Stack, "run_block", run_block)
+
+
+FIVE = [*MIXES["head splits"][:4], make(7, lr=0.05, weight_decay=0.1)]
+HALVES = {
+    4: ["5 models at once do not fit the memory; going on with 2 and 3"],
+    2: ["5 models at once do not fit the memory; going on with 2 and 3", "3 models at once do not fit the memory; going on with 1 and 2"],
+    1: [
+        "5 models at once do not fit the memory; going on with 2 and 3",
+        "2 models at once do not fit the memory; going on with 1 and 1",
+        "3 models at once do not fit the memory; going on with 1 and 2",
+        "2 models at once do not fit the memory; going on with 1 and 1",
+    ],
+}
+
+
+@pytest.mark.parametrize("most", HALVES)
+@pytest.mark.parametrize(("block", "kept"), [(0, False), (4, False), (4, True)], ids=["at once", "later", "later, with checkpoints"])
+def test_a_stack_that_does_not_fit_is_halved(
+    most: int, block: int, kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = list(map(bits, together(FIVE)))
+    narrow(monkeypatch, most, block)
+    made: list[int] = []
+    finished: list[str] = []
+    rows = train(
+        FIVE,
+        device="cpu",
+        advance=made.append,
+        folder=tmp_path if kept else None,
+        checkpoint_every=0,
+        done=lambda row: finished.append(row["id"]),
+    )
+    assert list(map(bits, rows)) == expected
+    assert sorted(finished) == sorted(run.id for run in FIVE), "each once"
+    assert max(row["models"] for row in rows) <= most
+    assert sum(made) == sum(run.recipe.steps for run in FIVE)
+    assert all(row["resumed"] >= 1 for row in rows) == kept
+    assert capsys.readouterr().err.splitlines() == [f"headwise: {line}" for line in HALVES[most]]
+    assert not list(tmp_path.rglob("checkpoint*"))
+
+
+def test_the_other_stacks_wait_for_the_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [*MIXES["seeds"], make(0, depth=2), make(1, depth=2)]
+    expected = list(map(bits, together(runs)))
+    narrow(monkeypatch, 2)
+    finished: list[str] = []
+    assert list(map(bits, together(runs, done=lambda row: finished.append(row["id"])))) == expected
+    assert finished == [run.id for run in runs]
+
+
+def test_one_run_that_does_not_fit_is_an_error_and_those_that_did_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Stack.run_block
+
+    def run_block(self: Stack, at: int) -> torch.Tensor:
+        if any(run.seed == 3 for run in self.runs):
+            raise torch.OutOfMemoryError("no room")
+        return real(self, at)
+
+    monkeypatch.setattr(Stack, "run_block", run_block)
+    finished: list[str] = []
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        together(MIXES["seeds"], done=lambda row: finished.append(row["id"]))
+    assert finished == [run.id for run in MIXES["seeds"][:3]]
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        together([make(3)])
+
+
+def test_progress_adds_up_also_when_some_diverge_before_the_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [*SANE, WILD["at once"]]
+    expected = list(map(bits, together(runs)))
+    narrow(monkeypatch, 2, block=block_steps(SANE[0].task, SANE[0].recipe) * 4)
+    made: list[int] = []
+    assert list(map(bits, train(runs, device="cpu", advance=made.append))) == expected
     assert sum(made) == sum(run.recipe.steps for run in runs)
 
 
@@ -641,7 +730,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean cosine? choices: constant, cosine, published"),
     ({"protocol": "repeet"}, "unknown protocol 'repeet'; did you mean replay? choices: replay, stream"),
     ({"init": None}, "unknown init None; choices: library, normal, published"),
-    ({"precision": "fp8"}, "unknown precision 'fp8'; did you mean fp16 or bf16? choices: bf16, fp16, fp32, tf32"),
+    ({"precision": "fp8"}, "unknown precision 'fp8'; did you mean fp32 or fp16? choices: bf16, fp16, fp32, tf32"),
     ({"steps": 10, "epoch": 4}, "steps must be a multiple of epoch, got steps 10, epoch 4"),
 ]
 
@@ -705,7 +794,20 @@ def test_no_runs_give_no_rows() -> None:
 
 # ---- it runs wherever torch does
 
-EXTRAS = ["duckdb", "pandas", "pyarrow", "matplotlib", "plotly", "jinja2", "rich", "tyro", "transformers", "playwright", "hypothesis"]
+EXTRAS = [
+    "duckdb",
+    "pandas",
+    "pyarrow",
+    "matplotlib",
+    "plotly",
+    "jinja2",
+    "rich",
+    "tyro",
+    "transformers",
+    "playwright",
+    "hypothesis",
+    "triton",
+]
 LEAN = """
 import sys
 

@@ -22,22 +22,25 @@ ALLOWED: dict[str, set[str]] = {
     "progress": set(),
     "stats": set(),
     "kernels": set(),
-    "backends": {"shape"},
+    "backends": {"shape", "kernels"},
     "attention": {"shape", "kernels", "backends"},
     "models": {"shape", "attention"},
-    "tasks": {"shape"},
+    "tasks": {"shape", "kernels"},
+    "theory": {"shape", "attention", "models", "tasks"},
     "runs": {"shape", "models", "tasks"},
-    "stack": {"models", "runs"},
-    "engine": {"headwise", "shape", "files", "progress", "models", "runs", "stack"},
+    "fused": {"shape", "kernels"},
+    "stack": {"shape", "kernels", "models", "runs", "fused"},
+    "engine": {"headwise", "shape", "files", "progress", "models", "runs", "fused", "stack"},
     "store": {"shape", "files", "runs"},
-    "experiments": {"shape", "stats", "models", "tasks", "runs"},
+    "experiments": {"shape", "stats", "models", "tasks", "theory", "runs"},
     "sweep": {"shape", "progress", "runs", "engine", "store"},
     "figures": set(),
     "report": {"headwise", "shape", "files", "progress", "store", "experiments", "figures"},
-    "cli": {"headwise", "shape", "files", "backends", "engine", "store", "experiments", "sweep", "figures", "report"},
+    "cli": {"headwise", "shape", "files", "backends", "fused", "engine", "store", "experiments", "sweep", "figures", "report"},
     "__main__": {"cli"},
 }
 LATE = {("shape", "families")}  # inside a function, against the flow: a shape that reads a public config
+FOR_GPUS = {"heads", "layer", "points"}  # of the kernels: they import triton, so others import them inside functions only
 STANDARD_ONLY = {
     "headwise",
     "shape",
@@ -54,6 +57,7 @@ STANDARD_ONLY = {
     "__main__",
 }
 EXTRAS = {  # inside functions only
+    "experiments": {"numpy", "torch"},
     "store": {"duckdb"},
     "figures": {"matplotlib"},
     "report": {"jinja2", "plotly", "markupsafe"},
@@ -90,15 +94,17 @@ def imports(source: str) -> list[tuple[str, bool]]:
             assert node.module is not None
             if node.module == "headwise":
                 names = [f"headwise.{a.name}" if a.name in ALLOWED else "headwise.headwise" for a in node.names]
+            elif node.module == "headwise.kernels":
+                names = [f"headwise.kernels.{a.name}" for a in node.names]
             else:
                 names = [node.module]
         found += [("headwise.headwise" if name == "headwise" else name, id(node) not in inside) for name in names]
     return found
 
 
-def faults(module: str, source: str) -> list[str]:
-    """What a module's source imports against the rules."""
-    wrong = []
+def faults(module: str, source: str, file: str = "") -> list[str]:
+    """What a module's source imports against the rules; `file` says which of the kernels it is."""
+    wrong, for_gpus = [], module == "kernels" and file in FOR_GPUS
     for name, top in imports(source):
         package, _, rest = name.partition(".")
         if package == "__future__" or package in sys.stdlib_module_names:
@@ -108,11 +114,16 @@ def faults(module: str, source: str) -> list[str]:
             late = (module, other) in LATE and not top
             if other != module and other not in ALLOWED[module] and not late:
                 wrong.append(f"{module} imports {other}")
+            if top and not for_gpus and other == "kernels" and FOR_GPUS.intersection(name.split(".")[2:3]):
+                wrong.append(f"{module} imports {name} at start-up, which needs triton")
         elif package in TRAINING:
             if top and module in STANDARD_ONLY:
                 wrong.append(f"{module} imports {package} at start-up")
             if not top and module in STANDARD_ONLY and package not in EXTRAS.get(module, set()):
                 wrong.append(f"{module} imports {package}")
+        elif package == "triton":
+            if not for_gpus:
+                wrong.append(f"{module} imports triton")
         elif top or package not in EXTRAS.get(module, set()):
             wrong.append(f"{module} imports {package}{' at start-up' if top else ''}")
     return wrong
@@ -131,7 +142,12 @@ def test_the_flow_has_one_direction() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_module_imports_only_what_it_may(path: Path) -> None:
-    assert faults(family(path), path.read_text()) == []
+    assert faults(family(path), path.read_text(), path.stem) == []
+
+
+def test_the_kernels_for_gpus_are_these() -> None:
+    with_triton = {path.stem for path in FILES if any(name.partition(".")[0] == "triton" for name, _ in imports(path.read_text()))}
+    assert with_triton == FOR_GPUS
 
 
 def test_nothing_is_allowed_that_is_not_used() -> None:
@@ -160,6 +176,12 @@ def test_nothing_is_allowed_that_is_not_used() -> None:
         ("store", "from headwise.engine import train"),
         ("experiments", "from headwise.store import Store"),
         ("tasks", "from headwise.models import build"),
+        ("tasks", "from headwise.kernels.points import farthest"),
+        ("stack", "from headwise.kernels import has_triton, layer as K"),
+        ("stack", "def f():\n    import triton"),
+        ("kernels", "import triton.language as tl"),
+        ("kernels", "from headwise.kernels import heads"),
+        ("backends", "def f():\n    from headwise.fused import refusal"),
         ("cli", "from headwise.report import write_report\nimport torch"),
         ("models", "if True:\n    import rich"),
         ("stats", "class A:\n    import torch"),
@@ -167,6 +189,18 @@ def test_nothing_is_allowed_that_is_not_used() -> None:
 )
 def test_a_planted_fault_is_found(module: str, source: str) -> None:
     assert faults(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "file"),
+    [
+        ("kernels", "import triton.language as tl\nfrom headwise.kernels.heads import inner", "layer"),
+        ("fused", "def f():\n    from headwise.kernels import heads\n    from headwise.kernels import layer as K", "fused"),
+        ("tasks", "from headwise.kernels import has_triton\ndef f():\n    from headwise.kernels.points import farthest", "neighbors"),
+    ],
+)
+def test_what_is_right_passes(module: str, source: str, file: str) -> None:
+    assert faults(module, source, file) == []
 
 
 def test_the_command_line_starts_with_the_standard_library_and_shape() -> None:

@@ -18,10 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headwise.experiments import features, fig1, representation, theory
+from headwise.experiments import dimension, features, fig1, length, positions, representation, theory
 from headwise.shape import UsageError, nearest
 
-EXPERIMENTS: dict[str, ModuleType] = {"fig1": fig1, "features": features, "representation": representation, "theory": theory}
+EXPERIMENTS: dict[str, ModuleType] = {
+    "fig1": fig1, "length": length, "positions": positions, "dimension": dimension, "features": features,
+    "representation": representation, "theory": theory,
+}  # fmt: skip
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 
 
@@ -69,6 +72,8 @@ def settings_of(module: ModuleType, preset: str, changes: Sequence[str] = (), se
     if preset not in module.PRESETS:
         raise UsageError(f"unknown preset {preset!r}; {nearest(preset, module.PRESETS)}")
     base = module.PRESETS[preset]
+    if seeds is not None and not hasattr(base, "seeds"):
+        raise UsageError(f"{module.__name__.rpartition('.')[2]} has no seeds to choose the number of")
     values = {} if seeds is None else {"seeds": seeds}
     for change in changes:
         key, equals, text = change.partition("=")

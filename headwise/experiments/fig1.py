@@ -9,16 +9,16 @@ times the heads repair little of it. Expected, paper, training statistic under `
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
+from headwise.experiments.common import check_lists, errors_of, recipe_of
+from headwise.experiments.common import published as known
 from headwise.models import paper_shape
-from headwise.runs import Recipe, Row, Run
+from headwise.runs import Row, Run
 from headwise.shape import UsageError
-from headwise.stats import group, mean
+from headwise.stats import group
 from headwise.tasks import Farthest
 
 COLUMNS = (
@@ -26,7 +26,6 @@ COLUMNS = (
     ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"), ("zero", "predict zero"),
     ("train_best", "paper's statistic"), ("published", "published"),
 )  # fmt: skip
-COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
 QUESTION = "At a fixed number of parameters, should attention have many heads of low rank or one head of full rank?"
 
 
@@ -54,19 +53,9 @@ class Settings:
     evals: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("depths", "widths", "ranks", "lr", "protocols"):
-            if not getattr(self, name):
-                raise UsageError(f"{name} must not be empty")
-        for name in ("depths", "widths", "ranks"):
-            bad = [v for v in getattr(self, name) if v < 1]
-            if bad:
-                raise UsageError(f"{name} must be at least 1, got {bad[0]}")
-        for name in ("depths", "widths", "ranks", "protocols"):
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise UsageError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
-        if self.seeds < 1:
-            raise UsageError(f"seeds must be at least 1, got {self.seeds}")
+        check_lists(self, ("depths", "widths", "ranks"), ("protocols",))
+        if not self.lr:
+            raise UsageError("lr must not be empty")
 
 
 NOTES = {
@@ -90,10 +79,7 @@ def runs(settings: Settings) -> list[Run]:
     s, out = settings, []
     for protocol in s.protocols:
         for depth in s.depths:
-            recipe = Recipe(
-                steps=s.steps, batch=s.batch, lr=s.lr[min(depth, len(s.lr)) - 1], schedule=s.schedule, warmup=s.warmup, protocol=protocol,
-                epoch=s.epoch, init=s.init, precision=s.precision, held_out=s.held_out, evals=s.evals,
-            )  # fmt: skip
+            recipe = recipe_of(s, lr=s.lr[min(depth, len(s.lr)) - 1], protocol=protocol)
             for width in s.widths:
                 for rank in s.ranks:
                     shape = paper_shape(dim=s.dim, depth=depth, rank=rank, width=width, ffn_dim=s.ffn_dim, points=s.points)
@@ -103,19 +89,14 @@ def runs(settings: Settings) -> list[Run]:
 
 def published() -> dict[tuple[int, int, int], float]:
     """The paper's values by (layers, width, rank), d=64 and N=16: smallest training loss of any epoch of any seed."""
-    text = resources.files("headwise").joinpath("published/fig1.csv").read_text()
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     width = {"2": 1, "2.5": 8, "3": 64}
-    return {(int(r["layers"]), width[r["params_power"]], int(r["rank"])): float(r["mse"]) for r in rows}
+    return {(int(r["layers"]), width[r["params_power"]], int(r["rank"])): float(r["mse"]) for r in known("fig1")}
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per (protocol, layers, width, rank): held-out mean with interval, the paper's statistic, its value."""
     paper, out = published(), []
     for (protocol, depth, width, rank), same in group(rows, "protocol", "depth", "average", "head_dim").items():
-        good = [r["held_out"] for r in same if r["status"] == "done"]
-        trained = [r["train_best"] for r in same if r["train_best"] is not None]
-        held = mean(good) if good else None
         first = same[0]
         match = first["dim"] == 64 and first["task_points"] == 16 and protocol == "replay"  # what was published is replayed
         out.append(
@@ -128,13 +109,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
                 "heads": first["num_heads"],
                 "dim": first["dim"],
                 "params": first["params"],
-                "n": len(good),
-                "diverged": len(same) - len(good),
-                "zero": sum(abs(r["held_out"] - r["zero_error"]) < COLLAPSED for r in same if r["status"] == "done"),
-                "held_out": held.mean if held else None,
-                "low": held.low if held else None,
-                "high": held.high if held else None,
-                "train_best": min(trained) if trained else None,
+                **errors_of(same),
                 "published": paper.get((depth, width, rank)) if match else None,
             }
         )

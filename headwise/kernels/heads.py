@@ -296,8 +296,6 @@ def tiles_backward(
 
 # ---- launching
 
-MOST_TOKENS, MOST_RANK = 256, 64
-
 
 def kind_of(tokens: int, rank: int) -> str:
     """Which of the kernels takes this size: lanes, packs or tiles."""

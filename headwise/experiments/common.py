@@ -1,0 +1,64 @@
+"""What the training experiments of the rank paper share: published values, recipes, and a point's errors over its seeds."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from importlib import resources
+from typing import Any
+
+from headwise.runs import Recipe, Row
+from headwise.shape import UsageError
+from headwise.stats import mean
+
+COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
+
+
+def published(name: str) -> list[dict[str, str]]:
+    """The rows of one of the package's files of published values."""
+    text = resources.files("headwise").joinpath(f"published/{name}.csv").read_text()
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def recipe_of(settings: Any, **changes: Any) -> Recipe:
+    """A recipe from the settings of the same names, with changes."""
+    names = {f.name for f in dataclasses.fields(Recipe)} & {f.name for f in dataclasses.fields(settings)}
+    return Recipe(**{name: getattr(settings, name) for name in names} | changes)
+
+
+def errors_of(rows: list[Row]) -> dict[str, Any]:
+    """Held-out mean with its interval over seeds, the paper's statistic, and how many runs failed, of one point's rows."""
+    good = [r["held_out"] for r in rows if r["status"] == "done"]
+    trained = [r["train_best"] for r in rows if r["train_best"] is not None]
+    held = mean(good) if good else None
+    return {
+        "n": len(good),
+        "diverged": len(rows) - len(good),
+        "zero": sum(abs(r["held_out"] - r["zero_error"]) < COLLAPSED for r in rows if r["status"] == "done"),
+        "held_out": held.mean if held else None,
+        "low": held.low if held else None,
+        "high": held.high if held else None,
+        "train_best": min(trained) if trained else None,
+    }
+
+
+def check_lists(settings: Any, numbers: tuple[str, ...], words: tuple[str, ...] = ()) -> None:
+    """Refuse empty lists, repeated entries, and numbers below 1."""
+    for name in (*numbers, *words):
+        values = getattr(settings, name)
+        if not values:
+            raise UsageError(f"{name} must not be empty")
+        if len(set(values)) < len(values):
+            raise UsageError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
+    for name in numbers:
+        bad = [v for v in getattr(settings, name) if v < 1]
+        if bad:
+            raise UsageError(f"{name} must be at least 1, got {bad[0]}")
+    if settings.seeds < 1:
+        raise UsageError(f"seeds must be at least 1, got {settings.seeds}")
+
+
+def solid(label: str, colour: int, xs: list[float], points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A line of held-out errors with its band."""
+    values = {key: [p[of] for p in points] for key, of in (("y", "held_out"), ("low", "low"), ("high", "high"))}
+    return {"label": label, "colour": colour, "style": "solid", "x": xs, **values}

@@ -1,0 +1,127 @@
+"""The rank paper's sequence-length figure: does low rank get worse with more points, and is a short sequence easy at any rank?
+
+    headwise run length                      quick: d=16, N = 4, 8, 16, 54 models, both protocols; 2 CPU cores, about 3 minutes
+    headwise run length --preset paper       d=64, N = 4, 16, 64, 256, two layers, d^3, 200,000 steps; one GPU, hours
+
+Expected, paper, training statistic under `replay`: published/figN.csv. Expected on fresh data (`stream`): N=4 is no longer easy
+at low rank, because the published numbers are training error on a replayed set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.experiments.common import check_lists, errors_of, published, recipe_of, solid
+from headwise.models import paper_shape
+from headwise.runs import Row, Run
+from headwise.stats import group
+from headwise.tasks import Farthest
+
+QUESTION = "Does a head of low rank need more help as the sequence grows?"
+COLUMNS = (
+    ("protocol", "data"), ("points", "points"), ("rank", "rank"), ("heads", "heads"), ("params", "parameters"),
+    ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"), ("zero", "predict zero"),
+    ("train_best", "paper's statistic"), ("published", "published"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the figure varies and what it holds."""
+
+    dim: int
+    lengths: tuple[int, ...]
+    ffn_dim: int
+    depth: int
+    width: int
+    ranks: tuple[int, ...]
+    seeds: int
+    steps: int
+    batch: int
+    lr: float
+    warmup: float
+    schedule: str
+    protocols: tuple[str, ...]
+    init: str = "published"
+    precision: str = "fp32"
+    epoch: int = 100
+    held_out: int = 12_800
+    evals: int = 10
+
+    def __post_init__(self) -> None:
+        check_lists(self, ("lengths", "ranks"), ("protocols",))
+
+
+PRESETS = {
+    "quick": Settings(
+        dim=16, lengths=(4, 8, 16), ffn_dim=64, depth=1, width=4, ranks=(16, 4, 1), seeds=3, steps=2500, batch=32, lr=0.03,
+        warmup=0.3, schedule="cosine", protocols=("replay", "stream"), held_out=2048, evals=5,
+    ),
+    "paper": Settings(
+        dim=64, lengths=(4, 16, 64, 256), ffn_dim=2048, depth=2, width=64, ranks=(64, 32, 16, 8, 1), seeds=5, steps=200_000,
+        batch=256, lr=0.005, warmup=0.05, schedule="published", protocols=("replay", "stream"), precision="fp16",
+    ),
+}  # fmt: skip
+
+
+def runs(settings: Settings) -> list[Run]:
+    """Every model of the figure, seeds innermost."""
+    s, out = settings, []
+    for protocol in s.protocols:
+        for points in s.lengths:
+            for rank in s.ranks:
+                shape = paper_shape(dim=s.dim, depth=s.depth, rank=rank, width=s.width, ffn_dim=s.ffn_dim, points=points)
+                out += [Run(shape, Farthest(s.dim, points), recipe_of(s, protocol=protocol), seed) for seed in range(s.seeds)]
+    return out
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """One point per (protocol, points, rank): held-out mean with interval, the paper's statistic, its value."""
+    paper, out = {(int(r["num_points"]), int(r["rank"])): float(r["mse"]) for r in published("figN")}, []
+    for (protocol, points, rank), same in group(rows, "protocol", "task_points", "head_dim").items():
+        first = same[0]
+        match = (first["dim"], first["depth"], first["average"], protocol) == (64, 2, 64, "replay")
+        out.append(
+            {
+                "protocol": protocol, "points": points, "rank": rank, "heads": first["num_heads"], "dim": first["dim"],
+                "params": first["params"], **errors_of(same), "published": paper.get((points, rank)) if match else None,
+            }
+        )  # fmt: skip
+    return out
+
+
+def headline(points: list[dict[str, Any]]) -> list[str]:
+    """Lowest rank, shortest and longest sequence, and how far training and held-out error part."""
+    lines = []
+    for (protocol, rank), same in group(points, "protocol", "rank").items():
+        known = sorted((p for p in same if p["held_out"] is not None), key=lambda p: p["points"])
+        if len(known) > 1 and rank == min(p["rank"] for p in points):
+            first, last = known[0], known[-1]
+            held = f"held out {first['held_out']:.4f} with {first['points']} points, {last['held_out']:.4f} with {last['points']}"
+            lines.append(f"rank {rank}, {protocol}: {held}; in training {first['train_best']:.4f} and {last['train_best']:.4f}")
+    return lines
+
+
+def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A panel per protocol, a line per number of points, the published values dashed under replay."""
+    dim, lengths, panels = points[0]["dim"], sorted({p["points"] for p in points}), []
+    for (protocol,), same in group(points, "protocol").items():
+        lines = []
+        for colour, length in enumerate(lengths):
+            line = [p for p in same if p["points"] == length and p["held_out"] is not None]
+            if not line:
+                continue
+            shares = [p["rank"] / dim for p in line]
+            lines.append(solid(f"held out, N={length}", colour, shares, line))
+            best = [p["train_best"] for p in line]
+            lines.append({"label": f"the paper's statistic, N={length}", "colour": colour, "style": "dots", "x": shares, "y": best})
+            known = [(p["rank"] / dim, p["published"]) for p in line if p["published"] is not None]
+            if known:
+                there = {"x": [x for x, _ in known], "y": [y for _, y in known]}
+                lines.append({"label": f"published, N={length}", "colour": colour, "style": "dashed", **there})
+        panels.append({"title": protocol, "lines": lines})
+    return {
+        "title": f"Farthest neighbour: error against rank by number of points (d={dim})", "x_label": "rank of a head / d",
+        "y_label": "squared error", "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels, "columns": len(panels),
+    }  # fmt: skip

@@ -1,0 +1,172 @@
+"""The rank paper's positional-encoding figure: do positions repair low rank, or do the recipe and the parameters that come with them?
+
+    headwise run positions                   quick: d=16, N=8, equal arms, 54 models; 2 CPU cores, about 4 minutes
+    headwise run positions --preset paper    d=64, N=16, both as published and with equal arms; one GPU, hours
+
+As published, the arms differ in more than positions: none trains 100,000 steps at 0.01, additive and concatenated 200,000 at 0.005,
+and concatenated is twice as wide, with four times the query and key parameters. `equal` gives every arm one recipe and as many
+parameters: concatenated has a quarter of the modules and half the feed-forward. Expected, paper, `published`, training
+statistic under `replay`: published/fig3.csv.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.experiments.common import check_lists, errors_of, published, recipe_of, solid
+from headwise.models import paper_shape
+from headwise.runs import Row, Run
+from headwise.shape import Shape, UsageError, nearest
+from headwise.stats import group
+from headwise.tasks import Farthest
+
+QUESTION = "Do positions let heads of low rank find the farthest point?"
+ENCODINGS, ARMS = ("none", "additive", "concatenated"), ("published", "equal")
+COLUMNS = (
+    ("arms", "arms"), ("protocol", "data"), ("layers", "layers"), ("encoding", "positions"), ("rank", "rank"), ("heads", "heads"),
+    ("params", "parameters"), ("steps", "steps"), ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"),
+    ("zero", "predict zero"), ("train_best", "paper's statistic"), ("published", "published"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the figure varies and what it holds."""
+
+    dim: int
+    position_dim: int
+    points: int
+    ffn_dim: int
+    depths: tuple[int, ...]
+    width: int
+    ranks: tuple[int, ...]
+    encodings: tuple[str, ...]
+    arms: tuple[str, ...]  # published: the paper's recipes and sizes; equal: one recipe and one parameter count
+    seeds: int
+    steps: int
+    batch: int
+    lr: float
+    warmup: float
+    schedule: str
+    protocols: tuple[str, ...]
+    init: str = "published"
+    precision: str = "fp32"
+    epoch: int = 100
+    held_out: int = 12_800
+    evals: int = 10
+
+    def __post_init__(self) -> None:
+        check_lists(self, ("depths", "ranks"), ("protocols", "encodings", "arms"))
+        for name, choices in (("encodings", ENCODINGS), ("arms", ARMS)):
+            for value in getattr(self, name):
+                if value not in choices:
+                    raise UsageError(f"unknown {name} {value!r}; {nearest(value, choices)}")
+        if self.position_dim != self.dim or self.width % 4:
+            raise UsageError(f"equal arms need position_dim = dim and width in fours, got {self.position_dim}, {self.dim} and {self.width}")
+
+
+PRESETS = {
+    "quick": Settings(
+        dim=16, position_dim=16, points=8, ffn_dim=64, depths=(1,), width=4, ranks=(16, 4, 1), encodings=ENCODINGS, arms=("equal",),
+        seeds=3, steps=2500, batch=32, lr=0.03, warmup=0.3, schedule="cosine", protocols=("replay", "stream"), held_out=2048, evals=5,
+    ),
+    "paper": Settings(
+        dim=64, position_dim=64, points=16, ffn_dim=2048, depths=(1, 3), width=8, ranks=(64, 32, 16, 8, 4, 2, 1), encodings=ENCODINGS,
+        arms=ARMS, seeds=5, steps=100_000, batch=256, lr=0.01, warmup=0.05, schedule="published", protocols=("replay", "stream"),
+        precision="fp16",
+    ),
+}  # fmt: skip
+
+
+def _shape(s: Settings, depth: int, rank: int, encoding: str, arm: str) -> Shape:
+    wide = encoding == "concatenated"
+    smaller = wide and arm == "equal"
+    return paper_shape(
+        dim=s.dim, depth=depth, rank=rank, width=s.width // 4 if smaller else s.width, ffn_dim=s.ffn_dim // 2 if smaller else s.ffn_dim,
+        positions=encoding, points=s.points, position_dim=s.position_dim,
+    )  # fmt: skip
+
+
+def runs(settings: Settings) -> list[Run]:
+    """Every model of the figure, seeds innermost; an arm that is the same both ways is there once."""
+    s, out = settings, {}
+    for arm in s.arms:
+        for protocol in s.protocols:
+            for depth in s.depths:
+                for encoding in s.encodings:
+                    longer = arm == "published" and encoding != "none"
+                    change = {"lr": s.lr / 2, "steps": 2 * s.steps} if longer else {}
+                    recipe = recipe_of(s, protocol=protocol, **change)
+                    for rank in s.ranks:
+                        shape = _shape(s, depth, rank, encoding, arm)
+                        for seed in range(s.seeds):
+                            run = Run(shape, Farthest(s.dim, s.points), recipe, seed)
+                            out[run.id] = run
+    return list(out.values())
+
+
+def _arm(row: Row, rows: list[Row]) -> str:
+    """Which arm a row belongs to: those without positions to both."""
+    if row["positions"] == "none":
+        return "both"
+    steps = min(r["steps"] for r in rows)
+    return "published" if row["steps"] > steps else "equal"
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """One point per (arms, protocol, layers, positions, rank)."""
+    paper = {(int(r["layers"]), r["encoding"], int(r["rank"])): float(r["mse"]) for r in published("fig3")}
+    out = []
+    told = [{**r, "arms": _arm(r, rows)} for r in rows]
+    for (arms, protocol, depth, encoding, rank), same in group(told, "arms", "protocol", "depth", "positions", "head_dim").items():
+        first = same[0]
+        match = (first["task_dim"], first["task_points"], protocol) == (64, 16, "replay") and arms != "equal"
+        out.append(
+            {
+                "arms": arms, "protocol": protocol, "layers": depth, "encoding": encoding, "rank": rank, "heads": first["num_heads"],
+                "dim": first["task_dim"], "params": first["params"], "steps": first["steps"], **errors_of(same),
+                "published": paper.get((depth, encoding, rank)) if match else None,
+            }
+        )  # fmt: skip
+    return out
+
+
+def headline(points: list[dict[str, Any]]) -> list[str]:
+    """What positions change at the lowest rank."""
+    lines = []
+    for (protocol, layers), same in group(points, "protocol", "layers").items():
+        low = min(p["rank"] for p in same)
+        found = [
+            f"{p['encoding']}{'' if p['arms'] == 'both' else ' (' + p['arms'] + ' arms)'} {p['held_out']:.4f}"
+            for p in same if p["rank"] == low and p["held_out"] is not None
+        ]  # fmt: skip
+        if found:
+            lines.append(f"{layers} layer{'s' * (layers > 1)}, rank {low}, {protocol}, held out: {', '.join(found)}")
+    return lines
+
+
+def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A panel per protocol, layers and arms, a line per encoding, the published values dashed."""
+    dim, panels = points[0]["dim"], []
+    arms = [arm for arm in ARMS if any(p["arms"] == arm for p in points)] or ["both"]
+    for (protocol, layers), same in group(points, "protocol", "layers").items():
+        for arm in arms:
+            lines = []
+            for colour, encoding in enumerate(ENCODINGS):
+                line = [p for p in same if p["encoding"] == encoding and p["arms"] in (arm, "both") and p["held_out"] is not None]
+                if not line:
+                    continue
+                shares = [p["rank"] / dim for p in line]
+                lines.append(solid(f"held out, {encoding}", colour, shares, line))
+                best = [p["train_best"] for p in line]
+                lines.append({"label": f"the paper's statistic, {encoding}", "colour": colour, "style": "dots", "x": shares, "y": best})
+                known = [(p["rank"] / dim, p["published"]) for p in line if p["published"] is not None and arm != "equal"]
+                if known:
+                    there = {"x": [x for x, _ in known], "y": [y for _, y in known]}
+                    lines.append({"label": f"published, {encoding}", "colour": colour, "style": "dashed", **there})
+            panels.append({"title": f"{layers} layer{'s' * (layers > 1)}, {protocol}, {arm} arms", "lines": lines})
+    return {
+        "title": f"Farthest neighbour: error against rank by positions (d={dim})", "x_label": "rank of a head / d",
+        "y_label": "squared error", "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels, "columns": min(2, len(panels)),
+    }  # fmt: skip

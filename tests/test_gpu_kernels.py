@@ -1,0 +1,739 @@
+"""Kernels for GPUs against float64: heads, whole training steps, AdamW, points. Without a GPU they run in Triton's interpreter."""
+
+import dataclasses
+import math
+import types
+
+import numpy as np
+import pytest
+import torch
+from tolerance import same, seeded
+from torch import nn
+
+pytest.importorskip("triton", reason="the kernels are written in triton")
+import triton.language as tl
+
+from headwise import backends, engine, fused, stack
+from headwise.attention import attend, plain
+from headwise.fused import STORED, Fused, needs, refusal
+from headwise.kernels import heads, layer
+from headwise.kernels.heads import attend_heads, kind_of
+from headwise.kernels.points import farthest
+from headwise.models import build, paper_shape
+from headwise.runs import Recipe, Run
+from headwise.shape import Shape
+from headwise.stack import _layout
+from headwise.tasks import Farthest, Nearest
+
+INTERPRETED = not torch.cuda.is_available()
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+NAN = math.nan
+HEADS = {FP32: 1e-5, FP16: 2e-3, BF16: 1.6e-2}  # the largest error of one kernel, of the largest entry
+STEP = {"fp32": 1e-5, "tf32": 1.5e-2, "fp16": 4e-3, "bf16": 3e-2}  # of a whole network's gradient, of its norm, for each tensor
+
+
+@pytest.fixture(autouse=True)
+def products_as_on_a_gpu(monkeypatch):
+    """The interpreter multiplies the bit patterns of bfloat16, cuts where a GPU rounds to it, and does not know TF32."""
+    if not INTERPRETED:
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+
+    def operand(x, precision):
+        if x.dtype.scalar == tl.bfloat16:
+            return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        if x.dtype.scalar == tl.float32 and precision.name == "TF32":
+            return TensorHandle((np.ascontiguousarray(x.data).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32), tl.float32)
+        return x
+
+    def create_dot(self, a, b, d, precision, *rest):
+        return dot(self, operand(a, precision), operand(b, precision), d, precision, *rest)
+
+    def cast_impl(self, x, to):
+        if (x.dtype.scalar, to.scalar) == (tl.float32, tl.bfloat16):
+            rounded = torch.from_numpy(np.ascontiguousarray(x.data)).to(BF16).view(torch.int16)
+            return TensorHandle(rounded.numpy().view(np.uint16), tl.bfloat16)
+        return cast(self, x, to)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", cast_impl)
+
+
+def normal(seed, *size, dtype=FP32):
+    return torch.randn(size, generator=seeded(seed)).to(DEVICE, dtype)
+
+
+def near(actual, expected, bound, what="", largest=None):
+    """max |actual - expected| <= bound max |expected|; NaN never passes."""
+    assert actual.shape == expected.shape, f"{what}: shapes {tuple(actual.shape)} and {tuple(expected.shape)}"
+    largest = expected.abs().max().item() if largest is None else largest
+    error = (actual.detach().double() - expected.detach()).abs().max().item()
+    assert error <= bound * largest, f"{what}: off by {error:.3g}, allowed {bound:.3g} of {largest:.3g}"
+
+
+# ---- heads
+
+
+GUARD = 777.0
+
+
+class Arena:
+    """A (batch, tokens, width) view of NaN inside a larger tensor of `guard`.
+
+    Beside an input that is NaN, which spoils the result where it is read; beside an output a number, which shows any writing.
+    """
+
+    def __init__(self, batch, tokens, width, dtype, guard=NAN):
+        self.whole = torch.full((batch + 1, tokens + 3, width + 7), guard, dtype=dtype, device=DEVICE)
+        self.view = self.whole[:batch, 1 : tokens + 1, 2 : width + 2].fill_(NAN)
+
+    def check(self, what):
+        """All of the view is numbers, and nothing else is written."""
+        assert self.view.isfinite().all(), f"{what}: not all is written, or something beyond the inputs was read"
+        beside = self.whole.clone()
+        beside[:-1, 1:-2, 2:-5] = GUARD
+        assert (beside == GUARD).all(), f"{what}: written beyond its end"
+
+
+def by_head(x, count):
+    """(batch, tokens, heads x rank) -> (batch, heads, tokens, rank)."""
+    return x.unflatten(2, (count, -1)).transpose(1, 2)
+
+
+def reference(q, k, v, g, count, scale):
+    """Output and gradients in float64, by the sums; (batch, tokens, heads x rank) as the kernels have them."""
+    q, k, v, g = (by_head(t.double(), count) for t in (q, k, v, g))
+    scores = torch.einsum("bhir,bhjr->bhij", q, k) * scale
+    p = (scores - scores.amax(-1, keepdim=True)).exp()
+    p = p / p.sum(-1, keepdim=True)
+    dp = torch.einsum("bhir,bhjr->bhij", g, v)
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+    found = (
+        torch.einsum("bhij,bhjr->bhir", p, v),
+        torch.einsum("bhij,bhjr->bhir", ds, k),
+        torch.einsum("bhij,bhir->bhjr", ds, q),
+        torch.einsum("bhij,bhir->bhjr", p, g),
+    )
+    return [t.transpose(1, 2).flatten(2) for t in found]
+
+
+def packed(tokens, rank, count, dtype, seed, batch=2):
+    """q, k, v as slices of one projection, and the gradient of the output."""
+    width = count * rank
+    qkv, g = Arena(batch, tokens, 3 * width, dtype), Arena(batch, tokens, width, dtype)
+    qkv.view.copy_(normal(seed, batch, tokens, 3 * width) * 1.5)
+    g.view.copy_(normal(seed + 1, batch, tokens, width))
+    return qkv, g
+
+
+LANES = [(1, 2, 7), (3, 1, 3), (3, 1, 70), (5, 2, 35), (11, 2, 5), (13, 1, 5), (16, 1, 3), (6, 2, 1)]
+PACKS = [(1, 8, 1), (2, 32, 1), (3, 4, 17), (11, 8, 9), (13, 16, 5), (13, 4, 7), (16, 4, 1), (16, 8, 3), (16, 16, 7), (16, 32, 3)]
+TILES = [
+    (1, 3, 5), (2, 64, 1), (3, 3, 7), (11, 5, 7), (13, 24, 3), (16, 64, 1), (17, 1, 5), (17, 16, 5), (33, 2, 3), (33, 24, 1), (33, 64, 3),
+    (65, 8, 3), (130, 5, 2), (256, 33, 1),
+]  # fmt: skip
+
+
+def check_heads(tokens, rank, count, dtype, dot="tf32x3", bound=None, scale=None):
+    scale = 0.83 * rank**-0.5 if scale is None else scale
+    qkv, g = packed(tokens, rank, count, dtype, seed=tokens * rank + count)
+    width = count * rank
+    out, grads = Arena(2, tokens, width, dtype, GUARD), Arena(2, tokens, 3 * width, dtype, GUARD)
+    kept = qkv.view.clone()
+    q, k, v = qkv.view.split(width, -1)
+    heads.forward(q, k, v, out.view, count, rank, scale, dot)
+    heads.backward(q, k, v, g.view, *grads.view.split(width, -1), count, rank, scale, dot)
+    same(qkv.view, kept, "the inputs")
+    out.check("output")
+    grads.check("gradients")
+    expected = reference(q, k, v, g.view, count, scale)
+    most = max(e.abs().max().item() for e in expected)
+    for name, a, e in zip(("output", "dq", "dk", "dv"), (out.view, *grads.view.split(width, -1)), expected, strict=True):
+        near(a, e, HEADS[dtype] if bound is None else bound, name, most if tokens == 1 else None)  # one key: q and k do nothing
+    return qkv, g, grads
+
+
+@pytest.mark.parametrize(("tokens", "rank", "count"), LANES + PACKS + TILES)
+def test_heads_equal_the_sums_and_touch_nothing_else(tokens, rank, count):
+    qkv, g, grads = check_heads(tokens, rank, count, FP32)
+    parts = qkv.view.split(count * rank, -1)
+    heads.backward(*parts, g.view, *parts, count, rank, 0.83 * rank**-0.5, "tf32x3")
+    assert qkv.whole.isfinite().sum().item() == qkv.view.numel(), "written beyond its end"
+    same(qkv.view, grads.view, "in place")
+
+
+@pytest.mark.parametrize(("tokens", "rank", "count"), LANES[:4] + PACKS + TILES[:-3])
+def test_heads_take_float16(tokens, rank, count):
+    check_heads(tokens, rank, count, FP16)
+
+
+@pytest.mark.parametrize(("tokens", "rank", "count"), [(11, 2, 5), (13, 4, 7), (16, 16, 7), (17, 24, 3)])
+def test_heads_take_bfloat16(tokens, rank, count):
+    check_heads(tokens, rank, count, BF16)
+
+
+@pytest.mark.parametrize(("tokens", "rank", "count"), [(13, 4, 7), (16, 32, 3), (33, 24, 1)])
+def test_heads_take_tf32_products(tokens, rank, count):
+    check_heads(tokens, rank, count, FP32, dot="tf32", bound=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize(("tokens", "rank", "count"), [(11, 1, 5), (7, 2, 3), (13, 4, 5), (16, 16, 3), (17, 5, 3), (33, 64, 1)])
+def test_huge_scores_choose_and_never_overflow(tokens, rank, count, dtype):
+    """Small whole numbers: their products are exact in every type, so that ties are ties."""
+    qkv, g = packed(tokens, rank, count, dtype, seed=3)
+    width = count * rank
+    qkv.view.copy_(torch.randint(-3, 4, qkv.view.shape, generator=seeded(5)).to(DEVICE))
+    q, k, v = qkv.view.split(width, -1)
+    scale = 1000 / (by_head(q.double(), count) @ by_head(k.double(), count).mT).abs().max().item()
+    out, grads = Arena(2, tokens, width, dtype, GUARD), Arena(2, tokens, 3 * width, dtype, GUARD)
+    heads.forward(q, k, v, out.view, count, rank, scale, "tf32x3")
+    heads.backward(q, k, v, g.view, *grads.view.split(width, -1), count, rank, scale, "tf32x3")
+    out.check("output")
+    grads.check("gradients")
+    expected, *expected_grads = reference(q, k, v, g.view, count, scale)
+    near(out.view, expected, HEADS[dtype], "output")
+    most = max(scale, max(e.abs().max().item() for e in expected_grads))  # dq is a sum of terms as large as the scale
+    for name, a, e in zip(("dq", "dk", "dv"), grads.view.split(width, -1), expected_grads, strict=True):
+        near(a, e, HEADS[dtype], name, most)
+
+
+def test_every_size_has_a_kernel_and_every_kernel_is_tested():
+    for tokens in range(1, 257):
+        for rank in range(1, 65):
+            short = tokens <= 16
+            expected = "lanes" if short and rank <= 2 else "packs" if short and rank in (4, 8, 16, 32) else "tiles"
+            assert kind_of(tokens, rank) == expected
+    for kind, cases in (("lanes", LANES), ("packs", PACKS), ("tiles", TILES)):
+        assert {kind_of(tokens, rank) for tokens, rank, _ in cases} == {kind}
+    assert {rank for _, rank, _ in LANES} == {1, 2}
+    assert {rank for _, rank, _ in PACKS} == {4, 8, 16, 32}
+
+
+# ---- heads through autograd
+
+
+def laid(x, layout):
+    """The same numbers, (batch, heads, tokens, rank), lying differently in memory."""
+    order = {"rows": (0, 2, 1, 3), "heads first": (0, 1, 2, 3), "heads innermost": (0, 2, 3, 1), "tokens innermost": (0, 1, 3, 2)}[layout]
+    y = x.permute(order).contiguous()
+    return y.permute([order.index(axis) for axis in range(4)])
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        ("rows", "rows", "rows"),
+        ("heads first", "heads first", "heads first"),
+        ("heads innermost", "heads innermost", "heads innermost"),
+        ("rows", "heads first", "tokens innermost"),
+    ],
+    ids="/".join,
+)
+@pytest.mark.parametrize(("tokens", "rank", "count"), [(5, 2, 3), (7, 4, 3), (17, 5, 3)])
+def test_autograd_equals_plain_for_every_layout(tokens, rank, count, layouts):
+    given = [laid(normal(i, 2, count, tokens, rank), layout).requires_grad_() for i, layout in enumerate(layouts)]
+    weighting = laid(normal(9, 2, count, tokens, rank), layouts[0])
+    y = attend_heads(*given, 0.37, "tf32x3")
+    grads = torch.autograd.grad(y, given, weighting)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    expected = plain(*exact, 0.37)
+    near(y, expected, HEADS[FP32], "output")
+    for name, a, e in zip("qkv", grads, torch.autograd.grad(expected, exact, weighting.double()), strict=True):
+        near(a, e, HEADS[FP32], name)
+
+
+@pytest.mark.parametrize(("tokens", "rank", "count"), [(5, 1, 3), (7, 8, 3), (17, 3, 5)])
+def test_autograd_takes_slices_of_one_projection_and_broadcast_gradients(tokens, rank, count):
+    qkv = normal(0, 2, tokens, 3 * count * rank + 5).requires_grad_()
+    exact = qkv.detach().double().requires_grad_()
+
+    def loss(x, function):
+        q, k, v = (by_head(t, count) for t in x[..., 3:-2].split(count * rank, -1))
+        return function(q, k, v).sum(), function(q[:1].expand(2, -1, -1, -1), k, v).square().sum()
+
+    for i in range(2):
+        value = loss(qkv, lambda q, k, v: attend_heads(q, k, v, 0.37, "tf32x3"))[i]
+        expected = loss(exact, lambda q, k, v: plain(q, k, v, 0.37))[i]
+        near(value, expected, HEADS[FP32])
+        near(torch.autograd.grad(value, qkv)[0], torch.autograd.grad(expected, exact)[0], HEADS[FP32])
+
+
+def test_second_derivatives_are_refused_rather_than_wrong():
+    x = normal(0, 1, 2, 3, 2).requires_grad_()
+    (first,) = torch.autograd.grad(attend_heads(x, x, x, 0.5, "tf32x3").square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()
+
+
+@pytest.mark.parametrize("kv_heads", [6, 2, 1])
+def test_the_backend_by_name_repeats_keys_and_values(kv_heads, monkeypatch):
+    allowed = backends._try_heads
+    monkeypatch.setattr(backends, "_try_heads", lambda call: allowed(dataclasses.replace(call, device="cuda")))
+    given = [normal(i, 2, count, 7, 4).requires_grad_() for i, count in enumerate((6, kv_heads, kv_heads))]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    y, expected = attend(*given, backend="heads"), plain(*exact, 0.5)
+    near(y, expected, HEADS[FP32])
+    for a, e in zip(torch.autograd.grad(y.sum(), given), torch.autograd.grad(expected.sum(), exact), strict=True):
+        near(a, e, HEADS[FP32], largest=1.0)
+
+
+@pytest.mark.parametrize(("allow", "dot"), [(True, "tf32"), (False, "tf32x3")])
+def test_the_backend_rounds_products_only_where_torch_may(allow, dot, monkeypatch):
+    told = []
+    monkeypatch.setattr(backends, "_try_heads", lambda call: backends.Choice("heads", "asked for"))
+    monkeypatch.setattr(heads, "attend_heads", lambda q, k, v, scale, how: told.append((scale, how)))
+    with stack.numerics("tf32" if allow else "fp32", DEVICE):
+        attend(*(normal(i, 1, 2, 3, 4) for i in range(3)), backend="heads")
+        attend(*(normal(i, 1, 2, 3, 4) for i in range(3)), backend="heads", scale=0.7)
+    assert told == [(0.5, dot), (0.7, dot)]
+
+
+# ---- the fused step
+
+
+def case(precision, dim=16, ranks=(), *, shapes=None, tokens=16, batch=4, depth=1, width=1, queries=None, ffn_dim=64, each=1):
+    shapes = shapes or [paper_shape(dim=dim, depth=depth, rank=rank, width=width, ffn_dim=ffn_dim) for rank in ranks]
+    settings = types.SimpleNamespace(precision=precision, tokens=tokens, batch=batch, queries=queries or tokens)
+    settings.splits = [(each, shape) for shape in shapes]
+    cuts = " ".join(f"{s.num_heads}x{s.head_dim}" for s in shapes)
+    told = f"{precision}, dim {shapes[0].dim}, heads {cuts}, {batch}x{tokens} tokens, depth {shapes[0].depth}, queries {settings.queries}"
+    return pytest.param(settings, id=told)
+
+
+def odd(count, rank):
+    """Heads whose width is not the model's, nor a power of two."""
+    sizes = {"dim": 16, "depth": 1, "num_heads": count, "head_dim": rank, "average": 2, "ffn_dim": 64, "logit_scale": 0.9}
+    return Shape(**sizes, norm="scalar", norm_at="post", qkv_bias=True, out_bias=True, ffn_bias=True)
+
+
+CASES = [
+    # projection, heads and output apart
+    case("fp32", 16, (4, 1), tokens=2, batch=32, depth=2, width=2),
+    case("fp32", 16, (8, 2), tokens=4, batch=16, queries=1, each=2),
+    case("fp32", 32, (32, 16), batch=8, width=2, ffn_dim=128, queries=3),
+    case("fp32", 16, (16, 8), tokens=12, batch=16, depth=2, queries=1),
+    case("fp32", shapes=[odd(2, 24), odd(16, 3)]),
+    case("tf32", 32, (32, 8), depth=2, width=2),
+    case("fp16", 16, (1, 4), tokens=2, batch=32, width=3, queries=1),
+    case("fp16", 32, (8, 16), tokens=8, batch=24, width=2),
+    case("bf16", 16, (8, 16), tokens=8, batch=8, depth=2),
+    # the whole attention part in one kernel
+    case("fp16", 32, (32, 16), batch=8, depth=2, width=3),
+    case("fp16", 16, (16,), tokens=32, batch=2, depth=2, queries=1, each=2),
+    case("fp16", 64, (64, 32), tokens=64, batch=1),
+    case("bf16", 32, (16, 32), batch=12, width=2),
+    # both in one stack
+    case("fp16", 32, (32, 8, 16), depth=2, queries=1),
+    case("bf16", 32, (4, 16), depth=2, width=2),
+]  # fmt: skip
+
+
+class Net:
+    """Random weights in flat rows, representable in the operands' type, and the float64 module that holds the same."""
+
+    def __init__(self, settings, seed=1):
+        self.settings = settings
+        self.models, kind = sum(count for count, _ in settings.splits), STORED[settings.precision]
+        shape = settings.splits[0][1]
+        self.module = build(shape, models=self.models, splits=settings.splits).to(DEVICE, FP64)
+        self.params = dict(self.module.named_parameters())
+        places, self.length = _layout(list(self.params.values()))
+        self.places = dict(zip(self.params, places, strict=True))
+        self.weights = torch.zeros(self.models, self.length, device=DEVICE)
+        generator = seeded(seed)
+        for name, p in self.params.items():
+            at, size = self.places[name]
+            spread = 2.0 * p.shape[-1] ** -0.5 if name.endswith("weight") and "norm" not in name else 0.2
+            drawn = torch.randn(p.shape, generator=generator) * spread + (1.0 if "norm" in name else 0.0)
+            if name.endswith("qkv.weight"):
+                drawn *= 2  # scores of several units
+            drawn = drawn.to(kind)
+            with torch.no_grad():
+                p.copy_(drawn)
+            self.weights[:, at : at + size] = drawn.flatten(1).float()
+        if settings.precision == "tf32":
+            self._steady()
+        self.half = self.weights if kind == FP32 else self.weights.to(kind)
+        one_query = settings.queries == 1 and settings.tokens > 2
+        self.task = Nearest(shape.dim, settings.tokens - 1) if one_query else Farthest(shape.dim, settings.tokens)
+        x, target = self.task.sample(generator, self.models * settings.batch)
+        self.x = x.to(kind).to(DEVICE, FP32).unflatten(0, (self.models, settings.batch))
+        self.target = target[:, -settings.queries :].to(DEVICE).unflatten(0, (self.models, settings.batch))
+
+    @torch.no_grad()
+    def _steady(self):
+        """Hidden units that are on for every token, or off for every token: the rounding inside a product cannot switch them."""
+        for i, block in enumerate(self.module.blocks):
+            reach = block.feed.up.weight.norm(dim=-1) * block.norm1.weight.abs()  # |w x| is no larger, since |x| is the norm's gain
+            block.feed.up.bias.copy_(torch.copysign(1.1 * reach + 0.1, block.feed.up.bias).float())
+            at, size = self.places[f"blocks.{i}.feed.up.bias"]
+            self.weights[:, at : at + size] = block.feed.up.bias.float()
+
+    def fuse(self, **options):
+        s = self.settings
+        step = Fused(s.splits, self.places, self.weights, self.half, s.batch, s.tokens, s.precision, **options)
+        for tensor in (t for name in vars(step) if name not in ("weights", "half", "table") for t in tensors(getattr(step, name))):
+            tensor.fill_(NAN)
+        if hasattr(step, "grads"):
+            step.grads.zero_()
+            for at, size in self.places.values():
+                step.grads[:, at : at + size] = NAN
+        return step
+
+    def exact(self, signs):
+        """Outputs, losses, gradients by name, and the size of the terms of each gain's gradient, through autograd.
+
+        A unit whose input is rounding away from zero may be on in one computation and off in the other, which the
+        gradient sees whole; so `signs` says which are on.
+        """
+        hooks, flipped, normed = [], [], {}
+        for i, block in enumerate(self.module.blocks):
+
+            def switch(_, inputs, hidden, on=signs[i]):
+                flipped.append(((hidden > 0) != on).double().mean().item())
+                return torch.where(on, hidden + (1e-9 - hidden).clamp_min(0).detach(), -1.0)
+
+            hooks.append(block.feed.up.register_forward_hook(switch))
+            for name in ("norm1", "norm2"):
+
+                def keep(_, inputs, y, name=f"blocks.{i}.{name}.weight"):
+                    normed[name] = y
+
+                hooks.append(getattr(block, name).register_forward_hook(keep))
+        y, _ = self.module(self.x.double())
+        losses = self.task.loss(y, self.target.double())
+        found = torch.autograd.grad(losses.sum(), [*self.params.values(), *normed.values()])
+        for hook in hooks:
+            hook.remove()
+        grads = dict(zip(self.params, found, strict=False))
+        terms = {name: g.norm(dim=-1).flatten(1).sum(1) for name, g in zip(normed, found[len(self.params) :], strict=True)}
+        return y.detach(), losses.detach(), grads, terms, max(flipped)
+
+
+def tensors(value):
+    return (
+        [value] if isinstance(value, torch.Tensor) else [t for t in value if isinstance(t, torch.Tensor)] if isinstance(value, list) else []
+    )
+
+
+def signs_of(net, step):
+    """Which hidden units are on, from the input that the feed-forward kernel had."""
+    on = []
+    for i in range(len(net.module.blocks)):
+        weight, bias = (net.params[f"blocks.{i}.feed.up.{name}"] for name in ("weight", "bias"))
+        h = torch.einsum("mtd,mfd->mtf", step.x[2 * i].double(), weight) + bias.unsqueeze(1)
+        on.append((h > 0).unflatten(1, (net.settings.batch, net.settings.tokens)))
+    return on
+
+
+def pieces(name, gradient):
+    """A gradient as (models, numbers), those of queries, keys and values apart: they differ in size."""
+    flat = gradient.reshape(gradient.shape[0], -1)
+    return dict(zip("qkv", flat.chunk(3, 1), strict=True)) if "qkv" in name else {"": flat}
+
+
+def check_gradients(net, rows, grads, terms, bound):
+    for name, (at, size) in net.places.items():
+        ours, theirs = (pieces(name, t) for t in (rows[:, at : at + size].double(), grads[name]))
+        for part, expected in theirs.items():
+            error, norm = (ours[part] - expected).norm(dim=1), expected.norm(dim=1)
+            if name in terms:
+                norm = terms[name]  # they may cancel
+            if name.endswith("qkv.bias") and part == "k":
+                norm = grads[name].reshape(net.models, -1).norm(dim=1)  # softmax does not see it: exactly 0
+            worst = (error / norm).max().item()
+            assert worst <= bound, f"{name} {part}: off by {worst:.3g}, allowed {bound:.3g} of its norm"
+
+
+@pytest.mark.parametrize("settings", CASES)
+def test_the_step_equals_the_module_through_autograd(settings):
+    net, bound = Net(settings), STEP[settings.precision]
+    step, losses = net.fuse(), torch.full((3, net.models), NAN, device=DEVICE)
+    kept = net.weights.clone(), net.half.clone(), net.x.clone(), net.target.clone()
+    rows = step.gradient(net.x, net.target, losses[1])
+    _, expected, grads, terms, flipped = net.exact(signs_of(net, step))
+    assert flipped <= max(bound, 1e-3)
+    near(losses[1], expected, bound, "losses")
+    assert losses[0].isnan().all()
+    assert losses[2].isnan().all()
+    assert rows.isfinite().all(), "a gradient is not written"
+    gaps = torch.ones(net.length, dtype=torch.bool)
+    for at, size in net.places.values():
+        gaps[at : at + size] = False
+    assert gaps.any()
+    assert (rows[:, gaps.to(DEVICE)] == 0).all(), "the gaps of the rows are written"
+    check_gradients(net, rows, grads, terms, bound)
+    for before, after in zip(kept, (net.weights, net.half, net.x, net.target), strict=True):
+        same(after, before, "what is given")
+
+
+@pytest.mark.parametrize("settings", [CASES[i] for i in (2, 10, 13)])
+def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(settings):
+    net, bound = Net(settings, seed=2), STEP[settings.precision]
+    net.x[1:] = net.x[0]  # the same sequences for every model, as a view
+    shared = net.x[0].expand(net.models, -1, -1, -1)
+    step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
+    first = step.gradient(net.x, net.target, losses[0]).clone()
+    same(step.gradient(shared, net.target, losses[1]), first, "gradients")
+    same(losses[1], losses[0], "losses")
+    y, *_ = net.exact(signs_of(net, step))
+    near(net.fuse(training=False).forward(shared), y, bound, "outputs")
+    near(step.forward(net.x), y, bound, "outputs")
+
+
+class Wider:
+    """A kernel that takes several heads at a time."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda *given, **sizes: self.kernel[grid](*given, **{**sizes, "BC": 2 * sizes["R"]})
+
+
+def test_the_whole_attention_part_takes_several_heads_at_a_time(monkeypatch):
+    net = Net(CASES[12].values[0])
+    monkeypatch.setattr(layer, "mix", Wider(layer.mix))
+    monkeypatch.setattr(layer, "mix_back", Wider(layer.mix_back))
+    step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
+    rows = step.gradient(net.x, net.target, losses)
+    _, expected, grads, terms, _ = net.exact(signs_of(net, step))
+    near(losses, expected, STEP["bf16"], "losses")
+    check_gradients(net, rows, grads, terms, STEP["bf16"])
+
+
+def test_models_do_not_mix():
+    """Another model's weights, data and targets change nothing."""
+    net = Net(CASES[13].values[0])
+    step, losses = net.fuse(), torch.zeros(2, net.models, device=DEVICE)
+    first = step.gradient(net.x, net.target, losses[0]).clone()
+    for tensor in {id(t): t for t in (net.weights, net.half, net.x, net.target)}.values():
+        tensor[1] = tensor[1].flip(-1)
+    second = step.gradient(net.x, net.target, losses[1])
+    for m in (0, 2):
+        same(second[m], first[m], f"gradients of model {m}")
+        same(losses[1, m], losses[0, m], f"loss of model {m}")
+    assert not torch.equal(second[1], first[1])
+
+
+def test_gradients_of_half_operands_survive_a_small_loss():
+    """Most of them are below float16's smallest normal number, so they are carried times a power of two."""
+    net = Net(CASES[9].values[0])
+    step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
+    outputs = step.forward(net.x)
+    net.target = (outputs + 1e-2 * (net.target - outputs)).detach()
+    rows = step.gradient(net.x, net.target, losses)
+    # rounding moves the outputs by as much as they are off the target; so the loss is that of the outputs that were found
+    kept = net.task
+    shift = (outputs.double() - net.exact(signs_of(net, step))[0]).detach()
+    net.task = types.SimpleNamespace(loss=lambda y, target: kept.loss(y + shift, target))
+    _, expected, grads, terms, _ = net.exact(signs_of(net, step))
+    near(losses, expected, STEP["fp16"])
+    check_gradients(net, rows, grads, terms, 2 * STEP["fp16"])
+
+
+# ---- what the step takes, and how much memory
+
+
+PAPER = paper_shape(dim=64, rank=8, ffn_dim=2048)
+REFUSED = [
+    ({"norm": "rms"}, {}, "the scalar norm after each part, got rms post"),
+    ({"norm_at": "pre"}, {}, "the scalar norm after each part, got scalar pre"),
+    ({"kv_lora_rank": 16}, {}, "plain heads"),
+    ({"num_kv_heads": 4}, {}, "plain heads"),
+    ({"v_head_dim": 16}, {}, "plain heads"),
+    ({"causal": True}, {}, "no mask"),
+    ({"windows": (4,)}, {}, "no mask"),
+    ({"qk_norm": "head"}, {}, "no mask, no positions, no query/key norm"),
+    ({"qk_rope_head_dim": 4}, {}, "no positions"),
+    ({"positions": "additive", "num_positions": 16}, {}, "no positions"),
+    ({"vocab_size": 100}, {}, "no tokens"),
+    ({"activation": "gelu"}, {}, "a ReLU feed-forward"),
+    ({"ffn_dim": 0}, {}, "a ReLU feed-forward"),
+    ({"qkv_bias": False}, {}, "biases everywhere"),
+    ({"out_bias": False}, {}, "biases everywhere"),
+    ({"ffn_bias": False}, {}, "biases everywhere"),
+    ({"dim": 48}, {}, "dim 16, 32, 64 or 128, got 48"),
+    ({"ffn_dim": 96}, {}, "ffn_dim in 64s and heads x rank in 16s, got 96 and 64"),
+    ({"num_heads": 3, "num_kv_heads": 3}, {}, "ffn_dim in 64s and heads x rank in 16s, got 2048 and 24"),
+    ({"head_dim": 80, "v_head_dim": 80}, {}, "at most 256 tokens and rank 64, got 16 tokens, rank 80"),
+    ({}, {"tokens": 257, "batch": 64}, "at most 256 tokens and rank 64, got 257 tokens, rank 8"),
+    ({}, {"batch": 2}, "batch x tokens must be a multiple of 64, got 32"),
+]
+
+
+@pytest.mark.parametrize(("changes", "call", "why"), REFUSED)
+def test_the_step_says_why_it_cannot(changes, call, why):
+    assert refusal(PAPER, **{"tokens": 16, "batch": 256}) == ""
+    assert why in refusal(PAPER.replace(**changes), **{"tokens": 16, "batch": 256, **call})
+
+
+def test_a_window_of_a_later_layer_is_refused_too():
+    assert "no mask" in refusal(PAPER.replace(depth=2, windows=(0, 4)), 16, 256)
+
+
+def test_every_shape_that_was_computed_is_taken_and_the_largest_sizes_are():
+    for settings in (c.values[0] for c in CASES):
+        assert {refusal(shape, settings.tokens, settings.batch) for _, shape in settings.splits} == {""}
+    for dim in (16, 32, 64, 128):
+        assert refusal(paper_shape(dim=dim, rank=16, ffn_dim=64), 256, 1) == ""
+    assert refusal(paper_shape(dim=128, rank=64, ffn_dim=64), 1, 64) == ""
+
+
+def bytes_held(splits, tokens, batch, precision):
+    """By the tensors of a stack in training, without the data."""
+    models, kind = sum(count for count, _ in splits), STORED[precision]
+    with torch.device("meta"):
+        params = dict(build(splits[0][1], models=models, splits=splits).named_parameters())
+        places, length = _layout(list(params.values()))
+        weights = torch.empty(models, length)
+        half = weights if kind == FP32 else weights.to(kind)
+        moments = [torch.empty_like(weights) for _ in range(2)]
+        step = Fused(splits, dict(zip(params, places, strict=True)), weights, half, batch, tokens, precision)
+        step.first = torch.empty(models, batch * tokens, splits[0][1].dim, dtype=kind)  # the input as operands
+    held = {id(t): t.numel() * t.element_size() for value in (*vars(step).values(), moments) for t in tensors(value)}
+    return sum(held.values())
+
+
+@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize("tokens", [16, 24])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        PAPER,
+        paper_shape(rank=64),
+        paper_shape(rank=16, width=8, depth=2),
+        paper_shape(rank=1, width=64, depth=4),
+        paper_shape(dim=16, rank=16, ffn_dim=64),
+        paper_shape(dim=128, rank=32, depth=12, ffn_dim=512),
+    ],
+    ids=lambda s: f"{s.num_heads}x{s.head_dim}, dim {s.dim}, depth {s.depth}",
+)
+def test_needs_is_the_memory_of_a_model(shape, tokens, precision):
+    """Of one in a mixed stack; where every attention part is one kernel a little less is held."""
+    wide = shape.num_heads * shape.head_dim
+    narrow = shape.replace(num_heads=wide // 8, num_kv_heads=wide // 8, head_dim=8, v_head_dim=8)
+    told = 3 * needs(shape, tokens, 256, precision)
+    assert told == 3 * needs(narrow, tokens, 256, precision)
+    mixed = bytes_held([(2, shape), (1, narrow)], tokens, 256, precision)
+    assert bytes_held([(3, shape)], tokens, 256, precision) <= mixed
+    assert mixed <= told <= 1.5 * mixed, f"{told / mixed:.2f} of what is held"
+
+
+# ---- AdamW
+
+
+def guarded(x):
+    """The same numbers, with a row of NaN behind them."""
+    whole = torch.full((x.shape[0] + 1, *x.shape[1:]), NAN, dtype=x.dtype, device=DEVICE)
+    whole[:-1] = x
+    return whole
+
+
+@pytest.mark.parametrize("kind", [FP32, FP16, BF16], ids=["fp32", "fp16", "bf16"])
+def test_adamw_is_torch_adamw_for_each_model(kind):
+    recipes = [
+        Recipe(steps=7, epoch=1, lr=0.01, weight_decay=0.3),
+        Recipe(steps=7, epoch=1, lr=0.0, weight_decay=0.3),
+        Recipe(steps=7, epoch=1, lr=0.2, schedule="constant"),
+    ]
+    beta1, beta2, eps, length = 0.9, 0.95, 1e-8, 1500  # a block of 1024 and a part of one
+    tables = torch.from_numpy(np.stack([stack._rate_table(r) for r in recipes], -1)).to(DEVICE)
+    weights = guarded(normal(0, 3, length))
+    mean, square, half = guarded(torch.zeros(3, length)), guarded(torch.zeros(3, length)), guarded(torch.zeros(3, length, dtype=kind))
+    half = weights if kind == FP32 else half
+    theirs = [nn.Parameter(w.double()) for w in weights[:3]]
+    optimisers = [
+        torch.optim.AdamW([p], betas=(beta1, beta2), eps=eps, weight_decay=r.weight_decay) for p, r in zip(theirs, recipes, strict=True)
+    ]
+    exact, a, b = weights[:3].double(), torch.zeros(3, length, dtype=FP64, device=DEVICE), torch.zeros(3, length, dtype=FP64, device=DEVICE)
+    for i in range(7):
+        grads = normal(i + 1, 3, length) * 10.0 ** (i - 4)
+        fused.adamw(weights[:3], mean[:3], square[:3], grads, half[:3], tables[i], beta1, beta2, eps)
+        g, (size, correct, decay) = grads.double(), tables[i].double().unsqueeze(-1)
+        a = beta1 * a + (1 - beta1) * g
+        b = beta2 * b + (1 - beta2) * g * g
+        exact = exact * decay - size * a / (b.sqrt() * correct + eps)
+        for optimiser, p, recipe, grad in zip(optimisers, theirs, recipes, g, strict=True):
+            optimiser.param_groups[0]["lr"] = float(recipe.rates()[i])
+            p.grad = grad
+            optimiser.step()
+        near(weights[:3], exact, 1e-6, "weights")
+        near(mean[:3], a, 1e-6, "mean")
+        near(square[:3], b, 1e-6, "square")
+        near(weights[:3], torch.stack([p.detach() for p in theirs]), 1e-6, "torch's weights")
+        same(half[:3], weights[:3].to(kind), "the operands' copy")
+    same(weights[1], normal(0, 3, length)[1], "a rate of 0 moves nothing")
+    for name, tensor in (("weights", weights), ("mean", mean), ("square", square), ("operands", half)):
+        assert tensor[3].isnan().all(), f"{name} are written beyond their end"
+
+
+def test_adamw_of_a_zero_gradient_only_decays():
+    weights, zeros = normal(0, 2, 40), torch.zeros(3, 2, 40, device=DEVICE)
+    rates = torch.tensor([[0.1, 0.1], [1.0, 1.0], [0.5, 1.0]], device=DEVICE)
+    fused.adamw(weights, zeros[0], zeros[1], zeros[2], weights, rates, 0.9, 0.95, 1e-8)
+    same(weights, normal(0, 2, 40) * torch.tensor([[0.5], [1.0]], device=DEVICE))
+
+
+# ---- the stack and training
+
+
+def trained(runs, monkeypatch, fuses):
+    made, gradient = [], Fused.gradient
+    with monkeypatch.context() as patch:
+        patch.setattr(stack, "fused_refusal", lambda run, device: "" if fuses else "not now")
+        patch.setattr(Fused, "gradient", lambda *given: made.append(1) or gradient(*given))
+        rows = engine.train(runs, device=DEVICE.type, advance=lambda n: None)
+    assert bool(made) == fuses
+    return rows
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("fp16", 2e-3)])
+def test_training_with_the_step_is_training_without(precision, bound, monkeypatch):
+    recipe = Recipe(steps=6, epoch=3, batch=4, held_out=128, evals=1, lr=0.02, precision=precision)
+    cases = [(16, 0.02, 0.0), (8 if precision == "fp32" else 16, 0.05, 0.1)]
+    runs = [
+        Run(paper_shape(dim=16, rank=rank, ffn_dim=64), Farthest(16, 16), dataclasses.replace(recipe, lr=lr, weight_decay=decay), 3)
+        for rank, lr, decay in cases
+    ]
+    ours = trained(runs, monkeypatch, True)
+    theirs = trained(
+        [dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision="fp32")) for run in runs], monkeypatch, False
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["models"] == len(runs)
+        assert a["curve"] == pytest.approx(b["curve"], rel=bound)
+        assert a["held_out"] == pytest.approx(b["held_out"], rel=bound)
+        assert abs(b["curve"][1] - b["curve"][0]) > 20 * bound * b["curve"][0], "it learns too little to be compared"
+
+
+# ---- the points of the farthest-neighbour task
+
+
+@pytest.mark.parametrize(("batch", "tokens", "dim"), [(3, 16, 16), (5, 2, 3), (4, 17, 33), (2, 33, 64), (1, 3, 2), (7, 12, 5)])
+def test_farthest_points_equal_the_plain_computation(batch, tokens, dim):
+    raw = normal(tokens, batch, tokens, dim)
+    kept = raw.clone()
+    x, target = farthest(raw)
+    same(raw, kept, "the draws")
+    points = raw.double() / raw.double().norm(dim=-1, keepdim=True)
+    near(x, points, 1e-6, "points")
+    products = points @ points.mT
+    near((x.double() * target.double()).sum(-1), products.amin(-1), 1e-6, "the least inner product", largest=1.0)
+    two = products.topk(2, dim=-1, largest=False).values
+    clear = two[..., 1] - two[..., 0] > 1e-5
+    assert clear.double().mean() > 0.9 or tokens == 2
+    expected = torch.gather(points, 1, products.argmin(-1, keepdim=True).expand_as(points))
+    near(target[clear], expected[clear], 1e-6, "targets")
+
+
+def test_farthest_points_do_not_overflow_and_survive_small_draws():
+    raw = normal(0, 2, 5, 7)
+    for factor in (1e-15, 1e15):
+        x, target = farthest(raw * factor)
+        near(x, farthest(raw)[0].double(), 1e-6)
+        near(target, farthest(raw)[1].double(), 1e-6)
