@@ -29,7 +29,7 @@ from torch import Tensor
 import headwise
 from headwise.files import write_whole
 from headwise.fused import needs
-from headwise.models import build
+from headwise.models import build, score_geometry
 from headwise.progress import Progress
 from headwise.runs import CHECKPOINT_FILE, Row, Run, block_steps, stack_key
 from headwise.shape import UsageError, nearest
@@ -327,9 +327,11 @@ def _train_stack(
     for m, state in enumerate(states):
         error = errors[m].mean().item()
         state.held_out_curve.append((recipe.epochs, error if math.isfinite(error) else None))
+        weights = stack.named_weights(m)
         if folder is not None and keep_weights:
-            _keep(folder, state, stack.named_weights(m))
-        finish(row_of(state, errors[m] if error <= limit else None, models, device))
+            _keep(folder, state, weights)
+        row = row_of(state, errors[m] if error <= limit else None, models, device)
+        finish({**row, **(score_geometry(state.run.shape, weights) if error <= limit else {})})
 
 
 def _take(stack: Stack, states: list[State]) -> None:

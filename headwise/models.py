@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -290,3 +290,34 @@ def fresh(shape: Shape, scheme: str, seeds: list[int], derive: Callable[[int], t
             for target, source in zip(stacked.parameters(), one.parameters(), strict=True):
                 target[m].copy_(source)
     return stacked
+
+
+def score_geometry(shape: Shape, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the trained heads' scores look like, a list of layers: the angle in degrees between W_Q^T W_K and the identity, and
+    its norm over sqrt(dim), each as (least, lower quartile, median, upper quartile, largest) over the heads of a layer.
+
+    For heads of full rank also with W_Q W_K^T, which is what the rank paper's code takes; the two agree when the product is a
+    multiple of the identity. Empty for shapes whose queries and keys are not one projection each.
+    """
+    if shape.latent or shape.num_kv_heads != shape.num_heads or shape.depth < 1:
+        return {}
+    H, R, D = shape.num_heads, shape.head_dim, shape.dim
+    found: dict[str, list[list[float]]] = {}
+    for i in range(shape.depth):
+        stacked = weights[f"blocks.{i}.attention.qkv.weight"].double()
+        q, k = (stacked[j * H * R : (j + 1) * H * R].view(H, R, D) for j in (0, 1))
+        trace = (q * k).sum((1, 2))
+        forms = {"": ((q @ q.mT) * (k @ k.mT)).sum((1, 2)).sqrt()}
+        if R == D:
+            forms["_transposed"] = ((q.mT @ q) * (k.mT @ k)).sum((1, 2)).sqrt()
+        for name, norm in forms.items():
+            cosine = trace / (norm * math.sqrt(D)).clamp_min(torch.finfo(torch.float64).tiny)
+            angle = torch.rad2deg(cosine.clamp(-1, 1).arccos())
+            for what, values in (("angle", angle), ("norm", norm / math.sqrt(D))):
+                found.setdefault(f"score_{what}{name}", []).append(_quartiles(values))
+    return found
+
+
+def _quartiles(values: Tensor) -> list[float]:
+    at = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=values.dtype)
+    return [float(f"{v:.6g}") for v in torch.quantile(values, at).tolist()]

@@ -1,0 +1,109 @@
+"""The rank paper's learned-weights figure: do heads of full rank learn a large negative multiple of the identity?
+
+    headwise run learned                     quick: d=16, N=8, 1, 4 and 8 heads of full rank, 9 models; 2 CPU cores, about 1 minute
+    headwise run learned --preset paper      d=64, N=16, 1, 8 and 64 heads, 30 models, both protocols; one GPU, minutes
+
+Expected, paper, published form under `replay`, medians over heads: published/fig_perfect.csv (angles 179.6, 176.3, 168.5 degrees).
+These are runs of the main figure, so a store that has them has this figure too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwise.experiments import fig1
+from headwise.experiments.common import errors_of, published
+from headwise.experiments.fig1 import Settings
+from headwise.runs import Row, Run
+from headwise.stats import group
+
+QUESTION = "What does a head of full rank learn in order to find the farthest point?"
+COLUMNS = (
+    ("protocol", "data"), ("heads", "heads"), ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"),
+    ("angle", "median angle, degrees"), ("norm", "median norm"), ("angle_published_form", "angle, published form"),
+    ("norm_published_form", "norm, published form"), ("published_angle", "published angle"), ("published_norm", "published norm"),
+)  # fmt: skip
+PRESETS = {
+    "quick": Settings(
+        dim=16, points=8, ffn_dim=64, depths=(1,), widths=(1, 4, 8), ranks=(16,), seeds=3, steps=3500, batch=32, lr=(0.05,), warmup=0.3,
+        schedule="cosine", protocols=("stream",), held_out=2048, evals=5,
+    ),
+    "paper": Settings(
+        dim=64, points=16, ffn_dim=2048, depths=(1,), widths=(1, 8, 64), ranks=(64,), seeds=5, steps=100_000, batch=256, lr=(0.01,),
+        warmup=0.05, schedule="published", protocols=("replay", "stream"), precision="fp16",
+    ),
+}  # fmt: skip
+
+
+def runs(settings: Settings) -> list[Run]:
+    """The main figure's runs with one layer and one head a module."""
+    return fig1.runs(settings)
+
+
+def _median(rows: list[Row], key: str) -> float | None:
+    """Over the runs, of each run's median over the heads of its first layer."""
+    values = sorted(r[key][0][2] for r in rows if r.get(key))
+    return values[len(values) // 2] if values else None
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """One point per (protocol, heads): the medians in both forms, the published ones."""
+    paper = {(int(r["num_heads"]), r["quantity"]): float(r["median"]) for r in published("fig_perfect")}
+    out = []
+    for (protocol, heads), same in group(rows, "protocol", "num_heads").items():
+        first = same[0]
+        match = first["dim"] == 64 and first["task_points"] == 16 and protocol == "replay"
+        spread = [r["score_angle"][0] for r in same if r.get("score_angle")]
+        out.append(
+            {
+                "protocol": protocol, "heads": heads, "dim": first["dim"], **errors_of(same),
+                "angle": _median(same, "score_angle"), "norm": _median(same, "score_norm"),
+                "angle_low": min((s[1] for s in spread), default=None), "angle_high": max((s[3] for s in spread), default=None),
+                "angle_published_form": _median(same, "score_angle_transposed"),
+                "norm_published_form": _median(same, "score_norm_transposed"),
+                "published_angle": paper.get((heads, "angle_deg")) if match else None,
+                "published_norm": paper.get((heads, "norm")) if match else None,
+            }
+        )  # fmt: skip
+    return out
+
+
+def headline(points: list[dict[str, Any]]) -> list[str]:
+    """How near to -c I, and how large c."""
+    lines = []
+    for p in points:
+        if p["angle"] is None:
+            lines.append(
+                f"{p['heads']} heads, {p['protocol']}: no angles in these rows; they were made by a version that did not measure them"
+            )
+        else:
+            near = f"median angle to the identity {p['angle']:.2f} degrees (180 is -c I), norm over sqrt(d) {p['norm']:.4g}"
+            lines.append(f"{p['heads']} head{'s' * (p['heads'] > 1)}, {p['protocol']}: {near}, held out {p['held_out']:.4f}")
+    return lines
+
+
+def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A panel per protocol: the angle left to -c I over the number of heads, the published medians dashed."""
+    panels = []
+    for (protocol,), same in group(points, "protocol").items():
+        line = [p for p in same if p["angle"] is not None]
+        xs = [p["heads"] for p in line]
+        lines = [
+            {
+                "label": "ours", "colour": 0, "style": "solid", "x": xs, "y": [180 - p["angle"] for p in line],
+                "low": [180 - p["angle_high"] for p in line], "high": [180 - p["angle_low"] for p in line],
+            },
+            {
+                "label": "ours, published form", "colour": 1, "style": "dots", "x": xs,
+                "y": [None if p["angle_published_form"] is None else 180 - p["angle_published_form"] for p in line],
+            },
+        ]  # fmt: skip
+        known = [p for p in line if p["published_angle"] is not None]
+        if known:
+            there = {"x": [p["heads"] for p in known], "y": [180 - p["published_angle"] for p in known]}
+            lines.append({"label": "published", "colour": 1, "style": "dashed", **there})
+        panels.append({"title": protocol, "lines": lines})
+    return {
+        "title": f"Learned queries and keys: degrees from a negative multiple of the identity (d={points[0]['dim']})", "x_label": "heads",
+        "y_label": "degrees from -c I", "y_scale": "linear", "panels": panels, "columns": len(panels),
+    }  # fmt: skip
