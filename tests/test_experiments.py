@@ -13,10 +13,11 @@ import torch
 
 from headwise import figures
 from headwise.engine import row_of
-from headwise.experiments import EXPERIMENTS, PARTS, cell, fig1, find, settings_of
+from headwise.experiments import EXPERIMENTS, PARTS, cell, fig1, find, positions, settings_of
+from headwise.models import score_geometry
 from headwise.runs import Run
-from headwise.shape import UsageError
-from headwise.stack import begin
+from headwise.shape import Shape, UsageError
+from headwise.stack import Stack, begin
 from headwise.sweep import cost
 
 NAMES = sorted(name for name, module in EXPERIMENTS.items() if not hasattr(module, "make"))  # those that train
@@ -28,7 +29,8 @@ def a_row(run: Run, error: float | None, best: float = 0.5) -> dict[str, Any]:
     state = begin(run)
     state.curve, state.epoch = [2.0, best, best * 1.5], 3
     errors = None if error is None else torch.tensor([error, error], dtype=torch.float64)
-    return json.loads(json.dumps(row_of(state, errors, 1, torch.device("cpu"))))
+    learned = {} if error is None else score_geometry(run.shape, Stack([state], torch.device("cpu")).named_weights(0))
+    return json.loads(json.dumps({**row_of(state, errors, 1, torch.device("cpu")), **learned}))
 
 
 def some_rows(module: ModuleType) -> list[dict[str, Any]]:
@@ -128,7 +130,7 @@ def test_its_points_columns_headline_and_figure_fit_together(name: str, tmp_path
             assert len(line["x"]) == len(line["y"]) == len(line.get("text", line["x"]))
             assert line["style"] in ("solid", "dashed", "dots")
     shown = {y for panel in description["panels"] for line in panel["lines"] for y in line["y"]}
-    assert {p["held_out"] for p in points} <= shown
+    assert name == "learned" or {p["held_out"] for p in points} <= shown  # that figure is of weights
     figures.save(description, tmp_path / "a.png")
     assert module.summary([]) == []
     assert module.headline([]) == []
@@ -274,3 +276,49 @@ def test_each_depth_has_its_own_rate() -> None:
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.1)}
     settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.3"])
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.3)}
+
+
+# ---- what heads learn
+
+
+def test_the_geometry_of_scores_equals_the_products_themselves() -> None:
+    shape = Shape(dim=6, depth=2, num_heads=3, head_dim=2)
+    weights = {f"blocks.{i}.attention.qkv.weight": torch.randn(18, 6, generator=torch.Generator().manual_seed(i)) for i in range(2)}
+    found = score_geometry(shape, weights)
+    assert set(found) == {"score_angle", "score_norm"}
+    for i in range(2):
+        q, k = (weights[f"blocks.{i}.attention.qkv.weight"][j * 6 : (j + 1) * 6].double().view(3, 2, 6) for j in (0, 1))
+        products = [q[h].T @ k[h] for h in range(3)]
+        angles = sorted(math.degrees(math.acos(m.trace() / (m.norm() * math.sqrt(6)))) for m in products)
+        norms = sorted(float(m.norm()) / math.sqrt(6) for m in products)
+        for name, values in (("score_angle", angles), ("score_norm", norms)):
+            least, _, median, _, largest = found[name][i]
+            assert [least, median, largest] == pytest.approx(values, rel=1e-5)
+
+
+def test_a_negative_multiple_of_the_identity_is_at_180_degrees_in_both_forms() -> None:
+    eye = torch.eye(5)
+    weights = {"blocks.0.attention.qkv.weight": torch.cat((-3 * eye, 2 * eye, eye))}
+    found = score_geometry(Shape(dim=5, depth=1, num_heads=1), weights)
+    assert found["score_angle"] == found["score_angle_transposed"] == [[180.0] * 5]
+    assert found["score_norm"] == found["score_norm_transposed"] == [[6.0] * 5]
+
+
+# ---- positions
+
+
+def test_equal_arms_have_one_recipe_and_nearly_one_parameter_count() -> None:
+    s = dataclasses.replace(positions.PRESETS["paper"], arms=("equal",), protocols=("stream",))
+    made = positions.runs(s)
+    assert len({run.recipe for run in made}) == 1
+    for depth in s.depths:
+        counts = {run.shape.params for run in made if run.shape.depth == depth}
+        assert max(counts) < 1.01 * min(counts)
+
+
+def test_published_arms_are_as_published() -> None:
+    s = dataclasses.replace(positions.PRESETS["paper"], arms=("published",), protocols=("replay",), seeds=1)
+    for run in positions.runs(s):
+        longer = run.shape.positions != "none"
+        assert (run.recipe.steps, run.recipe.lr) == ((200_000, 0.005) if longer else (100_000, 0.01))
+        assert (run.shape.dim, run.shape.average, run.shape.ffn_dim) == (128 if run.shape.positions == "concatenated" else 64, 8, 2048)

@@ -72,11 +72,9 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
     """How near to -c I, and how large c."""
     lines = []
     for p in points:
-        if p["angle"] is None:
-            lines.append(
-                f"{p['heads']} heads, {p['protocol']}: no angles in these rows; they were made by a version that did not measure them"
-            )
-        else:
+        if p["angle"] is None and p["n"]:
+            lines.append(f"{p['heads']} heads, {p['protocol']}: no angles in these rows; a version made them that did not measure any")
+        elif p["angle"] is not None:
             near = f"median angle to the identity {p['angle']:.2f} degrees (180 is -c I), norm over sqrt(d) {p['norm']:.4g}"
             lines.append(f"{p['heads']} head{'s' * (p['heads'] > 1)}, {p['protocol']}: {near}, held out {p['held_out']:.4f}")
     return lines
