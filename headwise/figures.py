@@ -149,7 +149,7 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
         if x_scale == "log":
             layout[f"xaxis{tail}"] |= {"tickvals": ticks, "ticktext": [_fraction(x) for x in ticks]}
         layout[f"yaxis{tail}"] = {
-            **axis, "domain": [low, low + tall], "anchor": f"x{tail}", "showticklabels": first, "type": y_scale,
+            **axis, "domain": [low, low + tall], "anchor": f"x{tail}", "showticklabels": first, "type": y_scale, "exponentformat": "power",
             **({"dtick": 1} if y_scale == "log" and floor > 1e-6 else {}),
             "title": {"text": description["y_label"] if first else "", "standoff": 8}, "automargin": True,
         }  # fmt: skip

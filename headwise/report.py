@@ -17,7 +17,16 @@ from headwise.progress import clock
 from headwise.shape import UsageError
 from headwise.store import Store
 
-HIDDEN = {"curve", "held_out_curve", "angle", "size"}  # long columns: in the store, not in the table
+CAPTION = (
+    "Solid lines: error on fresh data that no run has seen, mean over seeds with its 95 % interval. Crosses: the rank paper's "
+    "statistic, the smallest training loss of any epoch of any seed. Dashed: the values published in the paper (that statistic on "
+    "replayed data, read off its figure). The interval is over seeds; all runs of a task are judged on one held-out set. Budget: "
+    "query/key parameters a layer."
+)
+HIDDEN = {  # long columns: in the store, not in the table
+    "curve", "held_out_curve", "angle", "size", "checks",
+    "score_angle", "score_norm", "score_angle_transposed", "score_norm_transposed",
+}  # fmt: skip
 
 
 def write_report(store: Store, path: Path | None = None) -> Path:
@@ -52,6 +61,7 @@ def write_report(store: Store, path: Path | None = None) -> Path:
 def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType) -> dict[str, Any]:
     rows = store.rows(asked["ids"])
     points = module.summary(rows)
+    table = [[cell(p, key) for key, _ in module.COLUMNS] for p in points]
     columns = list(dict.fromkeys(c for row in rows for c in row if c not in HIDDEN))  # versions may differ in them
     same = {c: rows[0][c] for c in columns if all(c in r and r[c] == rows[0][c] for r in rows)}
     return {
@@ -64,8 +74,11 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
         "headline": module.headline(points),
         "note": getattr(module, "NOTES", {}).get(asked["preset"]),
         "figure": plotly_figure(module.figure(points)) if points else None,
+        "caption": getattr(module, "CAPTION", CAPTION),
+        "trained": not hasattr(module, "make"),
         "headings": [heading for _, heading in module.COLUMNS],
-        "points": [[cell(p, key) for key, _ in module.COLUMNS] for p in points],
+        "points": table,
+        "prose": [i == 0 or any(row[i][:1].isalpha() and " " in row[i] for row in table) for i in range(len(module.COLUMNS))],
         "rows": rows,
         "varying": [c for c in columns if c not in same],
         "same": same,

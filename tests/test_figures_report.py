@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from headwise import figures
+from headwise import figures, report
 from headwise.cli import main
 from headwise.experiments import fig1
 from headwise.report import write_report
@@ -310,7 +310,7 @@ def test_all_settings_are_there_once(opened: Watched, made: Path) -> None:
     opened.page.locator("summary").click()
     row = Store(made).rows()[0]
     text = opened.page.locator("details").inner_text()
-    for name in set(row) - {"curve", "held_out_curve"}:
+    for name in set(row) - report.HIDDEN:
         assert name in text, name
     assert opened.page.locator("table[data-name=rows] tbody tr").count() == 24
 

@@ -18,6 +18,10 @@ from headwise.runs import Row, Run
 from headwise.stats import group
 
 QUESTION = "What does a head of full rank learn in order to find the farthest point?"
+CAPTION = (
+    "Solid: the median over heads, and over runs the widest quartiles. Crosses: the same with the published code's transposed product. "
+    "Dashed: published."
+)
 COLUMNS = (
     ("protocol", "data"), ("heads", "heads"), ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"),
     ("angle", "median angle, degrees"), ("norm", "median norm"), ("angle_published_form", "angle, published form"),

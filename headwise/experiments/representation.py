@@ -21,6 +21,7 @@ from headwise.runs import Row
 from headwise.shape import UsageError
 
 QUESTION = "How large are the weights that a continuum of rank-1 heads needs to find the nearest of two points?"
+CAPTION = "The size of the weight over the angle between a head's query and key, odd degrees up to the given one."
 COLUMNS = (("dim", "d"), ("form", "form"), ("degree", "degree"), ("peak", "peak"), ("published", "published"), ("known", "known"))
 NOTES = {
     "quick": "The published code multiplies the degree-l term by an extra square root of the number of harmonics of that degree, so that "

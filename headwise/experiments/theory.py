@@ -18,6 +18,10 @@ from headwise.shape import UsageError, nearest
 from headwise.stats import group
 
 QUESTION = "Does what the paper states hold when it is computed?"
+CAPTION = (
+    "Exact: left the least error that any hard rank-1 heads in one layer can have, right the error of random ones that vote in two "
+    "layers; two points."
+)
 COLUMNS = (
     ("statement", "statement"), ("what", "what is compared"), ("parameters", "at"), ("kind", "must be"), ("bound", "bound"),
     ("measured", "measured"), ("margin", "margin"), ("holds", "holds"), ("source", "whose"),
