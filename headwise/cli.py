@@ -166,10 +166,11 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     points = module.summary(rows)
     command = shlex.join(["headwise", *words])
     ids = list(dict.fromkeys(run.id for run in runs))
-    if set(store.experiments().get(name, {"ids": ids})["ids"]) - set(ids):
+    if set(store.experiments().get(name, {"ids": ids})["ids"]) - set(ids) and not getattr(args, "only", ()):
         _say(f"{name} was made with other settings in {store.path} before: its page now shows these; the older rows are still there")
     source = {} if args.experiment == name else {"source": str(Path(args.experiment).resolve())}
-    store.note(name, {**source, "command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
+    if not getattr(args, "only", ()):  # some checks alone do not replace the page of all
+        store.note(name, {**source, "command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
     _print_points(module, points)
     for line in module.headline(points):
         print(line)
@@ -178,6 +179,9 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     written = {} if args.no_report else _write(module, points, store, name)
     for what, path in written.items():
         print(f"{what}: {path}")
+    failed = [p for p in points if p.get("holds") is False]
+    if failed:
+        _say(f"headwise: {len(failed)} of {len(points)} checks do not hold")
     return {
         "experiment": name,
         "preset": args.preset,
@@ -185,6 +189,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "runs": len(runs),
         "made": len(missing),
         "points": points,
+        **({"failed": len(failed)} if failed else {}),
         **written,
     }
 
@@ -398,11 +403,7 @@ def _theory(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     args.changes = ([f"only={','.join(args.only)}"] if args.only else []) + [f"seed={args.seed}"]
     args.no_report = args.no_report or bool(args.only)
     answer = _run(args, words)
-    answer["checks"] = answer.pop("points")
-    answer["failed"] = sum(not check["holds"] for check in answer["checks"])
-    if answer["failed"]:
-        _say(f"headwise: {answer['failed']} of {len(answer['checks'])} checks do not hold")
-    return answer
+    return {"checks": answer.pop("points"), "failed": 0, **answer}
 
 
 COMMANDS = {"run": _run, "theory": _theory, "list": _list, "report": _report, "draw": _draw, "cost": _cost, "explain": _explain}

@@ -204,13 +204,16 @@ def compute(
     where = pick_device(device)
     missing = store.missing(values)
     bar = Progress(len(missing), f"{label}: {len(missing)} rows")
-    for value in missing:
-        with store.claim([value]) as mine:
-            for one in mine:
-                store.add({**make(one, str(where)), **provenance(where)})
-        bar.advance(1)
-    while store.missing(values):
-        time.sleep(0.5)  # another process is making them
+    while missing:
+        for value in missing:
+            with store.claim([value]) as mine:
+                for one in mine:
+                    store.add({**make(one, str(where)), **provenance(where)})
+            bar.advance(int(store.row(value.id) is not None))
+        left = store.missing(missing)
+        if len(left) == len(missing):
+            time.sleep(0.5)  # another process is making them, or was
+        missing = left
     if bar.done:
         bar.close()
     return store.rows([value.id for value in values])

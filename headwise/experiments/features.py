@@ -9,16 +9,15 @@ heads: d=8 0.185 with unit keys, 0.175 with keys shortened as the published code
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any
 
+from headwise.experiments.common import check_lists, published
 from headwise.runs import Row, derive
 from headwise.shape import UsageError
 from headwise.stats import group, mean
@@ -50,15 +49,13 @@ class Settings:
     draws: tuple[str, ...] = ("cos-uniform", "published")
 
     def __post_init__(self) -> None:
-        for name, least in (("dims", 3), ("heads", 1)):
-            bad = [v for v in getattr(self, name) if v < least]
-            if bad or not getattr(self, name):
-                raise UsageError(f"{name} must be at least {least}, got {bad[0] if bad else 'none'}")
+        check_lists(self, ("dims", "heads"), ("draws",))
+        bad = [d for d in self.dims if d < 3]
+        if bad:
+            raise UsageError(f"dims must be at least 3, got {bad[0]}")
         for draw in self.draws:
             if draw not in DRAWS:
                 raise UsageError(f"unknown draw {draw!r}; choices: {', '.join(DRAWS)}")
-        if self.seeds < 1:
-            raise UsageError(f"seeds must be at least 1, got {self.seeds}")
 
 
 PRESETS = {
@@ -109,9 +106,7 @@ def make(layer: Layer, device: str) -> Row:
 
 
 def _known(name: str, column: str) -> dict[tuple[int, int], float]:
-    text = resources.files("headwise").joinpath(f"published/{name}.csv").read_text()
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    return {(int(r["dim"]), int(r["heads"])): float(r[column]) for r in rows}
+    return {(int(r["dim"]), int(r["heads"])): float(r[column]) for r in published(name)}
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:

@@ -8,15 +8,14 @@ Expected peaks: 2.650e6, 8.330e9, 7.781e12 for d = 4, 6, 8; the published form h
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
 import time
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any
 
+from headwise.experiments.common import published
 from headwise.runs import Row
 from headwise.shape import UsageError
 
@@ -42,6 +41,8 @@ class Settings:
         bad = [d for d in self.dims if d < 3]
         if bad or not self.dims:
             raise UsageError(f"dims must be at least 3, got {bad[0] if bad else 'none'}")
+        if len(set(self.dims)) < len(self.dims):
+            raise UsageError(f"dims must differ from each other, got {', '.join(map(str, self.dims))}")
         if not 1 <= self.degree <= 400:
             raise UsageError(f"degree must lie between 1 and 400, got {self.degree}")
         if self.angles < 2:
@@ -86,6 +87,8 @@ def make(curve: Curve, device: str) -> Row:
     began = time.monotonic()
     half = np.linspace(0, math.pi, curve.angles // 2 + 1)
     u = np.abs(representation(curve.dim, np.cos(half), curve.degree, curve.form == "published"))
+    if not np.isfinite(u).all():
+        raise UsageError(f"u(t) passes 1e308 in {curve.dim} dimensions at degree {curve.degree}; take a lower degree or dimension")
     angle = [*(-half[::-1]).tolist(), *half[1:].tolist()]
     return {
         "id": curve.id, "status": "done", **asdict(curve), "peak": float(u[0]), "angle": angle,
@@ -94,9 +97,7 @@ def make(curve: Curve, device: str) -> Row:
 
 
 def _known() -> dict[int, dict[str, float]]:
-    text = resources.files("headwise").joinpath("published/feature_representation.csv").read_text()
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    return {int(r["dim"]): {key: float(r[key]) for key in r if key.startswith("peak")} for r in rows}
+    return {int(r["dim"]): {key: float(r[key]) for key in r if key.startswith("peak")} for r in published("feature_representation")}
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ NAMES = (
     "full-rank-head", "kernels", "degrees", "floor", "growth", "subspace", "biased", "majority", "lengths", "plane", "continuum",
     "random-features",
 )  # fmt: skip
-VERSION = 1  # of the checks; another one makes them anew
+VERSION = 2  # of the checks; another one makes them anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,8 @@ class Settings:
                 raise UsageError(f"unknown check {name!r}; {nearest(name, NAMES)}")
         if not self.only:
             raise UsageError("only must not be empty")
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"seed must lie between 0 and 2^63, got {self.seed}")
 
 
 PRESETS = {"quick": Settings(only=NAMES), "paper": Settings(only=NAMES)}

@@ -69,9 +69,8 @@ def right(q: Tensor, k: Tensor, most: int = 49) -> Tensor:
 
 def agree(q: Tensor, k: Tensor, q2: Tensor, k2: Tensor) -> Tensor:
     """C: the probability that heads of one set agree with heads of another."""
-    near = 1 - 1e-12  # the arcsine's slope is infinite at 1
-    turn = (q @ q2.T).clamp(-near, near).asin_() if not q.requires_grad else (q @ q2.T).clamp(-near, near).asin()
-    other = (k @ k2.T).clamp(-near, near).asin_() if not k.requires_grad else (k @ k2.T).clamp(-near, near).asin()
+    near = 1 - 1e-12 if q.requires_grad or k.requires_grad else 1.0  # the arcsine's slope is infinite at 1
+    turn, other = ((a @ b.T).clamp(-near, near).asin() for a, b in ((q, q2), (k, k2)))
     return 0.5 + (2 / torch.pi**2) * turn * other
 
 
@@ -170,7 +169,7 @@ def optimise_heads(dim: int, heads: int, generator: torch.Generator, steps: int 
     """The error after moving queries and keys downhill on the exact error, from a random start; weights are always the best ones."""
     q, k = (t.clone().requires_grad_() for t in draw_heads(dim, heads, generator))
     optimiser = torch.optim.Adam((q, k), lr=rate)
-    ridge = 1e-9 * torch.eye(heads, dtype=torch.float64)
+    ridge = 1e-9 * torch.eye(heads, dtype=torch.float64, device=q.device)
 
     def error() -> Tensor:
         qn, kn = q / q.norm(dim=1, keepdim=True), k / k.norm(dim=1, keepdim=True)

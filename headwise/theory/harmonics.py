@@ -119,7 +119,8 @@ def quadrature(dim: int, nodes: int) -> tuple[Any, Any]:
 
 def head_head(cosines_q: Any, cosines_k: Any) -> Any:
     """The probability that two heads agree, from the cosines between their unit queries and between their unit keys."""
-    return 0.5 + (2 / np.pi**2) * np.arcsin(np.clip(cosines_q, -1, 1)) * np.arcsin(np.clip(cosines_k, -1, 1))
+    turn, other = (np.arcsin(np.clip(np.asarray(c, dtype=np.float64), -1, 1)) for c in (cosines_q, cosines_k))
+    return 0.5 + (2 / np.pi**2) * turn * other
 
 
 def head_target(dim: int, cosine: Any, most: int = 49) -> Any:
