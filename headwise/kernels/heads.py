@@ -247,7 +247,7 @@ def tiles_forward(
         at = b * seq + h * R + r
         kt = tl.load(k + at + n[:, None] * row, mask=seen, other=0.0)
         vt = tl.load(v + at + n[:, None] * row, mask=seen, other=0.0)
-        for i in tl.static_range(0, NP, BQ):
+        for i in range(0, NP, BQ):
             nq = i + tl.arange(0, BQ)
             some = (r < R) & (nq < live)[:, None]
             qt = tl.load(q + at + nq[:, None] * row, mask=some, other=0.0)
@@ -275,7 +275,7 @@ def tiles_backward(
         vt = tl.load(v + at + n[:, None] * row, mask=seen, other=0.0)
         dkt = tl.zeros([NP, RP], tl.float32)
         dvt = tl.zeros([NP, RP], tl.float32)
-        for i in tl.static_range(0, NP, BQ):
+        for i in range(0, NP, BQ):
             nq = i + tl.arange(0, BQ)
             some = (r < R) & (nq < live)[:, None]
             qt = tl.load(q + at + nq[:, None] * row, mask=some, other=0.0)
