@@ -4,14 +4,50 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 from headwise.runs import Recipe, Row
 from headwise.shape import UsageError
 from headwise.stats import mean
 
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What every training experiment holds; a setting named like one of a recipe's goes into it."""
+
+    ffn_dim: int
+    seeds: int
+    steps: int
+    batch: int
+    warmup: float
+    schedule: str
+    protocols: tuple[str, ...]
+    init: str = "published"
+    precision: str = "fp32"
+    epoch: int = 100
+    held_out: int = 12_800
+    evals: int = 10
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A value whose row is computed, not trained; a subclass names its experiment and adds the fields."""
+
+    experiment: ClassVar[str]
+
+    def spec(self) -> dict[str, Any]:
+        """It as plain values."""
+        return {"experiment": self.experiment, **dataclasses.asdict(self)}
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def published(name: str) -> list[dict[str, str]]:

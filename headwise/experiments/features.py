@@ -9,15 +9,13 @@ heads: d=8 0.185 with unit keys, 0.175 with keys shortened as the published code
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import statistics
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headwise.experiments.common import check_lists, published
+from headwise.experiments.common import Computed, check_lists, published
 from headwise.runs import Row, derive
 from headwise.shape import UsageError
 from headwise.stats import group, mean
@@ -65,21 +63,14 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class Layer:
+class Layer(Computed):
     """One layer of random heads."""
 
+    experiment = "features"
     dim: int
     heads: int
     draw: str
     seed: int
-
-    def spec(self) -> dict[str, Any]:
-        """It as plain values."""
-        return {"experiment": "features", **asdict(self)}
-
-    @property
-    def id(self) -> str:
-        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def runs(settings: Settings) -> list[Layer]:

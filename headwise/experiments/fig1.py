@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import check_lists, errors_of, recipe_of
+from headwise.experiments.common import Training, check_lists, errors_of, recipe_of
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import Row, Run
@@ -30,27 +30,15 @@ QUESTION = "At a fixed number of parameters, should attention have many heads of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Training):
     """What the figure varies and what it holds."""
 
     dim: int
     points: int
-    ffn_dim: int
     depths: tuple[int, ...]
     widths: tuple[int, ...]  # parallel attention modules, averaged: the parameter budget is width * dim^2
     ranks: tuple[int, ...]
-    seeds: int
-    steps: int
-    batch: int
     lr: tuple[float, ...]  # for one layer, two layers and so on, the last for all deeper; the same for every rank and width
-    warmup: float
-    schedule: str
-    protocols: tuple[str, ...]
-    init: str = "published"
-    precision: str = "fp32"
-    epoch: int = 100
-    held_out: int = 12_800
-    evals: int = 10
 
     def __post_init__(self) -> None:
         check_lists(self, ("depths", "widths", "ranks"), ("protocols",))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import check_lists, errors_of, published, recipe_of, solid
+from headwise.experiments.common import Training, check_lists, errors_of, published, recipe_of, solid
 from headwise.models import paper_shape
 from headwise.runs import Row, Run
 from headwise.stats import group
@@ -27,27 +27,15 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Training):
     """What the figure varies and what it holds."""
 
     dim: int
     lengths: tuple[int, ...]
-    ffn_dim: int
     depth: int
     width: int
     ranks: tuple[int, ...]
-    seeds: int
-    steps: int
-    batch: int
     lr: float
-    warmup: float
-    schedule: str
-    protocols: tuple[str, ...]
-    init: str = "published"
-    precision: str = "fp32"
-    epoch: int = 100
-    held_out: int = 12_800
-    evals: int = 10
 
     def __post_init__(self) -> None:
         check_lists(self, ("lengths", "ranks"), ("protocols",))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import check_lists, errors_of, published, recipe_of, solid
+from headwise.experiments.common import Training, check_lists, errors_of, published, recipe_of, solid
 from headwise.models import paper_shape
 from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError, nearest
@@ -36,30 +36,18 @@ NOTES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Training):
     """What the figure varies and what it holds."""
 
     dim: int
     position_dim: int
     points: int
-    ffn_dim: int
     depths: tuple[int, ...]
     width: int
     ranks: tuple[int, ...]
     encodings: tuple[str, ...]
     arms: tuple[str, ...]  # published: the paper's recipes and sizes; equal: one recipe and one parameter count
-    seeds: int
-    steps: int
-    batch: int
     lr: float
-    warmup: float
-    schedule: str
-    protocols: tuple[str, ...]
-    init: str = "published"
-    precision: str = "fp32"
-    epoch: int = 100
-    held_out: int = 12_800
-    evals: int = 10
 
     def __post_init__(self) -> None:
         check_lists(self, ("depths", "ranks"), ("protocols", "encodings", "arms"))

@@ -8,14 +8,12 @@ Expected peaks: 2.650e6, 8.330e9, 7.781e12 for d = 4, 6, 8; the published form h
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headwise.experiments.common import published
+from headwise.experiments.common import Computed, published
 from headwise.runs import Row
 from headwise.shape import UsageError
 
@@ -56,21 +54,14 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(Computed):
     """One curve of the figure."""
 
+    experiment = "representation"
     dim: int
     form: str
     degree: int
     angles: int
-
-    def spec(self) -> dict[str, Any]:
-        """It as plain values."""
-        return {"experiment": "representation", **asdict(self)}
-
-    @property
-    def id(self) -> str:
-        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def runs(settings: Settings) -> list[Curve]:

@@ -7,12 +7,11 @@ Expected: every check holds. Closed forms agree with each other to 1e-10 and wit
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headwise.experiments.common import Computed
 from headwise.runs import Row
 from headwise.shape import UsageError, nearest
 from headwise.stats import group
@@ -54,20 +53,13 @@ PRESETS = {"quick": Settings(only=NAMES), "paper": Settings(only=NAMES)}
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Computed):
     """One group of checks."""
 
+    experiment = "theory"
     name: str
     seed: int
     version: int = VERSION
-
-    def spec(self) -> dict[str, Any]:
-        """It as plain values."""
-        return {"experiment": "theory", **asdict(self)}
-
-    @property
-    def id(self) -> str:
-        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def runs(settings: Settings) -> list[Check]:

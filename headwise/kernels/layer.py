@@ -27,10 +27,16 @@ def _norm(z, s, u, x, inv, at, rows):
 
 
 @triton.jit
-def _norm_back(g, u, inverse, s):
-    """The gradient of z, and what each token adds to the gradient of s."""
-    along = tl.sum(u * g, 1)
-    return (g - u * along[:, None]) * (inverse * s)[:, None], along
+def _norm_back(g, u, inv, scale, parts, D: tl.constexpr):
+    """The gradient of z from that of n(z); its sum over the tile's tokens and what they add to the gradient of s go to the parts."""
+    grad = tl.load(g)
+    direction = tl.load(u)
+    along = tl.sum(direction * grad, 1)
+    z = (grad - direction * along[:, None]) * (tl.load(inv) * tl.load(scale))[:, None]
+    part = parts + tl.program_id(0) * 2 * D
+    tl.store(part + tl.arange(0, D), tl.sum(z, 0))
+    tl.store(part + D, tl.sum(along, 0))
+    return z
 
 
 @triton.jit
@@ -112,10 +118,7 @@ def feed_back(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
-    z, along = _norm_back(tl.load(g + to), tl.load(u + to), tl.load(inv + m * T + t), tl.load(scale + m * model))
-    part = parts + ((m * SLOTS + SLOT) * tl.num_programs(0) + tl.program_id(0)) * 2 * D
-    tl.store(part + d, tl.sum(z, 0))
-    tl.store(part + D, tl.sum(along, 0))
+    z = _norm_back(g + to, u + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
     xt = tl.load(x + to)
     zt = z.to(xt.dtype)
     tl.store(dz + to, zt)
@@ -171,10 +174,7 @@ def spread(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
-    z, along = _norm_back(tl.load(g + to), tl.load(u + to), tl.load(inv + m * T + t), tl.load(scale + m * model))
-    part = parts + ((m * SLOTS + SLOT) * tl.num_programs(0) + tl.program_id(0)) * 2 * D
-    tl.store(part + d, tl.sum(z, 0))
-    tl.store(part + D, tl.sum(along, 0))
+    z = _norm_back(g + to, u + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
     tl.store(dz + to, z)
     zt = z.to(dz16.dtype.element_ty)
     tl.store(dz16 + to, zt)
@@ -357,10 +357,7 @@ def mix_back(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
-    z, along = _norm_back(tl.load(g + to), tl.load(un + to), tl.load(inv + m * T + t), tl.load(scale + m * model))
-    part = parts + ((m * SLOTS + SLOT) * tl.num_programs(0) + tl.program_id(0)) * 2 * D
-    tl.store(part + d, tl.sum(z, 0))
-    tl.store(part + D, tl.sum(along, 0))
+    z = _norm_back(g + to, un + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
     xt = tl.load(x + to)
     zt = z.to(xt.dtype)
     tl.store(dz16 + to, zt)
