@@ -262,9 +262,12 @@ def most_models(run: Run, device: torch.device) -> int:
 
 def _fills_lines(run: Run) -> bool:
     """Whether one model's activations and gradients fill whole cache lines, so that its neighbours' start on one: the
-    matrix library takes another path, with other bits, where they do not, and for a matrix of one row or column."""
+    matrix library takes another path, with other bits, where they do not, and for a matrix of one row or column (the
+    read-out is padded)."""
     with torch.device("meta"):
-        matrices = [p for name, p in build(run.shape).named_parameters() if name.endswith("weight") and p.ndim == 2]
+        matrices = [
+            p for name, p in build(run.shape).named_parameters() if name.endswith("weight") and p.ndim == 2 and "read_out" not in name
+        ]
     sizes = [run.recipe.batch * run.task.tokens, *(p.numel() for p in matrices)]
     return not any(size % ALIGN for size in sizes) and all(min(p.shape) > 1 for p in matrices)
 
@@ -323,7 +326,7 @@ def _train_stack(
             for state in states:
                 _save(folder, state)
             saved = time.monotonic()
-    errors = stack.held_out()
+    errors, profile = stack.held_out(), stack.profile()
     for m, state in enumerate(states):
         error = errors[m].mean().item()
         state.held_out_curve.append((recipe.epochs, error if math.isfinite(error) else None))
@@ -331,7 +334,10 @@ def _train_stack(
         if folder is not None and keep_weights:
             _keep(folder, state, weights)
         row = row_of(state, errors[m] if error <= limit else None, models, device)
-        finish({**row, **(score_geometry(state.run.shape, weights) if error <= limit else {})})
+        if error <= limit:
+            row |= score_geometry(state.run.shape, weights)
+            row |= {} if profile is None else {"held_out_profile": profile[m].tolist()}
+        finish(row)
 
 
 def _take(stack: Stack, states: list[State]) -> None:

@@ -34,6 +34,8 @@ def refusal(shape: Shape, tokens: int, batch: int) -> str:
         return "it has plain heads: as many KV heads, values as wide as the rank, no latent"
     if s.causal or any(s.windows) or s.qk_norm != "none" or s.qk_rope_head_dim or s.positions != "none" or s.vocab_size:
         return "it has no mask, no positions, no query/key norm and no tokens"
+    if s.input_dim or s.output_dim:
+        return "it has no maps that read vectors in or out"
     if s.activation != "relu" or not s.ffn_dim or not (s.qkv_bias and s.out_bias and s.ffn_bias):
         return "it has a ReLU feed-forward and biases everywhere"
     if s.dim not in (16, 32, 64, 128):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.attention import Attention, Linear, Norm, drawn
+from headwise.attention import Attention, Linear, Norm, drawn, linear
 from headwise.shape import Shape, UsageError, nearest
 
 Splits = Sequence[tuple[int, Shape]]
@@ -104,11 +104,13 @@ class _Stack(nn.Module):
         lead = () if models is None else (models,)
         self.shape, self.models = shape, models
         self.embedding = nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if shape.vocab_size else None
+        self.read_in = Linear(shape.input_dim, shape.dim - shape.position_dim, True, models) if shape.input_dim else None
         width = shape.position_dim or shape.dim
         self.positions = nn.Parameter(drawn(0.02, *lead, shape.num_positions, width)) if shape.positions != "none" else None
         self.blocks = nn.ModuleList(Block(shape, i, models, splits, hard) for i in range(shape.depth))
         self.final_norm = Norm(shape.norm, shape.dim, models) if shape.norm_at != "post" else None
         self.head = nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if shape.vocab_size and not shape.tied else None
+        self.read_out = Linear(shape.dim, shape.output_dim, True, models) if shape.output_dim else None
 
     def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
         """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
@@ -124,7 +126,7 @@ class _Stack(nn.Module):
 
     def _embed(self, x: Tensor) -> Tensor:
         if self.embedding is None:
-            return x
+            return x if self.read_in is None else self.read_in(x)
         if self.models is None:
             return F.embedding(x, self.embedding)
         offset = torch.arange(self.models, device=x.device) * self.shape.vocab_size
@@ -144,11 +146,19 @@ class _Stack(nn.Module):
 
     def _unembed(self, h: Tensor) -> Tensor:
         if self.embedding is None:
-            return h
+            return h if self.read_out is None else self._read_out(h, self.read_out)
         table = self.embedding if self.head is None else self.head
         if self.models is None:
             return F.linear(h, table)
         return torch.bmm(h.flatten(1, -2), table.mT).unflatten(1, h.shape[1:-1])
+
+    def _read_out(self, h: Tensor, last: Linear) -> Tensor:
+        """Few outputs are computed among sixteen: products with one column take a path of their own, whose bits depend on the
+        models beside it."""
+        more = -self.shape.output_dim % 16
+        if self.models is None or not more or last.bias is None:
+            return last(h)
+        return linear(h, F.pad(last.weight, (0, 0, 0, more)), F.pad(last.bias, (0, more)))[..., : self.shape.output_dim]
 
 
 class Encoder(_Stack):
@@ -219,6 +229,8 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
     published  the rank paper's: library, but every layer starts as a copy of the first, and additive
                positions have mean -1
     normal     GPT-2's: N(0, 0.02), projections back into the residual N(0, 0.02/sqrt(2 depth)), biases 0
+
+    The maps that read vectors in and out are U(+-1/sqrt(fan in)) under each, biases too.
     """
     if scheme not in INITS:
         raise UsageError(f"unknown init {scheme!r}; {nearest(scheme, INITS)}")
@@ -231,6 +243,9 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
         if scheme == "published":
             for block in blocks[1:]:
                 block.load_state_dict(blocks[0].state_dict())
+        for ends in (model.read_in, model.read_out):
+            if ends is not None:
+                _uniform_linear(ends, generator)
         for table in (model.embedding, model.head):
             if table is not None:
                 table.normal_(0.0, 0.02, generator=generator)
@@ -258,26 +273,30 @@ def _uniform(tensor: Tensor | None, bound: float, generator: torch.Generator) ->
         tensor.uniform_(-bound, bound, generator=generator)
 
 
+def _uniform_linear(part: Linear, generator: torch.Generator) -> None:
+    bound = part.weight.shape[-1] ** -0.5
+    _uniform(part.weight, bound, generator)
+    _uniform(part.bias, bound, generator)
+
+
 def _library_block(block: Block, shape: Shape, generator: torch.Generator) -> None:
     attention = block.attention
-    for name, linear in attention.named_children():
-        if isinstance(linear, Linear) and name != "out":
-            rows, inputs = linear.weight.shape
-            _uniform(linear.weight, math.sqrt(6 / (inputs + rows / shape.average)), generator)
+    for name, part in attention.named_children():
+        if isinstance(part, Linear) and name != "out":
+            rows, inputs = part.weight.shape
+            _uniform(part.weight, math.sqrt(6 / (inputs + rows / shape.average)), generator)
     _uniform(attention.out.weight, (shape.num_heads * shape.v_head_dim / shape.average) ** -0.5, generator)
     if block.feed is not None:
-        for linear in (block.feed.up, block.feed.down):
-            bound = linear.weight.shape[-1] ** -0.5
-            _uniform(linear.weight, bound, generator)
-            _uniform(linear.bias, bound, generator)
+        for part in (block.feed.up, block.feed.down):
+            _uniform_linear(part, generator)
 
 
 def _normal_block(block: Block, shape: Shape, generator: torch.Generator) -> None:
     back = [block.attention.out] + ([block.feed.down] if block.feed is not None else [])
-    for linear in block.modules():
-        if isinstance(linear, Linear):
-            shrink = math.sqrt(2 * shape.depth) if any(linear is b for b in back) else 1.0
-            linear.weight.normal_(0.0, 0.02 / shrink, generator=generator)
+    for part in block.modules():
+        if isinstance(part, Linear):
+            shrink = math.sqrt(2 * shape.depth) if any(part is b for b in back) else 1.0
+            part.weight.normal_(0.0, 0.02 / shrink, generator=generator)
 
 
 def fresh(shape: Shape, scheme: str, seeds: list[int], derive: Callable[[int], torch.Generator]) -> Encoder | Decoder:

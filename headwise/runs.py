@@ -26,6 +26,8 @@ MEASURED = frozenset(  # what differs when the same run is made again
     {"seconds", "finished", "memory_bytes", "models", "commit", "headwise", "torch", "python", "device", "host_cpus", "resumed"}
 )
 
+ADDED = ("input_dim", "output_dim")  # fields of shapes that came later: left out where unused, so that older ids stay
+
 Row = dict[str, Any]
 
 
@@ -106,16 +108,25 @@ class Run:
         shape, task = self.shape, self.task
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        if not shape.vocab_size and shape.dim - shape.position_dim != task.dim:
+        if not shape.vocab_size and shape.in_dim != task.dim:
+            what = "input_dim" if shape.input_dim else "dim"
             beside = f" beside {shape.position_dim} of positions" if shape.position_dim else ""
-            raise UsageError(f"a shape's dim must be its task's{beside}, got dim {shape.dim}, task dim {task.dim}")
+            raise UsageError(f"a shape's {what} must be its task's dim{beside}, got {what} {getattr(shape, what)}, task dim {task.dim}")
+        if shape.output_dim and shape.output_dim != task.answer_dim:
+            raise UsageError(f"output_dim must be the width of the task's answers, {task.answer_dim}, got {shape.output_dim}")
+        if task.causal and not shape.causal:
+            raise UsageError("a shape for this task must be causal, because later tokens hold the answers; got causal False")
         if shape.positions != "none" and shape.num_positions < task.tokens:
             raise UsageError(f"num_positions must be at least the task's {task.tokens} tokens, got {shape.num_positions}")
 
     def spec(self) -> dict[str, Any]:
         """The run as plain values; `Run.of` is its inverse."""
+        shape = dataclasses.asdict(self.shape)
+        for name in ADDED:
+            if not shape[name]:
+                del shape[name]
         return {
-            "shape": dataclasses.asdict(self.shape),
+            "shape": shape,
             "task": {"name": task_name(self.task), **dataclasses.asdict(self.task)},
             "recipe": dataclasses.asdict(self.recipe),
             "seed": self.seed,
@@ -164,8 +175,9 @@ def block_steps(task: Task, recipe: Recipe) -> int:
 def draw_block(run: Run, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Inputs and targets of one block of steps of one run: (steps, batch, tokens, dim)."""
     recipe, steps = run.recipe, block_steps(run.task, run.recipe)
+    first = block * steps
     if recipe.protocol == "replay":
         block %= recipe.epoch // steps
     generator = generator_of(device, derive(run.seed, "data", block))
-    x, target = run.task.sample(generator, steps * recipe.batch)
+    x, target = run.task.sample(generator, steps * recipe.batch, first)
     return x.unflatten(0, (steps, -1)), target.unflatten(0, (steps, -1))

@@ -75,6 +75,8 @@ class Shape:
     ffn_bias: bool = False
     vocab_size: int = 0  # 0: inputs and outputs are vectors
     tied: bool = True  # one table for input and output tokens
+    input_dim: int = 0  # > 0: vectors of this width come in through a learned linear map
+    output_dim: int = 0  # > 0: and leave through one
     positions: str = "none"  # learned absolute positions
     num_positions: int = 0
     position_dim: int = 0  # width of concatenated positions, part of dim
@@ -136,9 +138,22 @@ class Shape:
         for name in ("dim", "depth", "num_heads", "head_dim", "v_head_dim", "num_kv_heads", "average"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "ffn_dim", "vocab_size", "num_positions", "position_dim"):
+        for name in (
+            "kv_lora_rank",
+            "q_lora_rank",
+            "qk_rope_head_dim",
+            "ffn_dim",
+            "vocab_size",
+            "num_positions",
+            "position_dim",
+            "input_dim",
+            "output_dim",
+        ):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.vocab_size and (self.input_dim or self.output_dim):
+            given = f"vocab_size {self.vocab_size}, input_dim {self.input_dim}, output_dim {self.output_dim}"
+            raise UsageError(f"a shape takes tokens or vectors: vocab_size excludes input_dim and output_dim, got {given}")
         ok = isinstance(self.windows, tuple) and all(_is_int(w) and w >= 0 for w in self.windows)
         if not ok or not 1 <= len(self.windows) <= self.depth:
             raise UsageError(f"windows must be 1 to depth ({self.depth}) numbers, each 0 (all keys) or more, got {self.windows!r}")
@@ -202,6 +217,16 @@ class Shape:
             return self.max_logit / self.head_dim  # |q| = |k| = sqrt(r) under qk_norm
         return self.head_dim**-0.5 if self.logit_scale is None else self.logit_scale
 
+    @property
+    def in_dim(self) -> int:
+        """Width of the vectors that come in."""
+        return self.input_dim or self.dim - self.position_dim
+
+    @property
+    def out_dim(self) -> int:
+        """Width of the vectors that come out."""
+        return self.output_dim or self.dim
+
     def window(self, layer: int) -> int:
         """How many keys a query of this layer sees, itself included; 0 is all."""
         return self.windows[layer % len(self.windows)]
@@ -238,11 +263,13 @@ class Shape:
         """Exact parameters by part; the values sum to `params`."""
         table = {
             "embedding": self.vocab_size * self.dim,
+            "read-in": (self.input_dim + 1) * (self.dim - self.position_dim) if self.input_dim else 0,
             "positions": self.num_positions * (self.position_dim or self.dim) if self.positions != "none" else 0,
             "attention": self.depth * self._attention_params(),
             "feed-forward": self.depth * self._ffn_params(),
             "norms": self._norm_params(),
             "head": 0 if self.tied else self.vocab_size * self.dim,
+            "read-out": (self.dim + 1) * self.output_dim,
         }
         for name, count in self.extras:
             table[name] = table.get(name, 0) + count
@@ -298,14 +325,14 @@ class Shape:
     def flops(self, tokens: int, *, batch: int = 1, training: bool = False) -> int:
         """Floating-point operations of the matrix products, two for a multiply-add; training is three times forward.
 
-        F = 2 T (attention and feed-forward weights + head) + 2 H (r + v) pairs(T), summed over layers;
+        F = 2 T (attention and feed-forward weights + read-in + read-out or head) + 2 H (r + v) pairs(T), summed over layers;
         look-ups, norms, softmax and activations are left out.
         """
         _positive("tokens", tokens)
         _positive("batch", batch)
         weights = self.depth * sum(a * b for a, b, _ in self._matrices())
         weights += self.depth * self.dim * self.ffn_dim * (3 if self.gated else 2)
-        weights += self.vocab_size * self.dim
+        weights += self.vocab_size * self.dim + self.input_dim * (self.dim - self.position_dim) + self.output_dim * self.dim
         scores = self.num_heads * (self.head_dim + self.v_head_dim) * sum(self.pairs(tokens, i) for i in range(self.depth))
         return 2 * batch * (tokens * weights + scores) * (3 if training else 1)
 
@@ -371,9 +398,13 @@ class Shape:
         final = _norm_keeps(self.norm, self.dim) if self.norm_at != "post" else 0
         if self.vocab_size:
             return final + self.dim + self.vocab_size
+        if self.output_dim:
+            final += self.dim
+        if self.input_dim:
+            return final + self.input_dim + self.out_dim
         if self.norm_at != "post" and self.positions == "none" and self.norm != "scalar":
             final -= self.dim + (2 if self.norm.startswith("layer") else 1)  # the first norm has nothing to send back to given vectors
-        return final + self.dim - self.position_dim
+        return final + (self.output_dim or self.dim - self.position_dim)
 
 
 def _norm_keeps(kind: str, dim: int) -> int:

@@ -166,23 +166,35 @@ class Stack:
 
     # -- measuring and taking apart
 
-    @torch.no_grad()
     def held_out(self) -> Tensor:
         """The error on fresh sequences, batch by batch: (models, batches). The same sequences for every run of a task."""
+        return torch.stack([self.task.loss(outputs, targets) for outputs, targets in self._answers()], 1).double().cpu()
+
+    def profile(self) -> Tensor | None:
+        """The same error by query, (models, queries), where the task tells them apart."""
+        total: list[Tensor] = []
+        for outputs, targets in self._answers():
+            part = self.task.profile(outputs, targets)
+            if part is None:
+                return None
+            total.append(part.double())
+        return torch.stack(total).mean(0).cpu()
+
+    def _answers(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs and targets of the held-out sequences, batch by batch."""
         count = math.ceil(self.recipe.held_out / HELD_OUT_BATCH)
-        errors = []
         fused = self._judge() if self.fused is not None else None
         for batch in range(count):
             generator = generator_of(self.device, derive(HELD_OUT_SEED, "held out", batch))
             x, target = self.task.sample(generator, HELD_OUT_BATCH)
             wide = (len(self.runs), *(-1,) * x.ndim)
-            if fused is not None:
-                outputs = fused.forward(x.expand(wide))
-            else:
-                with _autocast(self.recipe.precision, self.device):
-                    outputs, _ = self.model(x.expand(wide))
-            errors.append(self.task.loss(outputs.float(), target.expand(wide)))
-        return torch.stack(errors, 1).double().cpu()
+            with torch.no_grad():
+                if fused is not None:
+                    outputs = fused.forward(x.expand(wide))
+                else:
+                    with _autocast(self.recipe.precision, self.device):
+                        outputs, _ = self.model(x.expand(wide))
+            yield outputs.float(), target.expand(len(self.runs), *(-1,) * target.ndim)
 
     def _judge(self) -> Fused:
         return Fused(*self.layout, HELD_OUT_BATCH, self.task.tokens, self.recipe.precision, training=False)

@@ -19,12 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headwise.experiments import dimension, features, fig1, learned, length, positions, representation, theory
+from headwise.experiments import dimension, features, fig1, learned, length, positions, regression, representation, theory
 from headwise.shape import UsageError, nearest
 
 EXPERIMENTS: dict[str, ModuleType] = {
-    "fig1": fig1, "learned": learned, "length": length, "positions": positions, "dimension": dimension, "features": features,
-    "representation": representation, "theory": theory,
+    "fig1": fig1, "learned": learned, "length": length, "positions": positions, "dimension": dimension, "regression": regression,
+    "features": features, "representation": representation, "theory": theory,
 }  # fmt: skip
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 

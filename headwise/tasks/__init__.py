@@ -1,6 +1,6 @@
 """Tasks: one file each, no knowledge of models.
 
-A task is a frozen dataclass with `sample(generator, batch) -> (inputs, targets)`, `loss(outputs, targets)` that keeps
+A task is a frozen dataclass with `sample(generator, batch, step) -> (inputs, targets)`, `loss(outputs, targets)` that keeps
 a leading model axis, `tokens`, and `baselines()`: the errors of predictors that need no training.
 """
 
@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwise.shape import UsageError, nearest
-from headwise.tasks.neighbors import BiasedNearest, Farthest, Nearest, Task
+from headwise.tasks.neighbors import BiasedNearest, Farthest, Nearest
+from headwise.tasks.regression import Regression
+from headwise.tasks.task import Task
 
-TASKS: dict[str, type[Task]] = {"farthest": Farthest, "nearest": Nearest, "biased-nearest": BiasedNearest}
+TASKS: dict[str, type[Any]] = {"farthest": Farthest, "nearest": Nearest, "biased-nearest": BiasedNearest, "regression": Regression}
 
 
 def task_name(task: Task) -> str:
@@ -38,4 +40,4 @@ def task_of(name: str, fields: Mapping[str, Any]) -> Task:
     return TASKS[name](**fields)
 
 
-__all__ = ["TASKS", "BiasedNearest", "Farthest", "Nearest", "Task", "task_name", "task_of"]
+__all__ = ["TASKS", "BiasedNearest", "Farthest", "Nearest", "Regression", "Task", "task_name", "task_of"]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headwise.kernels import has_triton
 from headwise.shape import UsageError, nearest
+from headwise.tasks.task import Task, whole
 
 LAWS = ("uniform", "orthogonal", "doubled")
 
@@ -39,18 +40,14 @@ def draw_points(generator: torch.Generator, law: str, batch: int, points: int, d
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the engine needs of a task."""
+class Neighbors(Task):
+    """Points of a law, and one of them to be named."""
 
-    dim: int
     points: int
     law: str = "uniform"
 
     def __post_init__(self) -> None:
-        for name in ("dim", "points"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 2:
-                raise UsageError(f"{name} must be a whole number of at least 2, got {value!r}")
+        whole(self, 2, "dim", "points")
         if self.law not in LAWS:
             raise UsageError(f"unknown law {self.law!r}; {nearest(str(self.law), LAWS)}")
         if self.law == "orthogonal" and self.points > self.dim:
@@ -60,10 +57,6 @@ class Task:
     def tokens(self) -> int:
         """Length of a sequence."""
         return self.points * (2 if self.law == "doubled" else 1)
-
-    def sample(self, generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
-        """Inputs (batch, tokens, dim) and targets (batch, queries, dim)."""
-        raise NotImplementedError
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean over batch and queries of the squared error, one number per model.
@@ -80,7 +73,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Farthest(Task):
+class Farthest(Neighbors):
     """g(X; x_i) = the point of X with the smallest inner product with x_i, for every token i.
 
     >>> round(Farthest(dim=64, points=16).baselines()["query"], 3)
@@ -92,7 +85,7 @@ class Farthest(Task):
         if self.law == "orthogonal":
             raise UsageError("orthogonal points are all equally far from each other; choices: uniform, doubled")
 
-    def sample(self, generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
+    def sample(self, generator: torch.Generator, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
         if generator.device.type == "cuda" and self.law == "uniform" and has_triton():
             from headwise.kernels.points import farthest
 
@@ -111,10 +104,10 @@ class Farthest(Task):
 
 
 @dataclass(frozen=True)
-class Nearest(Task):
+class Nearest(Neighbors):
     """f(X; y) = the point of X with the largest inner product with y; y is uniform and enters as the last token, -y."""
 
-    def sample(self, generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
+    def sample(self, generator: torch.Generator, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
         x_BND = draw_points(generator, self.law, batch, self.points, self.dim)
         y_BD = sphere(generator, batch, self.dim)
         scores_BN = (x_BND @ y_BD.unsqueeze(-1)).squeeze(-1) + self._bias(x_BND)
