@@ -93,6 +93,8 @@ def _try_heads(c: Call) -> Choice | str:
     most = 64 if c.half else 256
     if c.keys > most or c.rank > 64:
         return f"it pays up to {most} tokens and rank 64 in {dtype_name(c.dtype)}, got {c.keys} tokens at rank {c.rank}"
+    if c.keys > 128 and c.rank > 16:
+        return f"beyond 128 tokens it takes at most rank 16 in {dtype_name(c.dtype)}, got {c.keys} tokens at rank {c.rank}"
     return Choice("heads", "few tokens: whole heads in one program, scores never written out", repeat_kv=c.kv_heads != c.heads)
 
 

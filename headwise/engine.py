@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 import headwise
+from headwise import fused, trunk
 from headwise.files import write_whole
-from headwise.fused import needs
 from headwise.models import build, score_geometry
 from headwise.progress import Progress
 from headwise.runs import CHECKPOINT_FILE, Row, Run, block_steps, stack_key
 from headwise.shape import UsageError, nearest
-from headwise.stack import ALIGN, Stack, State, begin, fused_refusal, numerics
+from headwise.stack import ALIGN, Stack, State, begin, fused_refusal, numerics, trunk_refusal
 
 DIVERGED = 100.0  # an epoch's mean loss above this many times the zero predictor's, or not a number
 CHECKPOINT = 1  # format; any other is not read
@@ -254,8 +254,10 @@ def most_models(run: Run, device: torch.device) -> int:
     if device.type == "cpu":
         return max(1, min(64, (32 << 20) // step)) if _fills_lines(run) else 1
     free, _ = torch.cuda.mem_get_info(device)
-    fused = fused_refusal(run, device) == ""
-    each = needs(run.shape, tokens, recipe.batch, recipe.precision) if fused else 4 * step
+    each = 4 * step
+    for refuse, needs in ((trunk_refusal, trunk.needs), (fused_refusal, fused.needs)):
+        if not refuse(run, device):
+            each = needs(run.shape, tokens, recipe.batch, recipe.precision)
     data = 4 * block_steps(run.task, recipe) * recipe.batch * tokens * run.task.dim * 4  # drawn and in place
     return max(1, min(64, int(min(0.4 * free, 56 << 30)) // (each + data)))
 

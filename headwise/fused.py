@@ -25,7 +25,7 @@ WHOLE = {64: (3, 2), 32: (3, 3), 16: (3, 3)}  # ranks whose attention part is on
 STORED = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
 
 
-def refusal(shape: Shape, tokens: int, batch: int) -> str:
+def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
     """Why the fused step cannot take this shape; empty when it can."""
     s = shape
     if s.norm != "scalar" or s.norm_at != "post":
@@ -44,6 +44,8 @@ def refusal(shape: Shape, tokens: int, batch: int) -> str:
         return f"it needs ffn_dim in 64s and heads x rank in 16s, got {s.ffn_dim} and {s.num_heads * s.head_dim}"
     if tokens > 256 or s.head_dim > 64:
         return f"it takes at most 256 tokens and rank 64, got {tokens} tokens, rank {s.head_dim}"
+    if tokens > 128 and s.head_dim > 16 and STORED[precision] == torch.float32:
+        return f"with operands of 32 bits it takes at most rank 16 beyond 128 tokens, got {tokens} tokens, rank {s.head_dim}"
     if batch * tokens % 64:
         return f"batch x tokens must be a multiple of 64, got {batch * tokens}"
     return ""
@@ -54,6 +56,12 @@ def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
     T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
     kept = shape.depth * (2 * T * (D * (4 + size) + 4) + 4 * T * C * size)
     return kept + T * C * size + T * D * (12 + 2 * size) + shape.params * (16 + size)
+
+
+def gain_of(count: int, precision: str, bits: int) -> float:
+    """What gradients are carried times: with fp16 operands the number of tokens, so that a token's own gradient counts and not its
+    share of a mean, and a few bits more where gradients are known to be small."""
+    return float(2 ** (bits + (count - 1).bit_length())) if precision == "fp16" else 1.0
 
 
 class Fused:
@@ -77,8 +85,7 @@ class Fused:
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
         self.BT = 128 if self.T % 128 == 0 else 64
         self.tiles = self.T // 64
-        # 64 times the gradient of a token's squared error: far below fp16's largest number, and small errors keep their bits
-        self.gain = float(2 ** (6 + (self.T - 1).bit_length())) if precision == "fp16" else 1.0
+        self.gain = gain_of(self.T, precision, 6)  # 64 times the gradient of a token's squared error: far below fp16's largest number
         kind, where = half.dtype, weights.device
         kept = s.depth if training else 1
 

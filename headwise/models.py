@@ -115,14 +115,20 @@ class _Stack(nn.Module):
     def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
         """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
         out: dict[str, dict[str, Tensor]] = {}
-        h = self._position(self._embed(x))
+        h = self.enter(x)
         for i, block in enumerate(self.blocks):
             h, kept = block(h, keep)
             if keep:
                 out[f"layer {i}"] = kept
-        if self.final_norm is not None:
-            h = self.final_norm(h)
-        return self._unembed(h), out
+        return self.leave(h), out
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the first block gets."""
+        return self._position(self._embed(x))
+
+    def leave(self, h: Tensor) -> Tensor:
+        """What becomes of the last block's output."""
+        return self._unembed(h if self.final_norm is None else self.final_norm(h))
 
     def _embed(self, x: Tensor) -> Tensor:
         if self.embedding is None:

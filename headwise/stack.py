@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.fused import STORED, Fused, adamw, refusal
+from headwise import fused, trunk
+from headwise.fused import STORED, Fused, adamw
 from headwise.kernels import has_triton
 from headwise.models import build, fresh
 from headwise.runs import Recipe, Run, block_steps, derive, draw_block, generator_of
 from headwise.shape import Shape
+from headwise.trunk import Trunk
 
 ALIGN = 16  # floats: a model's numbers start on a 64-byte line, so that products take the same path at any place in a stack
 HELD_OUT_SEED = 0x48454C44  # one held-out set a task, the same for every run
@@ -73,7 +75,12 @@ class Stack:
         self.graph: torch.cuda.CUDAGraph | None = None
         tables = np.stack([_rate_table(run.recipe) for run in self.runs], -1)[..., None]
         self.tables = torch.from_numpy(tables).to(device)  # (all steps, 3, models, 1)
-        self.fused = self._fuse(splits)
+        names = [name for name, _ in self.model.named_parameters()]
+        self.ends = [name for name in names if not name.startswith("blocks.")]
+        kind = STORED[self.recipe.precision]
+        self.half = self.weights if kind == torch.float32 else self.weights.to(kind)
+        self.layout = splits, dict(zip(names, self.places, strict=True)), self.weights, self.half
+        self.kernels = self._kernels(self.recipe.batch)
 
     def _bind(self) -> None:
         """Make the module's parameters views of the flat rows."""
@@ -85,15 +92,12 @@ class Stack:
             module, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(module), leaf, view)
 
-    def _fuse(self, splits: list[tuple[int, Shape]]) -> Fused | None:
-        """The step as kernels of our own, where there is a GPU and they take the shapes."""
-        if any(fused_refusal(run, self.device) for run in self.runs):
-            return None
-        kind = STORED[self.recipe.precision]
-        self.half = self.weights if kind == torch.float32 else self.weights.to(kind)
-        names = [name for name, _ in self.model.named_parameters()]
-        self.layout = splits, dict(zip(names, self.places, strict=True)), self.weights, self.half
-        return Fused(*self.layout, self.recipe.batch, self.task.tokens, self.recipe.precision)
+    def _kernels(self, batch: int, training: bool = True) -> Fused | Trunk | None:
+        """The step, or its blocks, as kernels of our own, where there is a GPU and they take the shapes."""
+        for kind, refuse in ((Fused, fused_refusal), (Trunk, trunk_refusal)):
+            if not any(refuse(run, self.device) for run in self.runs):
+                return kind(*self.layout, batch, self.task.tokens, self.recipe.precision, training)
+        return None
 
     # -- one block of steps
 
@@ -125,19 +129,38 @@ class Stack:
     def _gradient(self, i: int) -> Tensor:
         assert self.inputs is not None
         assert self.targets is not None
-        if self.fused is not None:
-            return self.fused.gradient(self.inputs[i], self.targets[i], self.losses[i])
+        if isinstance(self.kernels, Fused):
+            return self.kernels.gradient(self.inputs[i], self.targets[i], self.losses[i])
+        if isinstance(self.kernels, Trunk):
+            return self._around(self.kernels, self.inputs[i], self.targets[i], self.losses[i])
         with _autocast(self.recipe.precision, self.device):
             outputs, _ = self.model(self.inputs[i])
         losses_M = self.task.loss(outputs.float(), self.targets[i])
         self.losses[i].copy_(losses_M.detach())
         return _flatten(torch.autograd.grad(losses_M.sum(), self.params), self.places, self.weights)
 
+    def _around(self, blocks: Trunk, inputs: Tensor, targets: Tensor, losses_M: Tensor) -> Tensor:
+        """Losses (written) and gradients with the blocks as kernels and what is around them as modules."""
+        given = dict(self.model.named_parameters())
+        before = self.model.enter(inputs)
+        after = blocks.forward(before.detach().flatten(1, -2)).view(before.shape).requires_grad_()
+        losses = self.task.loss(self.model.leave(after).float(), targets)
+        losses_M.copy_(losses.detach())
+        ends = [given[name] for name in self.ends]
+        last = torch.autograd.grad(losses.sum() * blocks.gain, [after, *ends], allow_unused=True)
+        first, grads = blocks.backward(last[0].flatten(1, -2))
+        through = before.requires_grad and torch.autograd.grad(before, ends, first.view(before.shape), allow_unused=True)
+        for j, name in enumerate(self.ends):
+            at, length = self.layout[1][name]
+            parts = [g for g in (last[j + 1], through[j] if through else None) if g is not None]
+            grads[:, at : at + length] = torch.stack(parts).sum(0).flatten(1) / blocks.gain
+        return grads
+
     def _step(self, i: int) -> None:
         r = self.recipe
         size_M1, correct_M1, decay_M1 = self.rates[i]
         grad = self._gradient(i)
-        if self.fused is not None:
+        if self.kernels is not None:
             adamw(self.weights, self.mean, self.square, grad, self.half, self.rates[i], r.beta1, r.beta2, r.eps)
             return
         self.mean.lerp_(grad, 1 - r.beta1)
@@ -154,7 +177,7 @@ class Stack:
         with torch.cuda.stream(side):
             for _ in range(2):
                 grad = self._gradient(0)
-            if self.fused is not None:  # compiled on copies
+            if self.kernels is not None:  # compiled on copies
                 moved = [t.clone() for t in (self.weights, self.mean, self.square)]
                 half = moved[0] if self.half is self.weights else self.half.clone()
                 adamw(moved[0], moved[1], moved[2], grad, half, self.rates[0], self.recipe.beta1, self.recipe.beta2, self.recipe.eps)
@@ -183,21 +206,21 @@ class Stack:
     def _answers(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs and targets of the held-out sequences, batch by batch."""
         count = math.ceil(self.recipe.held_out / HELD_OUT_BATCH)
-        fused = self._judge() if self.fused is not None else None
+        kernels = self._kernels(HELD_OUT_BATCH, training=False)
         for batch in range(count):
             generator = generator_of(self.device, derive(HELD_OUT_SEED, "held out", batch))
             x, target = self.task.sample(generator, HELD_OUT_BATCH)
             wide = (len(self.runs), *(-1,) * x.ndim)
             with torch.no_grad():
-                if fused is not None:
-                    outputs = fused.forward(x.expand(wide))
+                if isinstance(kernels, Fused):
+                    outputs = kernels.forward(x.expand(wide))
+                elif isinstance(kernels, Trunk):
+                    before = self.model.enter(x.expand(wide))
+                    outputs = self.model.leave(kernels.forward(before.flatten(1, -2)).view(before.shape))
                 else:
                     with _autocast(self.recipe.precision, self.device):
                         outputs, _ = self.model(x.expand(wide))
             yield outputs.float(), target.expand(len(self.runs), *(-1,) * target.ndim)
-
-    def _judge(self) -> Fused:
-        return Fused(*self.layout, HELD_OUT_BATCH, self.task.tokens, self.recipe.precision, training=False)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Weights and moments of each run, on the CPU."""
@@ -210,11 +233,20 @@ class Stack:
 
 def fused_refusal(run: Run, device: torch.device) -> str:
     """Why a run's step is not made of our own kernels; empty when it is."""
+    return _refusal(run, device, fused.refusal)
+
+
+def trunk_refusal(run: Run, device: torch.device) -> str:
+    """Why a run's blocks are not; empty when they are."""
+    return _refusal(run, device, trunk.refusal)
+
+
+def _refusal(run: Run, device: torch.device, refuse: Callable[[Shape, int, int, str], str]) -> str:
     if device.type != "cuda":
         return f"they are for GPUs, the device is {device.type}"
     if not has_triton():
         return "triton is not installed"
-    reasons = (refusal(run.shape, run.task.tokens, batch) for batch in (run.recipe.batch, HELD_OUT_BATCH))
+    reasons = (refuse(run.shape, run.task.tokens, batch, run.recipe.precision) for batch in (run.recipe.batch, HELD_OUT_BATCH))
     return next((why for why in reasons if why), "")
 
 

@@ -53,7 +53,7 @@ class Settings(Training):
 
 def _sizes(word: str) -> tuple[int, int, int]:
     parts = word.split("x")
-    if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
         raise UsageError(f"shapes are width x layers x heads like 48x12x2, got {word!r}")
     width, depth, heads = map(int, parts)
     return width, depth, heads
@@ -116,15 +116,21 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     return out
 
 
+def _where(p: dict[str, Any], points: list[dict[str, Any]]) -> str:
+    """A point's width and depth, and its protocol where there are several."""
+    several = len({q["protocol"] for q in points}) > 1
+    return f"width {p['width']}, {p['depth']} layers" + (f", {p['protocol']}" if several else "")
+
+
 def headline(points: list[dict[str, Any]]) -> list[str]:
     """The best number of heads of each width and depth, and what the others lose."""
     lines = []
-    for (_, width, depth), same in group(points, "protocol", "width", "depth").items():
+    for same in group(points, "protocol", "width", "depth").values():
         known = [p for p in same if p["held_out"] is not None]
         if not known:
             continue
         best = min(known, key=lambda p: p["held_out"])
-        where = f"width {width}, {depth} layers: {best['heads']} heads of rank {best['rank']} err {best['held_out']:.4f}"
+        where = f"{_where(best, points)}: {best['heads']} heads of rank {best['rank']} err {best['held_out']:.4f}"
         others = ", ".join(f"{p['heads']} heads {p['held_out'] / best['held_out']:.1f} times" for p in known if p is not best)
         lines.append(where + (f"; {others}" if others else ""))
     return lines
@@ -133,8 +139,8 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     """Error after all pairs against the rank of a head, a line per width and depth."""
     lines, known = [], [p for p in points if p["held_out"] is not None]
-    for colour, ((width, depth), same) in enumerate(group(known, "width", "depth").items()):
-        lines.append(solid(f"width {width}, {depth} layers", colour, [p["rank"] for p in same], same))
+    for colour, same in enumerate(group(known, "protocol", "width", "depth").values()):
+        lines.append(solid(_where(same[0], points), colour, [p["rank"] for p in same], same))
         there = [p for p in same if p["published"] is not None]
         if there:
             at = {"x": [p["rank"] for p in there], "y": [p["published"] for p in there]}
@@ -146,7 +152,7 @@ def by_examples(points: list[dict[str, Any]]) -> dict[str, Any]:
     """Error against the number of pairs seen, a line per shape, and least squares."""
     lines = []
     for colour, p in enumerate(p for p in points if p["held_out"] is not None):
-        label = f"{p['heads']} heads of rank {p['rank']}, width {p['width']}"
+        label = f"{p['heads']} heads of rank {p['rank']}, {_where(p, points)}"
         band = {"y": p["profile"], "low": p["profile_low"], "high": p["profile_high"]}
         lines.append({"label": label, "colour": colour, "style": "line", "x": list(range(len(p["profile"]))), **band})
     d, count = points[0]["task_dim"], points[0]["task_points"]

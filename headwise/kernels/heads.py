@@ -224,8 +224,10 @@ def packs_backward(
 
 
 @triton.jit
-def _softmax(s, keys, N: tl.constexpr, NP: tl.constexpr):
-    if N < NP:
+def _softmax(s, keys, queries, N: tl.constexpr, NP: tl.constexpr, CAUSAL: tl.constexpr):
+    if CAUSAL:
+        s = tl.where(keys <= queries[:, None], s, float("-inf"))
+    elif N < NP:
         s = tl.where(keys < N, s, float("-inf"))
     e = tl.exp2(s - tl.max(s, 1)[:, None])
     return e / tl.sum(e, 1)[:, None]
@@ -234,7 +236,8 @@ def _softmax(s, keys, N: tl.constexpr, NP: tl.constexpr):
 @triton.jit
 def tiles_forward(
     q, k, v, o, seq, row, o_seq, o_row, heads, scale,
-    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr, IP: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr,
+    IP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
     r = tl.arange(0, RP)[None, :]
@@ -252,7 +255,7 @@ def tiles_forward(
             some = (r < R) & (nq < live)[:, None]
             qt = tl.load(q + at + nq[:, None] * row, mask=some, other=0.0)
             s = tl.dot(qt, tl.trans(kt), input_precision=IP) * (scale * LOG2E)
-            p = _softmax(s, keys, N, NP).to(vt.dtype)
+            p = _softmax(s, keys, nq, N, NP, CAUSAL).to(vt.dtype)
             out = tl.dot(p, vt, input_precision=IP)
             tl.store(o + b * o_seq + nq[:, None] * o_row + h * R + r, out.to(o.dtype.element_ty), mask=some)
 
@@ -260,7 +263,8 @@ def tiles_forward(
 @triton.jit
 def tiles_backward(
     q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, heads, scale,
-    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr, IP: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr,
+    IP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
     r = tl.arange(0, RP)[None, :]
@@ -281,7 +285,7 @@ def tiles_backward(
             qt = tl.load(q + at + nq[:, None] * row, mask=some, other=0.0)
             gt = tl.load(g + b * g_seq + nq[:, None] * g_row + h * R + r, mask=some, other=0.0)
             s = tl.dot(qt, tl.trans(kt), input_precision=IP) * (scale * LOG2E)
-            p = _softmax(s, keys, N, NP)
+            p = _softmax(s, keys, nq, N, NP, CAUSAL)
             dp = tl.dot(gt, tl.trans(vt), input_precision=IP)
             ds = p * (dp - tl.sum(p * dp, 1)[:, None]) * scale
             ds = ds.to(kt.dtype)
@@ -297,18 +301,19 @@ def tiles_backward(
 # ---- launching
 
 
-def kind_of(tokens: int, rank: int) -> str:
-    """Which of the kernels takes this size: lanes, packs or tiles."""
-    if tokens <= 16 and rank in (1, 2):
-        return "lanes"
-    return "packs" if tokens <= 16 and rank in (4, 8, 16, 32) else "tiles"
+def kind_of(tokens: int, rank: int, causal: bool = False) -> str:
+    """Which of the kernels takes this size: lanes, packs or tiles; only tiles has a mask."""
+    if causal or tokens > 16:
+        return "tiles"
+    return "lanes" if rank in (1, 2) else "packs" if rank in (4, 8, 16, 32) else "tiles"
 
 
-def _tiles(tokens: int, rank: int) -> dict[str, int]:
+def _tiles(tokens: int, rank: int, causal: bool, kind: torch.dtype) -> dict[str, Any]:
     padded, wide = max(16, triton.next_power_of_2(tokens)), max(16, triton.next_power_of_2(rank))
+    queries = padded if padded <= 128 else 16 if kind == torch.float32 else 32
     return {
-        "N": tokens, "R": rank, "NP": padded, "RP": wide, "BQ": padded if padded <= 128 else 32, "GROUP": max(1, 64 // wide),
-        "num_warps": min(8, padded // 16), "num_stages": 2,
+        "N": tokens, "R": rank, "NP": padded, "RP": wide, "BQ": queries, "GROUP": max(1, 64 // wide),
+        "num_warps": min(8, padded // 16), "num_stages": 2, "CAUSAL": causal,
     }  # fmt: skip
 
 
@@ -316,42 +321,43 @@ def _packs(tokens: int, rank: int) -> dict[str, int]:
     return {"N": tokens, "R": rank, "NP": 16, "HEADS": 64 // rank, "num_warps": 1 if rank == 32 else 4}
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, heads: int, rank: int, scale: float, dot: str) -> None:
+def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, heads: int, rank: int, scale: float, dot: str, causal: bool = False) -> None:
     """o = softmax(scale q k^T) v; tensors are (sequences, tokens, heads x rank) views, q, k and v with the same strides."""
     sequences, tokens, _ = q.shape
     args = (q, k, v, o, q.stride(0), q.stride(1), o.stride(0), o.stride(1))
-    match kind_of(tokens, rank):
+    match kind_of(tokens, rank, causal):
         case "lanes":
             lanes_forward[triton.cdiv(heads, 64), sequences](*args, heads, scale, N=tokens, R=rank, BLOCK=64, num_warps=2)
         case "packs":
             packs_forward[triton.cdiv(heads * rank, 64), sequences](*args, heads * rank, scale, IP=dot, **_packs(tokens, rank))
         case _:
-            sizes = _tiles(tokens, rank)
+            sizes = _tiles(tokens, rank, causal, q.dtype)
             tiles_forward[triton.cdiv(heads, sizes["GROUP"]), sequences](*args, heads, scale, IP=dot, **sizes)
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, heads: int, rank: int, scale: float, dot: str
-) -> None:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    heads: int, rank: int, scale: float, dot: str, causal: bool = False,
+) -> None:  # fmt: skip
     """Gradients of q, k and v from that of the output; they may be written over q, k and v."""
     sequences, tokens, _ = q.shape
     args = (q, k, v, g, dq, dk, dv, q.stride(0), q.stride(1), g.stride(0), g.stride(1), dq.stride(0), dq.stride(1))
-    match kind_of(tokens, rank):
+    match kind_of(tokens, rank, causal):
         case "lanes":
             lanes_backward[triton.cdiv(heads, 32), sequences](*args, heads, scale, N=tokens, R=rank, BLOCK=32, num_warps=1)
         case "packs":
             packs_backward[triton.cdiv(heads * rank, 64), sequences](*args, heads * rank, scale, IP=dot, **_packs(tokens, rank))
         case _:
-            sizes = _tiles(tokens, rank)
+            sizes = _tiles(tokens, rank, causal, q.dtype)
             tiles_backward[triton.cdiv(heads, sizes["GROUP"]), sequences](*args, heads, scale, IP=dot, **sizes)
 
 
 # ---- for autograd
 
 
-def attend_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, dot: str) -> Tensor:
+def attend_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, dot: str, causal: bool = False) -> Tensor:
     """softmax(scale q k^T) v for (batch, heads, tokens, rank) tensors of equal sizes; dot is how products of float32 are made."""
-    out: Tensor = _Heads.apply(q, k, v, scale, dot)  # type: ignore[assignment]
+    out: Tensor = _Heads.apply(q, k, v, scale, dot, causal)  # type: ignore[assignment]
     return out
 
 
@@ -365,12 +371,12 @@ def _rows_of(*tensors: Tensor) -> list[Tensor]:
 
 class _Heads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, dot: str) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, dot: str, causal: bool) -> Tensor:
         _, ctx.heads, _, ctx.rank = q.shape
-        ctx.scale, ctx.dot = scale, dot
+        ctx.scale, ctx.dot, ctx.causal = scale, dot, causal
         q, k, v = _rows_of(q, k, v)
         o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        forward(q, k, v, o, ctx.heads, ctx.rank, scale, dot)
+        forward(q, k, v, o, ctx.heads, ctx.rank, scale, dot, causal)
         ctx.save_for_backward(q, k, v)
         return o.unflatten(2, (ctx.heads, ctx.rank)).transpose(1, 2)
 
@@ -379,5 +385,5 @@ class _Heads(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v = ctx.saved_tensors
         dq, dk, dv = (torch.empty(q.shape, dtype=grad.dtype, device=grad.device) for _ in range(3))
-        backward(q, k, v, _rows_of(grad)[0], dq, dk, dv, ctx.heads, ctx.rank, ctx.scale, ctx.dot)
-        return *(g.unflatten(2, (ctx.heads, ctx.rank)).transpose(1, 2) for g in (dq, dk, dv)), None, None
+        backward(q, k, v, _rows_of(grad)[0], dq, dk, dv, ctx.heads, ctx.rank, ctx.scale, ctx.dot, ctx.causal)
+        return *(g.unflatten(2, (ctx.heads, ctx.rank)).transpose(1, 2) for g in (dq, dk, dv)), None, None, None

@@ -49,6 +49,10 @@ class Regression(Task):
     def answer_dim(self) -> int:
         return 1
 
+    @property
+    def stage(self) -> int:
+        return self.curriculum
+
     def active(self, step: int | None) -> tuple[int, int]:
         """How many coordinates and pairs are in play at a step of training."""
         if step is None or not self.curriculum:
@@ -86,7 +90,7 @@ class Regression(Task):
             "zero": [float(d)] * self.points,
             "least squares": [float(max(d - k, 0)) for k in ks],
             "averaging": [d * (d + 1) / k if k else float(d) for k in ks],
-            "3 nearest": _nearest_errors(d, self.points),
+            "3 nearest": list(_nearest_errors(d, self.points)),
         }
 
     def baselines(self) -> dict[str, float]:
@@ -95,7 +99,7 @@ class Regression(Task):
 
 
 @functools.cache
-def _nearest_errors(dim: int, points: int) -> list[float]:
+def _nearest_errors(dim: int, points: int) -> tuple[float, ...]:
     task, generator = Regression(dim, points), torch.Generator().manual_seed(0)
     total = torch.zeros(points, dtype=torch.float64)
     for _ in range(16):
@@ -107,4 +111,4 @@ def _nearest_errors(dim: int, points: int) -> list[float]:
         for k in range(1, points):
             near = far_BPP[:, k, :k].topk(min(NEIGHBORS, k), largest=False).indices
             total[k] += (y_BP.gather(1, near).mean(-1) - y_BP[:, k]).square().mean()
-    return (total / 16).tolist()
+    return tuple((total / 16).tolist())

@@ -28,6 +28,11 @@ class Task:
         """How many coordinates of an output are judged."""
         return self.dim
 
+    @property
+    def stage(self) -> int:
+        """Steps of training over which what is drawn is of one kind; 0: all."""
+        return 0
+
     def sample(self, generator: torch.Generator, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
         """Inputs (batch, tokens, dim) and targets (batch, queries, ...); `step` is that of training, None when judged."""
         raise NotImplementedError

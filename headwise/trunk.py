@@ -1,0 +1,184 @@
+"""The blocks of a stack of narrow pre-norm models as kernels of our own, forward and backward, for GPUs.
+
+`Trunk` computes what the blocks of `models` compute, for the shapes that `refusal` lets through: layer norms before each part, as
+GPT-2 has them. What is before and after the blocks (embedding, positions, last norm, read-out, loss) stays with the modules.
+Products take operands of one type as in `fused`; the residual, norms, sums and weights are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.fused import DOTS, STORED, gain_of
+from headwise.shape import Shape
+
+SPLIT = 8  # pieces into which sums over tokens are cut, so that narrow models fill a card
+TILE = 64  # tokens a program
+
+
+def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
+    """Why the trunk cannot take this shape; empty when it can."""
+    s = shape
+    if s.norm != "layer" or s.norm_at != "pre":
+        return f"it has layer norms before each part, got {s.norm} {s.norm_at}"
+    if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim or s.average > 1:
+        return "it has plain heads: as many KV heads, values as wide as the rank, no latent, no average"
+    if any(s.windows) or s.qk_norm != "none" or s.qk_rope_head_dim:
+        return "it has no windows, no query/key norm and no rotary positions"
+    if s.activation not in ("relu", "gelu") or not s.ffn_dim or not (s.qkv_bias and s.out_bias and s.ffn_bias):
+        return "it has a ReLU or GELU feed-forward and biases everywhere"
+    if s.dim % 16 or s.dim > 128 or s.ffn_dim % 64:
+        return f"it takes dim in 16s up to 128 and ffn_dim in 64s, got {s.dim} and {s.ffn_dim}"
+    if tokens > 128 or s.head_dim > 64:
+        return f"it takes at most 128 tokens and rank 64, got {tokens} tokens, rank {s.head_dim}"
+    if batch * tokens % TILE:
+        return f"batch x tokens must be a multiple of {TILE}, got {batch * tokens}"
+    return ""
+
+
+def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
+    """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Trunk`."""
+    T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
+    kept = shape.depth * T * (D * (8 + 2 * size) + 4 * C * size)
+    return kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * SPLIT)
+
+
+class Trunk:
+    """Buffers for one stack and one batch size, and the kernels over them."""
+
+    def __init__(
+        self,
+        splits: Sequence[tuple[int, Shape]],
+        places: dict[str, tuple[int, int]],
+        weights: Tensor,
+        half: Tensor,
+        batch: int,
+        tokens: int,
+        precision: str,
+        training: bool = True,
+    ) -> None:
+        s = self.shape = splits[0][1]
+        self.splits, self.places, self.weights, self.half = splits, places, weights, half
+        self.batch, self.tokens, self.T = batch, tokens, batch * tokens
+        self.M, self.P = weights.shape
+        self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
+        self.gain = gain_of(self.T, precision, 0)
+        kept, kind, tiles = s.depth if training else 1, half.dtype, self.T // TILE
+
+        def empty(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(self.M, self.T, width, dtype=dtype, device=weights.device)
+
+        self.x = [empty(self.D) for _ in range(2 * kept)]  # after each part
+        self.h = [empty(self.D, kind) for _ in range(2 * kept)]  # its normed input
+        self.qkv = [empty(3 * self.C, kind) for _ in range(kept)]
+        self.o = [empty(self.C, kind) for _ in range(kept)]
+        wide = 1 << (self.D - 1).bit_length()
+        self.sizes: dict[str, Any] = {"D": self.D, "BD": max(16, wide), "BT": TILE, "IP": DOTS[precision]}
+        exact = kind == torch.float32
+        self.feed_sizes = {"BF": 32 if exact else 64, "GELU": s.activation == "gelu", "STAGES": 1 if exact else 2}
+        self.pieces = min(SPLIT, tiles)
+        if training:
+            self.dx, self.dx1, self.do = empty(self.D), empty(self.D), empty(self.C, kind)
+            self.copies = torch.zeros(self.pieces, self.M, self.P, device=weights.device)
+            self.parts = torch.empty(self.M, s.depth, tiles, 6, self.sizes["BD"], device=weights.device)
+            self.index = self._index()
+
+    def _index(self) -> Tensor:
+        """Where the six sums of each layer belong in a flat row."""
+        names = ("norm2.weight", "norm2.bias", "feed.down.bias", "attention.out_bias", "norm1.weight", "norm1.bias")
+        at = [self.places[f"blocks.{i}.{name}"][0] for i in range(self.shape.depth) for name in names]
+        return (torch.tensor(at).unsqueeze(1) + torch.arange(self.D)).flatten().to(self.weights.device)
+
+    def _w(self, name: str) -> Tensor:
+        """A matrix in the operands' type: where it starts in a row."""
+        return self.half.view(-1)[self.places[name][0] :]
+
+    def _f(self, name: str) -> Tensor:
+        """A norm or bias in float32."""
+        return self.weights.view(-1)[self.places[name][0] :]
+
+    def _g(self, name: str) -> Tensor:
+        """Its gradient, in the first copy."""
+        return self.copies.view(-1)[self.places[name][0] :]
+
+    def forward(self, x_MTD: Tensor) -> Tensor:
+        """The residual after the last block; (models, batch x tokens, dim), as the input."""
+        from headwise.kernels import heads, pre
+
+        T, C, F, P, grid = self.T, self.C, self.F, self.P, (self.T // TILE, self.M)
+        x = self.first = x_MTD.contiguous()
+        for i in range(self.shape.depth):
+            b, k = f"blocks.{i}.", i if len(self.o) > 1 else 0
+            x1, x2, h1, h2, qkv, o = self.x[2 * k], self.x[2 * k + 1], self.h[2 * k], self.h[2 * k + 1], self.qkv[k], self.o[k]
+            pre.project[grid](
+                x, self._f(b + "norm1.weight"), self._f(b + "norm1.bias"), self._w(b + "attention.qkv.weight"),
+                self._f(b + "attention.qkv.bias"), h1, qkv, T, 3 * C, P, **self.sizes, BC=64,
+            )  # fmt: skip
+            for now, s in self._ranges():
+                q, kk, v = self._sequences(qkv[now], 3 * C).split(C, -1)
+                heads.forward(q, kk, v, self._sequences(o[now], C), s.num_heads, s.head_dim, s.scale, self.sizes["IP"], s.causal)
+            pre.feed[grid](
+                o, self._w(b + "attention.out.weight"), self._f(b + "attention.out_bias"), x, self._f(b + "norm2.weight"),
+                self._f(b + "norm2.bias"), self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight"),
+                self._f(b + "feed.down.bias"), x1, h2, x2, T, C, F, P, **self.sizes, BC=64, **self.feed_sizes,
+            )  # fmt: skip
+            x = x2
+        return x
+
+    def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
+        """From the gradient of the last residual, times the gain: that of the input, times the gain, and the flat rows' own."""
+        from headwise.kernels import heads, pre
+
+        T, C, F, P, D, grid, copy, undo = self.T, self.C, self.F, self.P, self.D, (self.T // TILE, self.M), self.M * self.P, 1 / self.gain
+        pieces, depth = self.pieces, self.shape.depth
+        dx = dx_MTD.contiguous()
+        split = {**self.sizes, "SPLIT": pieces}
+        stages = self.feed_sizes["STAGES"]
+        for i in reversed(range(depth)):
+            b, x = f"blocks.{i}.", self.x[2 * i - 1] if i else self.first
+            x1, h1, h2, qkv, o = self.x[2 * i], self.h[2 * i], self.h[2 * i + 1], self.qkv[i], self.o[i]
+            up, up_bias, down = self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight")
+            pre.feed_back[grid](
+                dx, x1, h2, self._f(b + "norm2.weight"), up, up_bias, down, self._w(b + "attention.out.weight"), self.dx1, self.do,
+                self.parts, T, C, F, P, i, depth, **self.sizes, BC=64, **self.feed_sizes,
+            )  # fmt: skip
+            pre.feed_weights[(F // self.feed_sizes["BF"], pieces, self.M)](
+                h2, dx, up, up_bias, down, self._g(b + "feed.up.weight"), self._g(b + "feed.up.bias"), self._g(b + "feed.down.weight"),
+                T, F, P, copy, undo, **split, **self.feed_sizes,
+            )  # fmt: skip
+            pre.outer[(-(-C // 64), pieces, self.M)](
+                o, self.dx1, self._g(b + "attention.out.weight"), self.copies, T, C, P, copy, undo, 1, C, **split, BC=64, BIAS=False,
+                STAGES=stages,
+            )  # fmt: skip
+            for now, s in self._ranges():
+                q, k, v = self._sequences(qkv[now], 3 * C).split(C, -1)
+                heads.backward(
+                    q, k, v, self._sequences(self.do[now], C), q, k, v, s.num_heads, s.head_dim, s.scale, self.sizes["IP"], s.causal
+                )
+            pre.outer[(-(-3 * C // 64), pieces, self.M)](
+                qkv, h1, self._g(b + "attention.qkv.weight"), self._g(b + "attention.qkv.bias"), T, 3 * C, P, copy, undo, D, 1, **split,
+                BC=64, BIAS=True, STAGES=stages,
+            )  # fmt: skip
+            pre.project_back[grid](
+                qkv, self._w(b + "attention.qkv.weight"), x, self._f(b + "norm1.weight"), self.dx1, self.dx, self.parts, T, 3 * C, P,
+                i, depth, **self.sizes, BC=64,
+            )  # fmt: skip
+            dx = self.dx
+        grads = self.copies.sum(0)
+        grads[:, self.index] = self.parts.sum(2)[..., :D].flatten(1) * undo
+        return dx, grads
+
+    def _ranges(self) -> list[tuple[slice, Shape]]:
+        """The models of each way to cut the width into heads."""
+        out, first = [], 0
+        for models, s in self.splits:
+            out.append((slice(first, first + models), s))
+            first += models
+        return out
+
+    def _sequences(self, t: Tensor, width: int) -> Tensor:
+        return t.view(-1, self.tokens, width)
