@@ -66,7 +66,7 @@ class Trunk:
         self.batch, self.tokens, self.T = batch, tokens, batch * tokens
         self.M, self.P = weights.shape
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
-        self.gain = gain_of(self.T, precision, 0)
+        self.gain = gain_of(self.T, precision)
         kept, kind, tiles = s.depth if training else 1, half.dtype, self.T // TILE
 
         def empty(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
