@@ -390,10 +390,15 @@ def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     print(choice)
     told: dict[str, Any] = {"backend": choice.backend, "why": choice.why, "refused": dict(choice.refused)}
     if args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
-        from headwise.fused import refusal
+        from headwise import fused, trunk
 
-        told["step"] = refusal(shape, args.tokens, args.batch)
-        print("a training step: " + (f"plain modules, not fused: {told['step']}" if told["step"] else "fused, from data to optimiser"))
+        told["step"], told["blocks"] = (kind.refusal(shape, args.tokens, args.batch) for kind in (fused, trunk))
+        if not told["step"]:
+            print("a training step: fused, from data to optimiser")
+        elif not told["blocks"]:
+            print("a training step: fused blocks, modules around them")
+        else:
+            print(f"a training step: plain modules. The fused step cannot: {told['step']}. Fused blocks cannot: {told['blocks']}.")
     return told
 
 

@@ -63,7 +63,7 @@ def _checkpoint_path(folder: Path, run: Run) -> Path:
 def _save(folder: Path, state: State) -> None:
     from safetensors.torch import save
 
-    about = {name: getattr(state, name) for name in ("epoch", "curve", "held_out_curve", "seconds", "resumed")}
+    about = {name: getattr(state, name) for name in ("epoch", "curve", "held_out_curve", "seconds", "resumed", "skipped")}
     tensors = {"weights": state.weights, "mean": state.mean, "square": state.square}
     told = {"format": str(CHECKPOINT), "run": state.run.id, "state": json.dumps(about)}
     write_whole(_checkpoint_path(folder, state.run), save(tensors, told))
@@ -162,6 +162,7 @@ def row_of(state: State, errors: Tensor | None, models: int, device: torch.devic
         "models": models,
         "memory_bytes": _memory(device),
         "resumed": state.resumed,
+        "skipped": state.skipped,
         **provenance(device),
     }
 
@@ -310,11 +311,14 @@ def _train_stack(
             total += stack.run_block(block).double().sum(0)  # stays on the device, so that the next block is queued meanwhile
         advance(recipe.epoch * len(states))
         now = time.monotonic()
-        for state, loss in zip(states, (total / recipe.epoch).tolist(), strict=True):
+        skipped = stack.skipped.int().tolist()
+        stack.skipped.zero_()
+        for state, loss, steps in zip(states, (total / recipe.epoch).tolist(), skipped, strict=True):
             state.epoch, state.seconds = epoch + 1, state.seconds + (now - began) / len(states)
+            state.skipped += steps
             state.curve.append(loss)
         began = now
-        lost = [i for i, s in enumerate(states) if not s.curve[-1] <= limit]
+        lost = [i for i, s in enumerate(states) if not s.curve[-1] <= limit or skipped[i] == recipe.epoch]
         if lost:
             stack, states = _drop(stack, states, lost, models, device, finish)
             advance(len(lost) * (recipe.epochs - epoch - 1) * recipe.epoch)

@@ -274,11 +274,16 @@ class Fused:
 
 
 def adamw(
-    weights: Tensor, mean: Tensor, square: Tensor, grads: Tensor, half: Tensor, rates: Tensor, beta1: float, beta2: float, eps: float
-) -> None:
-    """One step of every model, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay."""
+    weights: Tensor, mean: Tensor, square: Tensor, grads: Tensor, half: Tensor, rates: Tensor,
+    beta1: float, beta2: float, eps: float, total: Tensor | None = None,
+) -> None:  # fmt: skip
+    """One step of every model, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay. With `total`, (models,), those
+    for which it is not a finite number stay where they are."""
     from headwise.kernels import layer as K
 
     M, P = weights.shape
     same = half.data_ptr() == weights.data_ptr()
-    K.adamw[(-(-P // 1024), M)](weights, mean, square, grads, half, rates, P, M, beta1, beta2, eps, HALF=not same, BLOCK=1024)
+    K.adamw[(-(-P // 1024), M)](
+        weights, mean, square, grads, half, rates, grads if total is None else total, P, M, beta1, beta2, eps,
+        HALF=not same, CHECK=total is not None, BLOCK=1024,
+    )  # fmt: skip

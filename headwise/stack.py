@@ -40,6 +40,7 @@ class State:
     held_out_curve: list[tuple[int, float | None]] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     resumed: int = 0
+    skipped: int = 0  # steps not made, because a gradient overflowed half precision
 
 
 def _layout(shape_of: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
@@ -70,6 +71,7 @@ class Stack:
         self.steps = block_steps(self.task, self.recipe)
         self.rates = torch.zeros(self.steps, 3, len(states), 1, device=device)  # step size, 1/sqrt(1 - b2^t), decay
         self.losses = torch.zeros(self.steps, len(states), device=device)
+        self.skipped = torch.zeros(len(states), device=device)  # steps, since it was last read
         self.inputs: Tensor | None = None
         self.targets: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -161,7 +163,11 @@ class Stack:
         size_M1, correct_M1, decay_M1 = self.rates[i]
         grad = self._gradient(i)
         if self.kernels is not None:
-            adamw(self.weights, self.mean, self.square, grad, self.half, self.rates[i], r.beta1, r.beta2, r.eps)
+            total_M = None
+            if r.precision == "fp16":
+                total_M = grad.sum(1)
+                self.skipped += ~total_M.isfinite()
+            adamw(self.weights, self.mean, self.square, grad, self.half, self.rates[i], r.beta1, r.beta2, r.eps, total_M)
             return
         self.mean.lerp_(grad, 1 - r.beta1)
         self.square.mul_(r.beta2).addcmul_(grad, grad, value=1 - r.beta2)
@@ -180,7 +186,8 @@ class Stack:
             if self.kernels is not None:  # compiled on copies
                 moved = [t.clone() for t in (self.weights, self.mean, self.square)]
                 half = moved[0] if self.half is self.weights else self.half.clone()
-                adamw(moved[0], moved[1], moved[2], grad, half, self.rates[0], self.recipe.beta1, self.recipe.beta2, self.recipe.eps)
+                r, total_M = self.recipe, grad.sum(1) if self.recipe.precision == "fp16" else None
+                adamw(moved[0], moved[1], moved[2], grad, half, self.rates[0], r.beta1, r.beta2, r.eps, total_M)
                 del moved, half
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()

@@ -674,8 +674,8 @@ OTHER_SHAPE: dict[str, Any] = {
     "dim": None, "depth": 3, "num_heads": 8, "head_dim": 4, "v_head_dim": 5, "num_kv_heads": 2, "kv_lora_rank": 3, "q_lora_rank": None,
     "qk_rope_head_dim": 2, "rope_theta": 500.0, "average": 2, "ffn_dim": 5, "activation": "gelu", "causal": True, "windows": (2,),
     "norm": "layer", "norm_at": "post", "qk_norm": "free", "logit_scale": 0.3, "max_logit": None, "qkv_bias": True, "out_bias": True,
-    "ffn_bias": True, "vocab_size": 5, "tied": False, "positions": None, "num_positions": 9, "position_dim": None,
-    "extras": (("pooler", 3),),
+    "ffn_bias": True, "vocab_size": 5, "tied": False, "input_dim": 12, "output_dim": 12, "positions": None, "num_positions": 9,
+    "position_dim": None, "extras": (("pooler", 3),),
 }  # fmt: skip
 OTHER_RECIPE: dict[str, Any] = {
     "steps": 36, "batch": 17, "lr": 0.02, "schedule": "constant", "warmup": 0.1, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9,
@@ -750,9 +750,9 @@ def test_a_moment_that_never_moves_is_refused(beta: str) -> None:
 
 def test_a_run_whose_parts_do_not_fit_is_refused_in_one_line() -> None:
     recipe = Recipe(steps=100)
-    with pytest.raises(UsageError, match=r"^a shape's dim must be its task's, got dim 8, task dim 12$"):
+    with pytest.raises(UsageError, match=r"^a shape's dim must be its task's dim, got dim 8, task dim 12$"):
         Run(paper_shape(dim=8, rank=8, ffn_dim=8), Farthest(12, 5), recipe)
-    with pytest.raises(UsageError, match=r"^a shape's dim must be its task's beside 64 of positions, got dim 76, task dim 13$"):
+    with pytest.raises(UsageError, match=r"^a shape's dim must be its task's dim beside 64 of positions, got dim 76, task dim 13$"):
         Run(paper_shape(dim=12, rank=4, positions="concatenated", points=5), Farthest(13, 5), recipe)
     with pytest.raises(UsageError, match=r"^num_positions must be at least the task's 6 tokens, got 5$"):
         Run(paper_shape(dim=12, rank=4, positions="additive", points=5), Farthest(12, 6), recipe)

@@ -11,7 +11,7 @@ from tolerance import same, seeded
 from torch import nn
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
-import triton.language as tl
+from gpu import BF16, DEVICE, FP16, FP32, FP64, INTERPRETED, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
 
 from headwise import backends, engine, fused, stack
 from headwise.attention import attend, plain
@@ -25,53 +25,9 @@ from headwise.shape import Shape
 from headwise.stack import _layout
 from headwise.tasks import Farthest, Nearest
 
-INTERPRETED = not torch.cuda.is_available()
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-NAN = math.nan
+pytestmark = pytest.mark.usefixtures("products_as_on_a_gpu")
 HEADS = {FP32: 1e-5, FP16: 2e-3, BF16: 1.6e-2}  # the largest error of one kernel, of the largest entry
 STEP = {"fp32": 1e-5, "tf32": 1.5e-2, "fp16": 4e-3, "bf16": 3e-2}  # of a whole network's gradient, of its norm, for each tensor
-
-
-@pytest.fixture(autouse=True)
-def products_as_on_a_gpu(monkeypatch):
-    """The interpreter multiplies the bit patterns of bfloat16, cuts where a GPU rounds to it, and does not know TF32."""
-    if not INTERPRETED:
-        return
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-
-    def operand(x, precision):
-        if x.dtype.scalar == tl.bfloat16:
-            return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-        if x.dtype.scalar == tl.float32 and precision.name == "TF32":
-            return TensorHandle((np.ascontiguousarray(x.data).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32), tl.float32)
-        return x
-
-    def create_dot(self, a, b, d, precision, *rest):
-        return dot(self, operand(a, precision), operand(b, precision), d, precision, *rest)
-
-    def cast_impl(self, x, to):
-        if (x.dtype.scalar, to.scalar) == (tl.float32, tl.bfloat16):
-            rounded = torch.from_numpy(np.ascontiguousarray(x.data)).to(BF16).view(torch.int16)
-            return TensorHandle(rounded.numpy().view(np.uint16), tl.bfloat16)
-        return cast(self, x, to)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
-    monkeypatch.setattr(InterpreterBuilder, "cast_impl", cast_impl)
-
-
-def normal(seed, *size, dtype=FP32):
-    return torch.randn(size, generator=seeded(seed)).to(DEVICE, dtype)
-
-
-def near(actual, expected, bound, what="", largest=None):
-    """max |actual - expected| <= bound max |expected|; NaN never passes."""
-    assert actual.shape == expected.shape, f"{what}: shapes {tuple(actual.shape)} and {tuple(expected.shape)}"
-    largest = expected.abs().max().item() if largest is None else largest
-    error = (actual.detach().double() - expected.detach()).abs().max().item()
-    assert error <= bound * largest, f"{what}: off by {error:.3g}, allowed {bound:.3g} of {largest:.3g}"
 
 
 # ---- heads
@@ -103,10 +59,12 @@ def by_head(x, count):
     return x.unflatten(2, (count, -1)).transpose(1, 2)
 
 
-def reference(q, k, v, g, count, scale):
+def reference(q, k, v, g, count, scale, causal=False):
     """Output and gradients in float64, by the sums; (batch, tokens, heads x rank) as the kernels have them."""
     q, k, v, g = (by_head(t.double(), count) for t in (q, k, v, g))
     scores = torch.einsum("bhir,bhjr->bhij", q, k) * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
     p = (scores - scores.amax(-1, keepdim=True)).exp()
     p = p / p.sum(-1, keepdim=True)
     dp = torch.einsum("bhir,bhjr->bhij", g, v)
@@ -137,19 +95,19 @@ TILES = [
 ]  # fmt: skip
 
 
-def check_heads(tokens, rank, count, dtype, dot="tf32x3", bound=None, scale=None):
+def check_heads(tokens, rank, count, dtype, dot="tf32x3", bound=None, scale=None, causal=False):
     scale = 0.83 * rank**-0.5 if scale is None else scale
     qkv, g = packed(tokens, rank, count, dtype, seed=tokens * rank + count)
     width = count * rank
     out, grads = Arena(2, tokens, width, dtype, GUARD), Arena(2, tokens, 3 * width, dtype, GUARD)
     kept = qkv.view.clone()
     q, k, v = qkv.view.split(width, -1)
-    heads.forward(q, k, v, out.view, count, rank, scale, dot)
-    heads.backward(q, k, v, g.view, *grads.view.split(width, -1), count, rank, scale, dot)
+    heads.forward(q, k, v, out.view, count, rank, scale, dot, causal)
+    heads.backward(q, k, v, g.view, *grads.view.split(width, -1), count, rank, scale, dot, causal)
     same(qkv.view, kept, "the inputs")
     out.check("output")
     grads.check("gradients")
-    expected = reference(q, k, v, g.view, count, scale)
+    expected = reference(q, k, v, g.view, count, scale, causal)
     most = max(e.abs().max().item() for e in expected)
     for name, a, e in zip(("output", "dq", "dk", "dv"), (out.view, *grads.view.split(width, -1)), expected, strict=True):
         near(a, e, HEADS[dtype] if bound is None else bound, name, most if tokens == 1 else None)  # one key: q and k do nothing
@@ -165,9 +123,16 @@ def test_heads_equal_the_sums_and_touch_nothing_else(tokens, rank, count):
     same(qkv.view, grads.view, "in place")
 
 
-@pytest.mark.parametrize(("tokens", "rank", "count"), LANES[:4] + PACKS + TILES[:-3])
+@pytest.mark.parametrize(("tokens", "rank", "count"), [*LANES[:4], *PACKS, *TILES[:-3], (256, 33, 1)])
 def test_heads_take_float16(tokens, rank, count):
     check_heads(tokens, rank, count, FP16)
+
+
+@pytest.mark.parametrize(("tokens", "rank", "count"), [(1, 2, 3), (3, 1, 7), (11, 8, 5), (16, 16, 3), (17, 3, 5), (65, 24, 1), (130, 5, 2)])
+@pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
+def test_causal_heads_equal_the_sums(tokens, rank, count, dtype):
+    assert kind_of(tokens, rank, causal=True) == "tiles"
+    check_heads(tokens, rank, count, dtype, causal=True)
 
 
 @pytest.mark.parametrize(("tokens", "rank", "count"), [(11, 2, 5), (13, 4, 7), (16, 16, 7), (17, 24, 3)])
@@ -562,6 +527,11 @@ REFUSED = [
     ({"num_heads": 3, "num_kv_heads": 3}, {}, "ffn_dim in 64s and heads x rank in 16s, got 2048 and 24"),
     ({"head_dim": 80, "v_head_dim": 80}, {}, "at most 256 tokens and rank 64, got 16 tokens, rank 80"),
     ({}, {"tokens": 257, "batch": 64}, "at most 256 tokens and rank 64, got 257 tokens, rank 8"),
+    (
+        {"num_heads": 2, "num_kv_heads": 2, "head_dim": 32, "v_head_dim": 32},
+        {"tokens": 192, "precision": "tf32"},
+        "at most rank 16 beyond 128",
+    ),
     ({}, {"batch": 2}, "batch x tokens must be a multiple of 64, got 32"),
 ]
 
@@ -679,6 +649,21 @@ def test_adamw_of_a_zero_gradient_only_decays():
     same(weights, normal(0, 2, 40) * torch.tensor([[0.5], [1.0]], device=DEVICE))
 
 
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, NAN])
+def test_a_model_whose_gradient_is_no_number_stays_as_it_is(bad):
+    weights, mean, square = normal(0, 3, 40), normal(1, 3, 40), normal(2, 3, 40).abs()
+    grads, rates = normal(3, 3, 40), torch.tensor([[0.1] * 3, [1.0] * 3, [0.5] * 3], device=DEVICE)
+    half, expected = weights.to(FP16), [t.clone() for t in (weights, mean, square)]
+    fused.adamw(*expected, grads, weights.to(FP16), rates, 0.9, 0.95, 1e-8)
+    grads[1, 7] = bad
+    moved = [t.clone() for t in (weights, mean, square)]
+    fused.adamw(*moved, grads, half, rates, 0.9, 0.95, 1e-8, grads.sum(1))
+    for before, after, usual in zip((weights, mean, square), moved, expected, strict=True):
+        same(after[1], before[1], "the model that overflowed")
+        same(after[[0, 2]], usual[[0, 2]], "those beside it")
+    same(half, moved[0].to(FP16), "the operands' copy")
+
+
 # ---- the stack and training
 
 
@@ -709,6 +694,41 @@ def test_training_with_the_step_is_training_without(precision, bound, monkeypatc
         assert a["curve"] == pytest.approx(b["curve"], rel=bound)
         assert a["held_out"] == pytest.approx(b["held_out"], rel=bound)
         assert abs(b["curve"][1] - b["curve"][0]) > 20 * bound * b["curve"][0], "it learns too little to be compared"
+
+
+def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(monkeypatch):
+    recipe = Recipe(steps=6, epoch=3, batch=4, held_out=128, evals=1, lr=0.02, precision="fp16")
+    runs = [Run(paper_shape(dim=16, rank=16, ffn_dim=64), Farthest(16, 16), recipe, seed) for seed in (0, 1)]
+    usual, gradient, steps = trained(runs, monkeypatch, True), Fused.gradient, []
+
+    def overflowing(when):
+        def spoiled(*given):
+            out = gradient(*given)
+            if when(len(steps)) and len(out) == 2:
+                out[0, 3] = math.inf
+            steps.append(1)
+            return out
+
+        return spoiled
+
+    def rows(when):
+        with monkeypatch.context() as patch:
+            patch.setattr(Fused, "gradient", overflowing(when))
+            return trained(runs, monkeypatch, True)
+
+    warm = 2 if not INTERPRETED else 0  # gradients made before the graph
+    once = rows(lambda step: step == 1 + warm)
+    assert [row["skipped"] for row in once] == [1, 0]
+    assert [row["skipped"] for row in usual] == [0, 0]
+    assert once[0]["status"] == "done"
+    assert once[0]["held_out"] != usual[0]["held_out"]
+    if INTERPRETED:
+        assert once[1]["curve"] == usual[1]["curve"], "the other model"
+        steps.clear()
+        lasting = rows(lambda step: step >= 0)
+        assert [row["status"] for row in lasting] == ["diverged", "done"]
+        assert lasting[0]["skipped"] == 3
+        assert lasting[1]["held_out"] == usual[1]["held_out"]
 
 
 # ---- the points of the farthest-neighbour task

@@ -29,18 +29,19 @@ ALLOWED: dict[str, set[str]] = {
     "theory": {"shape", "attention", "models", "tasks"},
     "runs": {"shape", "models", "tasks"},
     "fused": {"shape", "kernels"},
-    "stack": {"shape", "kernels", "models", "runs", "fused"},
-    "engine": {"headwise", "shape", "files", "progress", "models", "runs", "fused", "stack"},
+    "trunk": {"shape", "kernels", "fused"},
+    "stack": {"shape", "kernels", "models", "runs", "fused", "trunk"},
+    "engine": {"headwise", "shape", "files", "progress", "models", "runs", "fused", "trunk", "stack"},
     "store": {"shape", "files", "runs"},
     "experiments": {"shape", "stats", "models", "tasks", "theory", "runs"},
     "sweep": {"shape", "progress", "runs", "engine", "store"},
     "figures": set(),
     "report": {"headwise", "shape", "files", "progress", "store", "experiments", "figures"},
-    "cli": {"headwise", "shape", "files", "backends", "fused", "engine", "store", "experiments", "sweep", "figures", "report"},
+    "cli": {"headwise", "shape", "files", "backends", "fused", "trunk", "engine", "store", "experiments", "sweep", "figures", "report"},
     "__main__": {"cli"},
 }
 LATE = {("shape", "families")}  # inside a function, against the flow: a shape that reads a public config
-FOR_GPUS = {"heads", "layer", "points"}  # of the kernels: they import triton, so others import them inside functions only
+FOR_GPUS = {"heads", "layer", "points", "pre"}  # of the kernels: they import triton, so others import them inside functions only
 STANDARD_ONLY = {
     "headwise",
     "shape",

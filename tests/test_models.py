@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tolerance import STANDARD_ERRORS, close, close_all, examples, same, seeded
 
 from benchmarks.stock import StockEncoder, copy_into_stock
+from headwise.experiments import regression
 from headwise.models import INITS, Decoder, Encoder, FeedForward, build, fresh, initialise, paper_shape, split_key
 from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, Shape, UsageError
-from headwise.tasks import Farthest
+from headwise.tasks import Farthest, Regression
 
 
 def filled(model, seed=0, spread=0.3):
@@ -28,7 +29,7 @@ def inputs(shape, *lead, seed=1, dtype=torch.float32):
     """Tokens or vectors of (*lead) sequences; the last entry of `lead` is their length."""
     if shape.vocab_size:
         return torch.randint(shape.vocab_size, lead, generator=seeded(seed))
-    return torch.randn(*lead, shape.dim - shape.position_dim, generator=seeded(seed), dtype=dtype)
+    return torch.randn(*lead, shape.in_dim, generator=seeded(seed), dtype=dtype)
 
 
 def pass_of(model, x, weighting):
@@ -51,6 +52,7 @@ LATENT = Shape(
 POSITIONED = Shape(
     dim=16, depth=2, num_heads=3, head_dim=5, norm="layer", activation="gelu", ffn_dim=29, positions="additive", num_positions=8
 )
+READ = regression.decoder(16, 2, 2, Regression(3, 4))
 STACKS = {
     "paper, rank 1": paper_shape(16, 2, 1, 2, ffn_dim=29),
     "paper, rank 4": paper_shape(16, 2, 4, 1, ffn_dim=29),
@@ -59,6 +61,10 @@ STACKS = {
     "encoder": POSITIONED,
     "decoder": DECODER,
     "latent": LATENT,
+    "read in and out": READ,
+    "read in wide, out of many": POSITIONED.replace(input_dim=32, output_dim=19),
+    "read out alone": paper_shape(16, 1, 4, 1, ffn_dim=29).replace(output_dim=2),
+    "odd read": READ.replace(dim=11, output_dim=2),
     "odd paper": paper_shape(11, 2, 1, 3, ffn_dim=29),
     "odd encoder": POSITIONED.replace(dim=11, v_head_dim=2),
     "odd decoder": DECODER.replace(dim=11),
@@ -125,6 +131,7 @@ SPLITS = {
         Shape(dim=16, depth=2, num_heads=h, num_kv_heads=h // 2, head_dim=24 // h, causal=True, vocab_size=17, windows=(0, 3))
         for h in (2, 4, 12)
     ],
+    "read in and out": [regression.decoder(16, 2, heads, Regression(3, 4)) for heads in (1, 4, 16)],
     "values apart": [Shape(dim=16, depth=1, num_heads=h, head_dim=12 // h, v_head_dim=36 // h, norm="scalar") for h in (1, 3, 6)],
 }
 
@@ -580,14 +587,22 @@ def test_every_shape_field_reaches_the_model():
         "dim": 14, "depth": 3, "num_heads": 8, "head_dim": 10, "v_head_dim": 5, "num_kv_heads": 2, "qk_rope_head_dim": 8, "rope_theta": 7.0,
         "average": 2, "ffn_dim": 5, "activation": "gelu", "causal": False, "windows": (2,), "norm": "layer", "norm_at": "post",
         "qk_norm": "free", "logit_scale": 0.9, "max_logit": 20.0, "qkv_bias": True, "out_bias": True, "ffn_bias": True, "vocab_size": 19,
-        "tied": False, "positions": "additive",
+        "tied": False, "positions": "additive", "input_dim": 12, "output_dim": 12,
     }  # fmt: skip
     needs = {"positions": {"num_positions": 9}, "num_heads": {"num_kv_heads": 8}}
     elsewhere = {"kv_lora_rank", "q_lora_rank", "num_positions", "position_dim", "extras"}  # change what they go with
     assert set(changes) | elsewhere == {f.name for f in dataclasses.fields(Shape)}
     x = inputs(shape, 2, 5)
     y = filled(build(shape)).double()(x)[0]
+    vectors = shape.replace(vocab_size=0)
+    given = inputs(vectors, 2, 5, dtype=torch.float64)
+    plain = filled(build(vectors)).double()(given)[0]
     for name, value in changes.items():
+        if name in ("input_dim", "output_dim"):  # maps of vectors, as wide as what they come from
+            z = filled(build(vectors.replace(**{name: value}))).double()(given)[0]
+            assert z.shape == plain.shape
+            assert (z - plain).abs().max() > 1e-6, name
+            continue
         z = filled(build(shape.replace(**{name: value}, **needs.get(name, {})))).double()(x)[0]
         assert z.shape != y.shape or (z - y).abs().max() > 1e-6, name
 

@@ -72,6 +72,16 @@ def tokens_in(rng):
     return {"vocab_size": rng.choice((41, 43, 47)), "tied": flip(rng)}
 
 
+def read(rng):
+    """Maps at either end or both, wide enough to be seen in every cost."""
+    ends = rng.choice((("input_dim",), ("output_dim",), ("input_dim", "output_dim")))
+    return {name: rng.choice((1, 3, 53, 101, 211)) for name in ends}
+
+
+def placed(rng):
+    return rng.choice(({}, {"positions": "additive"}, {"positions": "concatenated", "position_dim": 3})) | {"num_positions": 13}
+
+
 def averaged(rng, fields):
     """Now and then some of the heads form separate modules whose outputs are averaged."""
     return fields | {"average": rng.choice([n for n in (1, 2, 3, 5) if fields["num_heads"] % n == 0])}
@@ -99,6 +109,7 @@ FAMILIES = {
     "concatenated": lambda rng: Shape(
         **stack(rng), **heads(rng), positions="concatenated", num_positions=rng.choice(PRIMES), position_dim=rng.choice((1, 3, 7))
     ),
+    "read in and out": lambda rng: Shape(**stack(rng), **heads(rng), causal=flip(rng), **read(rng), **placed(rng)),
 }
 
 
@@ -126,6 +137,8 @@ def real_table(model):
         "feed-forward": numbers(*(b.feed for b in model.blocks)),
         "norms": numbers(*norms),
         "head": 0 if model.head is None else model.head.numel(),
+        "read-in": numbers(model.read_in),
+        "read-out": numbers(model.read_out),
     }
     return {name: count for name, count in table.items() if count}
 
@@ -209,10 +222,9 @@ def test_extras_are_counted_and_not_built():
 
 
 def small_input(shape, batch, tokens, seed=0):
-    width = shape.dim - shape.position_dim
     if shape.vocab_size:
         return torch.randint(shape.vocab_size, (batch, tokens), generator=seeded(seed))
-    return torch.randn(batch, tokens, width, generator=seeded(seed))
+    return torch.randn(batch, tokens, shape.in_dim, generator=seeded(seed))
 
 
 def filled(shape, models=None):
@@ -307,14 +319,16 @@ def kept_bytes(shape, batch, tokens, models=None):
         if shape.vocab_size:
             loss = F.cross_entropy(y.flatten(0, -2), x.flatten().clone())
         else:
-            seen = y[..., : shape.dim - shape.position_dim]
+            seen = y if shape.input_dim or shape.output_dim else y[..., : shape.dim - shape.position_dim]
             loss = (seen - torch.zeros_like(seen)).square().mean()
     total = sum(kept.values())
     loss.backward()
     return total
 
 
-@pytest.mark.parametrize("family", ["encoder", "decoder", "latent", "latent queries", "windows", "additive", "concatenated"])
+@pytest.mark.parametrize(
+    "family", ["encoder", "decoder", "latent", "latent queries", "windows", "additive", "concatenated", "read in and out"]
+)
 def test_activation_bytes_equal_what_autograd_keeps(family):
     """On the fused backend; averaged modules apart, where a single model keeps its scaled weights too."""
     for shape in shapes(family, 40):
@@ -365,11 +379,14 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"head_dim": 4, "qk_rope_head_dim": 6}, ("qk_rope_head_dim must not exceed head_dim", "6", "head_dim 4")),
         *(
             ({name: -1}, (f"{name} must not be negative", "got -1"))
-            for name in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "ffn_dim", "vocab_size", "num_positions", "position_dim")
+            for name in (
+                "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "ffn_dim", "vocab_size", "num_positions", "position_dim", "input_dim",
+                "output_dim",
+            )
         ),
         *(
             ({name: bad}, (f"{name} must be a whole number", f"got {bad!r}"))
-            for name in ("dim", "depth", "num_heads", "head_dim", "num_kv_heads", "ffn_dim", "vocab_size")
+            for name in ("dim", "depth", "num_heads", "head_dim", "num_kv_heads", "ffn_dim", "vocab_size", "input_dim", "output_dim")
             for bad in ("8", 8.0, True)
         ),
         *(({name: 1}, (f"{name} must be true or false", "got 1")) for name in ("causal", "qkv_bias", "tied")),
@@ -383,6 +400,10 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"max_logit": 4.0, "qk_norm": "head", "logit_scale": 0.5}, ("max_logit", "replaces logit_scale", "0.5")),
         ({"kv_lora_rank": 4, "num_kv_heads": 3}, ("num_kv_heads must equal num_heads 6", "kv_lora_rank 4", "got 3")),
         ({"kv_lora_rank": 4, "qk_norm": "head"}, ("qk_norm must be none", "kv_lora_rank 4", "got head")),
+        *(
+            ({"vocab_size": 5, name: 3}, ("vocab_size excludes input_dim and output_dim", "vocab_size 5", f"{name} 3"))
+            for name in ("input_dim", "output_dim")
+        ),
         ({"q_lora_rank": 4}, ("q_lora_rank needs kv_lora_rank above 0", "q_lora_rank 4")),
         ({"activation": "swigly"}, ("unknown activation 'swigly'", "did you mean swiglu", "relu2")),
         ({"norm": "rsm"}, ("unknown norm 'rsm'", "did you mean rms", "layer-nobias")),

@@ -12,7 +12,7 @@ from tolerance import QUADRATURE, STANDARD_ERRORS, close, examples, same, seeded
 
 from headwise.shape import UsageError
 from headwise.tasks import TASKS, BiasedNearest, Farthest, Nearest, task_name, task_of
-from headwise.tasks.neighbors import LAWS, sphere
+from headwise.tasks.neighbors import LAWS, Neighbors, sphere
 
 NAMED = {
     **{f"farthest {law}": Farthest(7, 5, law) for law in ("uniform", "doubled")},
@@ -23,6 +23,7 @@ NAMED = {
     "farthest in two dimensions": Farthest(2, 3),
     "nearest of two": Nearest(3, 2),
 }
+NEIGHBORS = sorted(name for name, kind in TASKS.items() if issubclass(kind, Neighbors))  # tests/test_regression.py has the other
 
 
 @pytest.fixture(params=NAMED)
@@ -60,7 +61,7 @@ def test_targets_are_right_by_brute_force(task):
 
 
 @examples(40)
-@given(st.integers(2, 9), st.integers(2, 11), st.sampled_from(LAWS), st.sampled_from(sorted(TASKS)), st.integers(0, 2**16))
+@given(st.integers(2, 9), st.integers(2, 11), st.sampled_from(LAWS), st.sampled_from(NEIGHBORS), st.integers(0, 2**16))
 def test_targets_are_right_at_every_size(dim, points, law, name, seed):
     if law == "orthogonal" and (points > dim or name == "farthest"):
         return
@@ -115,7 +116,7 @@ def test_orthogonal_points_are_orthogonal(points):
     close(gram, torch.eye(points).expand(37, points, points))
 
 
-@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("name", NEIGHBORS)
 def test_doubled_points_come_with_their_antipodes(name):
     task = TASKS[name](7, 5, "doubled")
     x, target = task.sample(seeded(1), 37)
@@ -304,14 +305,29 @@ def test_contract(name):
     x, target = task.sample(seeded(0), 3)
     assert x.shape == (3, task.tokens, 7)
     assert target.shape[0] == 3
-    assert target.shape[2] == 7
+    assert 1 <= target.shape[1] <= task.tokens
+    assert 1 <= task.answer_dim <= 7
+    assert x.dtype == target.dtype == torch.float32
     assert not x.requires_grad
     assert not target.requires_grad
-    loss = task.loss(torch.zeros(2, *x.shape), target)
+    for a, b in zip((x, target), task.sample(seeded(0), 3, 10**9), strict=True):
+        same(a, b, "late in training the task is the one that is judged")
+    outputs = torch.randn(2, 3, task.tokens, task.answer_dim, generator=seeded(1))
+    loss = task.loss(outputs, target)
     assert loss.shape == (2,)
+    profile = task.profile(outputs, target)
+    if profile is not None:
+        assert profile.shape == (2, target.shape[1])
+        close(profile.mean(-1), loss)
     baselines = task.baselines()
-    assert baselines["zero"] == 1.0
-    assert all(isinstance(v, float) and 0.0 <= v <= 1.0 for v in baselines.values())
+    assert all(isinstance(v, float) and 0.0 <= v < math.inf for v in baselines.values())
+    zero, n = baselines["zero"], 4001
+    errors = torch.stack([task.loss(torch.zeros(1, task.tokens, task.answer_dim), t[None]) for t in task.sample(seeded(2), n)[1]])
+    assert abs(errors.mean() - zero) <= STANDARD_ERRORS * errors.std() / math.sqrt(n) + 1e-6, f"n {n}, seed 2"
+    if name in NEIGHBORS:
+        assert target.shape[2] == task.answer_dim == 7
+        assert zero == 1.0
+        assert max(baselines.values()) == zero
     assert type(task).__doc__
 
 
@@ -324,18 +340,34 @@ def test_names_are_of_different_tasks():
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("bad", [1, 0, -3, 2.0, "7", True, None])
+@pytest.mark.parametrize("field", ["dim", "points"])
+def test_sizes_are_whole_numbers(name, field, bad):
+    least = 1 if (name, field) == ("regression", "dim") else 2
+    if least == 1 and bad == 1 and bad is not True:
+        assert TASKS[name](dim=1, points=5).dim == 1
+        return
+    with pytest.raises(UsageError) as caught:
+        task_of(name, {"dim": 7, "points": 5, field: bad})
+    assert str(caught.value) == f"{field} must be a whole number of at least {least}, got {bad!r}"
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_unknown_fields_of_tasks_die_with_one_line(name):
+    with pytest.raises(UsageError) as caught:
+        task_of(name, {"dim": 7, "points": 5, "Dim": 3})
+    for part in ("unknown key 'Dim' of task", "did you mean dim", "points"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NEIGHBORS)
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
-        *(
-            ({field: bad}, (f"{field} must be a whole number of at least 2", f"got {bad!r}"))
-            for field in ("dim", "points")
-            for bad in (1, 0, -3, 2.0, "7", True, None)
-        ),
         ({"law": "unifrom"}, ("unknown law 'unifrom'", "did you mean uniform", "doubled")),
         ({"law": None}, ("unknown law None", "choices: doubled")),
         ({"law": "orthogonal", "points": 8}, ("points",)),
-        ({"Dim": 3}, ("unknown key 'Dim' of task", "did you mean dim", "points")),
     ],
 )
 def test_bad_tasks_die_with_one_line(name, fields, parts):

@@ -1,0 +1,236 @@
+"""Blocks of pre-norm models as kernels against the modules in float64. Without a GPU they run in Triton's interpreter."""
+
+import dataclasses
+
+import pytest
+import torch
+from tolerance import same
+
+pytest.importorskip("triton", reason="the kernels are written in triton")
+from gpu import DEVICE, FP16, FP32, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
+
+from headwise import engine, stack, trunk
+from headwise.fused import STORED
+from headwise.models import build
+from headwise.runs import Recipe, Run
+from headwise.shape import Shape
+from headwise.stack import _layout
+from headwise.tasks import Regression
+from headwise.trunk import SPLIT, TILE, Trunk, needs, refusal
+
+pytestmark = pytest.mark.usefixtures("products_as_on_a_gpu")
+BOUND = {"fp32": 1e-5, "tf32": 1.5e-2, "fp16": 5e-3, "bf16": 4e-2}  # of a gradient's norm, for each tensor
+GPT = Shape(
+    dim=48, depth=12, num_heads=4, activation="gelu", norm="layer", norm_at="pre", causal=True,
+    qkv_bias=True, out_bias=True, ffn_bias=True, positions="additive", num_positions=82, input_dim=20, output_dim=1,
+)  # fmt: skip
+
+
+def blocks_only(heads, **changes):
+    """A shape without ends."""
+    sizes = {"dim": 48, "depth": 1, "num_heads": heads, "ffn_dim": 64, **changes}
+    names = ("activation", "norm", "norm_at", "causal", "qkv_bias", "out_bias", "ffn_bias")
+    return Shape(**{name: getattr(GPT, name) for name in names} | sizes)
+
+
+@dataclasses.dataclass
+class Net:
+    """Some models, their blocks as kernels, and the same in float64."""
+
+    splits: list
+    tokens: int
+    batch: int
+    precision: str
+    seed: int = 0
+
+    def __post_init__(self):
+        self.models = sum(n for n, _ in self.splits)
+        module = build(self.splits[0][1], models=self.models, splits=self.splits)
+        places, self.length = _layout(list(module.parameters()))
+        self.places = dict(zip([name for name, _ in module.named_parameters()], places, strict=True))
+        kind = STORED[self.precision]
+        self.weights = torch.zeros(self.models, self.length, device=DEVICE)
+        self.module = module.double().to(DEVICE)
+        for i, (name, p) in enumerate(self.module.named_parameters()):
+            at, size = self.places[name]
+            drawn = normal(self.seed + i, self.models, size) * (0.3 if p.ndim > 2 else 0.2) + ("norm" in name and name.endswith("weight"))
+            self.weights[:, at : at + size] = drawn.to(kind).float()  # what the operands can hold
+            with torch.no_grad():
+                p.copy_(self.weights[:, at : at + size].view(p.shape))
+        self.half = self.weights if kind == FP32 else self.weights.to(kind)
+        dim = self.splits[0][1].dim
+        self.x, self.g = (normal(100 + j, self.models, self.batch * self.tokens, dim) for j in (0, 1))
+        self.g /= self.batch * self.tokens  # as of a mean
+
+    def trunk(self, training=True):
+        made = Trunk(self.splits, self.places, self.weights, self.half, self.batch, self.tokens, self.precision, training)
+        for value in vars(made).values():  # what is read before it is written shows
+            for t in value if isinstance(value, list) else [value]:
+                if isinstance(t, torch.Tensor) and t.is_floating_point() and t is not self.weights and t is not self.half:
+                    t.fill_(NAN) if t is not getattr(made, "copies", None) else None
+        return made
+
+    def exact(self):
+        """Output, the gradient of the input, and of each parameter."""
+        x = self.x.double().unflatten(1, (self.batch, self.tokens)).requires_grad_()
+        y = x
+        for block in self.module.blocks:
+            y, _ = block(y)
+        params = {name: p for name, p in self.module.named_parameters() if name.startswith("blocks.")}
+        found = torch.autograd.grad(y, [x, *params.values()], self.g.double().view(y.shape))
+        return y.detach().flatten(1, 2), found[0].flatten(1, 2), dict(zip(params, found[1:], strict=True))
+
+
+def case(name, *args):
+    return pytest.param(*args, id=name)
+
+
+CASES = [
+    case("GPT-2's block, odd sizes", [(1, blocks_only(3)), (2, blocks_only(4))], 12, 16, "fp32"),
+    case("two layers, rank 1 and full", [(1, blocks_only(16, dim=16, depth=2)), (1, blocks_only(1, dim=16, depth=2))], 8, 8, "fp32"),
+    case("every token sees every other", [(2, blocks_only(5, dim=80, causal=False))], 16, 4, "fp32"),
+    case("ReLU", [(2, blocks_only(2, dim=32, activation="relu", ffn_dim=128))], 4, 16, "fp32"),
+    case("an inner width of its own", [(1, blocks_only(5, dim=32, head_dim=8))], 4, 16, "fp32"),
+    case("width 128", [(1, blocks_only(2, dim=128))], 2, 32, "fp32"),
+    case("half precision", [(1, blocks_only(3)), (1, blocks_only(16))], 12, 16, "fp16"),
+    case("brain floats", [(2, blocks_only(4, dim=64))], 8, 8, "bf16"),
+    case("TF32", [(2, blocks_only(4, dim=64, depth=2))], 8, 8, "tf32"),
+]
+
+
+@pytest.mark.parametrize(("splits", "tokens", "batch", "precision"), CASES)
+def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch, precision):
+    net, bound = Net(splits, tokens, batch, precision), BOUND[precision]
+    made, kept = net.trunk(), (net.weights.clone(), net.half.clone(), net.x.clone(), net.g.clone())
+    y, dx, grads = net.exact()
+    near(made.forward(net.x), y, bound, "output")
+    got_dx, rows = made.backward(net.g * made.gain)
+    near(got_dx / made.gain, dx, bound, "gradient of the input")
+    assert rows.isfinite().all()
+    gaps = torch.ones(net.length, dtype=torch.bool)
+    for name, (at, size) in net.places.items():
+        gaps[at : at + size] = not name.startswith("blocks.")
+        if name not in grads:
+            continue
+        ours, theirs = rows[:, at : at + size].double(), grads[name].flatten(1)
+        size_of = theirs.norm(dim=1)
+        if name.endswith("qkv.bias"):  # softmax does not see the keys' bias
+            ours, theirs = (torch.cat((t[:, : size // 3], t[:, 2 * size // 3 :]), 1) for t in (ours, theirs))
+        worst = ((ours - theirs).norm(dim=1) / size_of).max().item()
+        assert worst <= bound, f"{name}: off by {worst:.3g}, allowed {bound:.3g} of its norm"
+    assert (rows[:, gaps.to(DEVICE)] == 0).all(), "something beside the blocks' own gradients is written"
+    for before, after in zip(kept, (net.weights, net.half, net.x, net.g), strict=True):
+        same(after, before, "what is given")
+
+
+def test_blocks_again_give_the_same_bits_and_alone_the_outputs():
+    net = Net([(1, blocks_only(4, dim=16, depth=2, activation="relu"))], 8, 8, "fp32", seed=5)
+    made = net.trunk()
+    y = made.forward(net.x).clone()
+    dx, rows = (t.clone() for t in made.backward(net.g))
+    same(made.forward(net.x), y, "outputs")
+    for a, b in zip(made.backward(net.g), (dx, rows), strict=True):
+        same(a, b, "gradients")
+    same(net.trunk(training=False).forward(net.x), y, "outputs without training")
+
+
+def test_more_tiles_than_pieces_and_fewer_give_the_same_sums():
+    for batch in (8, 8 * (SPLIT + 1)):
+        splits = [(1, blocks_only(2, dim=16))]
+        net = Net(splits, 8, batch, "fp32")
+        made = net.trunk()
+        assert made.pieces == min(SPLIT, batch * 8 // TILE)
+        made.forward(net.x)
+        _, rows = made.backward(net.g)
+        grads = net.exact()[2]
+        for name in ("blocks.0.feed.up.weight", "blocks.0.attention.qkv.weight", "blocks.0.attention.out.weight"):
+            at, size = net.places[name]
+            near(rows[:, at : at + size], grads[name].flatten(1), 1e-5, name)
+
+
+REFUSED = [
+    ({"norm": "rms"}, {}, "layer norms before each part, got rms pre"),
+    ({"norm_at": "post"}, {}, "layer norms before each part, got layer post"),
+    ({"num_kv_heads": 2}, {}, "plain heads"),
+    ({"kv_lora_rank": 8}, {}, "plain heads"),
+    ({"v_head_dim": 8}, {}, "plain heads"),
+    ({"average": 2}, {}, "no average"),
+    ({"windows": (0, 7)}, {}, "no windows"),
+    ({"qk_norm": "head"}, {}, "no query/key norm"),
+    ({"qk_rope_head_dim": 4}, {}, "no rotary positions"),
+    ({"activation": "swiglu"}, {}, "ReLU or GELU"),
+    ({"ffn_dim": 0}, {}, "ReLU or GELU feed-forward"),
+    ({"qkv_bias": False}, {}, "biases everywhere"),
+    ({"out_bias": False}, {}, "biases everywhere"),
+    ({"ffn_bias": False}, {}, "biases everywhere"),
+    ({"dim": 56}, {}, "dim in 16s up to 128 and ffn_dim in 64s, got 56 and 192"),
+    ({"dim": 144}, {}, "dim in 16s up to 128"),
+    ({"ffn_dim": 96}, {}, "ffn_dim in 64s, got 48 and 96"),
+    ({"head_dim": 65, "v_head_dim": 65}, {}, "at most 128 tokens and rank 64, got 82 tokens, rank 65"),
+    ({}, {"tokens": 129}, "at most 128 tokens and rank 64, got 129 tokens, rank 12"),
+    ({}, {"batch": 7}, "batch x tokens must be a multiple of 64, got 574"),
+]
+
+
+@pytest.mark.parametrize(("changes", "call", "why"), REFUSED)
+def test_it_says_why_it_cannot(changes, call, why):
+    usual = {"tokens": 82, "batch": 64}
+    assert refusal(GPT, **usual) == ""
+    assert why in refusal(GPT.replace(**changes), **{**usual, **call})
+
+
+def test_every_shape_that_was_computed_is_taken():
+    for splits, tokens, batch, precision in (c.values for c in CASES):
+        assert {refusal(shape, tokens, batch, precision) for _, shape in splits} == {""}
+
+
+@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize("shape", [GPT, GPT.replace(dim=128, num_heads=2, num_kv_heads=2, head_dim=64, v_head_dim=64, depth=3)])
+def test_needs_is_the_memory_of_a_model(shape, precision):
+    kind = STORED[precision]
+    with torch.device("meta"):
+        params = dict(build(shape, models=3).named_parameters())
+        places, length = _layout(list(params.values()))
+        weights = torch.empty(3, length)
+        half = weights if kind == FP32 else weights.to(kind)
+        made = Trunk([(3, shape)], dict(zip(params, places, strict=True)), weights, half, 64, 82, precision)
+    held = {id(t): t for v in vars(made).values() for t in (v if isinstance(v, list) else [v]) if isinstance(t, torch.Tensor)}
+    bytes_held = sum(t.numel() * t.element_size() for t in held.values()) + 3 * weights.numel() * 4  # moments and summed gradients
+    told = 3 * needs(shape, 82, 64, precision)
+    assert bytes_held <= told <= 1.5 * bytes_held, f"{told / bytes_held:.2f} of what is held"
+
+
+def trained(runs, monkeypatch, blocks):
+    made, forward = [], Trunk.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(stack, "HELD_OUT_BATCH", 16)
+        patch.setattr(stack, "fused_refusal", lambda run, device: "not now")
+        patch.setattr(stack, "trunk_refusal", lambda run, device: "" if blocks else "not now")
+        patch.setattr(Trunk, "forward", lambda *given: made.append(1) or forward(*given))
+        rows = engine.train(runs, device=DEVICE.type, advance=lambda n: None)
+    assert bool(made) == blocks
+    return rows
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("fp16", 4e-3)])
+def test_training_on_the_blocks_is_training_on_the_modules(precision, bound, monkeypatch):
+    task = Regression(3, 2, curriculum=2, first_dim=1, first_points=1)
+    recipe = Recipe(steps=4, epoch=2, batch=16, held_out=32, evals=1, lr=0.03, schedule="constant", init="normal", precision=precision)
+    shape = GPT.replace(dim=16, depth=1, num_heads=2, num_kv_heads=2, head_dim=8, v_head_dim=8, ffn_dim=64, num_positions=4, input_dim=3)
+    shapes = [shape, shape.replace(num_heads=4, num_kv_heads=4, head_dim=4, v_head_dim=4)]
+    runs = [Run(s, task, dataclasses.replace(recipe, lr=lr), 3) for s, lr in zip(shapes, (0.03, 0.02), strict=True)]
+    ours = trained(runs, monkeypatch, True)
+    exact = [dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision="fp32")) for run in runs]
+    for a, b in zip(ours, trained(exact, monkeypatch, False), strict=True):
+        assert a["models"] == len(runs)
+        assert a["curve"] == pytest.approx(b["curve"], rel=bound)
+        assert a["held_out"] == pytest.approx(b["held_out"], rel=bound)
+        assert a["held_out_profile"] == pytest.approx(b["held_out_profile"], rel=4 * bound)
+        assert abs(b["curve"][1] - b["curve"][0]) > 20 * bound * b["curve"][0], "it learns too little to be compared"
+
+
+def test_gradients_are_carried_times_the_tokens_only_where_half_precision_needs_it():
+    net = Net([(1, blocks_only(2, dim=16))], 8, 24, "fp16")
+    assert net.half.dtype == FP16
+    assert net.trunk().gain == 256.0
+    assert all(trunk.gain_of(192, precision) == 1.0 for precision in ("fp32", "tf32", "bf16"))
