@@ -7,6 +7,7 @@ In labels d^2.5 has its exponent raised.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,14 @@ def _floor(description: dict[str, Any]) -> float:
 
 def _draw(ax: Any, line: dict[str, Any], floor: float) -> None:
     colour = COLOURS[line["colour"] % len(COLOURS)]
+    values = [math.nan if y is None else y for y in line["y"]]  # a gap
     if line["style"] == "dots":
-        ax.plot(line["x"], line["y"], ls="none", marker="x", ms=4, mew=1, color=colour, label=_math(line["label"]))
+        ax.plot(line["x"], values, ls="none", marker="x", ms=4, mew=1, color=colour, label=_math(line["label"]))
     elif line["style"] == "dashed":
-        ax.plot(line["x"], line["y"], ls="--", lw=1, marker="s", ms=2.5, color=colour, alpha=0.45, label=_math(line["label"]))
+        ax.plot(line["x"], values, ls="--", lw=1, marker="s", ms=2.5, color=colour, alpha=0.45, label=_math(line["label"]))
     else:
         mark = {"lw": 1.8, "marker": "o", "ms": 4} if line["style"] == "solid" else {"lw": 1.2}
-        ax.plot(line["x"], line["y"], color=colour, label=_math(line["label"]), **mark)
+        ax.plot(line["x"], values, color=colour, label=_math(line["label"]), **mark)
         band = [(x, lo, hi) for x, lo, hi in zip(line["x"], line["low"], line["high"], strict=True) if lo is not None]
         if band:
             x, low, high = zip(*band, strict=True)

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, errors_of, recipe_of
+from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import Row, Run
@@ -128,13 +128,12 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     """What to draw: a panel per depth and protocol, a line per budget, the published values dashed."""
-    dim = points[0]["dim"]
-    paper, panels = published(), []
+    dim, ranks = points[0]["dim"], sorted({p["rank"] for p in points})
+    paper, panels, shares = published(), [], [rank / dim for rank in ranks]
     for (protocol, layers), same in group(points, "protocol", "layers").items():
         lines = []
         for (width,), line in group(same, "width").items():
-            line = [p for p in line if p["held_out"] is not None]
-            shares = [p["rank"] / dim for p in line]
+            line = _whole([p for p in line if p["held_out"] is not None], ranks)
             name, colour = budget(width, dim), sorted({p["width"] for p in points}).index(width)
             lines.append(
                 {
@@ -145,7 +144,9 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
                     "y": [p["held_out"] for p in line],
                     "low": [p["low"] for p in line],
                     "high": [p["high"] for p in line],
-                    "text": [f"rank {p['rank']}, {p['heads']} heads, {p['params']:,} parameters, n={p['n']}" for p in line],
+                    "text": [
+                        f"rank {p['rank']}, {p['heads']} heads, {p['params']:,} parameters, n={p['n']}" if p["n"] else "" for p in line
+                    ],
                 }
             )
             lines.append(
@@ -180,9 +181,17 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _whole(line: list[dict[str, Any]], ranks: list[int]) -> list[dict[str, Any]]:
+    """A line's points with gaps at the ranks it lacks, so that nothing is drawn where nothing was run."""
+    there = {p["rank"]: p for p in line}
+    gap = {"held_out": None, "low": None, "high": None, "train_best": None, "n": 0}
+    return [there.get(rank, gap) for rank in ranks]
+
+
 def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
     """As published against held out: a row a budget; left the training statistic under replay, right fresh data throughout."""
-    dim, paper, panels = points[0]["dim"], published(), []
+    dim, paper, panels, ranks = points[0]["dim"], published(), [], sorted({p["rank"] for p in points})
+    shares = [rank / dim for rank in ranks]
     depths = sorted({p["layers"] for p in points})
     for (width,), same in sorted(group(points, "width").items()):
         left, right = [], []
@@ -193,15 +202,14 @@ def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
             fresh = [p for p in here if p["protocol"] == "stream" and p["held_out"] is not None]
             known = sorted((rank, value) for (d, w, rank), value in paper.items() if (d, w, dim) == (depth, width, 64))
             if seen:
-                none = [None] * len(seen)
-                ours = {"x": [p["rank"] / dim for p in seen], "y": [p["train_best"] for p in seen], "low": none, "high": none}
-                left.append({"label": name, "colour": colour, "style": "solid", **ours})
+                none = [None] * len(ranks)
+                ours = {"y": [p["train_best"] for p in _whole(seen, ranks)], "low": none, "high": none}
+                left.append({"label": name, "colour": colour, "style": "solid", "x": shares, **ours})
             if known and here:
                 theirs = {"x": [r / dim for r, _ in known], "y": [v for _, v in known]}
                 left.append({"label": f"published, {name}", "colour": colour, "style": "dashed", **theirs})
             if fresh:
-                ours = {key: [p[of] for p in fresh] for key, of in (("y", "held_out"), ("low", "low"), ("high", "high"))}
-                right.append({"label": name, "colour": colour, "style": "solid", "x": [p["rank"] / dim for p in fresh], **ours})
+                right.append(solid(name, colour, shares, _whole(fresh, ranks)))
         panels += [
             {"title": f"as published: training error, replayed data ({budget(width, dim)})", "lines": left},
             {"title": f"held out: trained and judged on fresh data ({budget(width, dim)})", "lines": right},
