@@ -1,4 +1,4 @@
-"""The command line: `headwise run | theory | list | report | draw | cost | explain`.
+"""The command line: `headwise run | theory | list | report | draw | cost | policies | explain`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line. Heavy imports happen
 inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage.
@@ -51,6 +51,7 @@ def _parser() -> _Parser:
     run.add_argument("--preset", default="quick", help="quick (a laptop, minutes) or paper (a GPU); default quick")
     run.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
     run.add_argument("--seeds", type=_whole, metavar="N", help="how many seeds a point")
+    run.add_argument("--task", metavar="NAME,NAME", help="of an experiment over tasks: which; the same as --set tasks=NAME,NAME")
     run.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     run.add_argument("--workers", type=_whole, metavar="N", help="processes on a CPU; default one a core")
     run.add_argument(
@@ -100,6 +101,25 @@ def _parser() -> _Parser:
     cost.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed")
     cost.add_argument("--tokens", type=_whole, metavar="N", help="sequence length; default 2048, or as many as the model has positions for")
 
+    heads = add(
+        "policies",
+        "List shapes with other numbers of heads at one budget: who pays for them, and how far each is off.",
+        "headwise policies --set dim=768 depth=12 num_heads=12 --policy widen-iso --to 1,2,4,8,16,24",
+    )
+    heads.add_argument("config", nargs="?", help="the base: a Hugging Face or nanochat config.json, or its folder")
+    heads.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of the base, given or changed")
+    heads.add_argument(
+        "--policy", nargs="+", required=True, metavar="NAME",
+        help="split, widen, widen-iso, trade; controls: shallower, narrower, spend-on-ffn, spend-on-depth",
+    )  # fmt: skip
+    heads.add_argument("--to", type=_wholes, required=True, metavar="N,N", help="numbers of heads")
+    heads.add_argument("--budget", default="params", help="params (all), layers (theirs alone) or flops; default params")
+    heads.add_argument("--target", type=_whole, metavar="N", help="the budget; default what the base costs")
+    heads.add_argument("--tokens", type=_whole, metavar="N", help="sequence length of the FLOPs; default as in headwise cost")
+    heads.add_argument("--within", default="widen", help="how trade adds heads: split, widen or widen-iso; default widen")
+    heads.add_argument("--exact", action="store_true", help="where whole layers leave a rest, the feed-forward takes it up")
+    heads.add_argument("--multiple", type=_whole, default=1, metavar="N", help="of the feed-forward's width; default 1")
+
     why = add(
         "explain",
         "Say which backend computes a shape's attention, and why the faster ones cannot.",
@@ -124,6 +144,10 @@ def _whole(text: str) -> int:
     return value
 
 
+def _wholes(text: str) -> tuple[int, ...]:
+    return tuple(_whole(part) for part in text.split(","))
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -144,7 +168,8 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.sweep import check_space, compute, sweep
 
     module, name = find(args.experiment), Path(args.experiment).stem
-    settings = settings_of(module, args.preset, args.changes, args.seeds)
+    changes = [*args.changes, *([f"tasks={args.task}"] if getattr(args, "task", None) else [])]
+    settings = settings_of(module, args.preset, changes, args.seeds)
     runs = module.runs(settings)
     pick_device(args.device)
     store = Store(args.store)
@@ -159,10 +184,19 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if trained:
         rows = sweep(
             runs, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
-            checkpoint_every=args.checkpoint_every,
+            checkpoint_every=args.checkpoint_every, probe=getattr(module, "probe", None),
         )  # fmt: skip
     else:
         rows = compute(runs, module.make, store, device=args.device, label=name)
+    if hasattr(module, "then"):
+        later = module.then(settings, rows)
+        waiting = store.missing(later)
+        _say(f"{name}, second round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
+        rows += sweep(
+            later, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
+            checkpoint_every=args.checkpoint_every, probe=getattr(module, "probe", None),
+        )  # fmt: skip
+        runs, missing = [*runs, *later], [*missing, *waiting]
     points = module.summary(rows)
     command = shlex.join(["headwise", *words])
     ids = list(dict.fromkeys(run.id for run in runs))
@@ -340,11 +374,16 @@ def _field(key: str, text: str, kind: str) -> Any:
     return text
 
 
-def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
-    shape = _shape(args.changes, args.config)
-    n = args.tokens or min(2048, shape.num_positions or 2048)
+def _tokens(shape: Shape, asked: int | None) -> int:
+    n = asked or min(2048, shape.num_positions or 2048)
     if shape.num_positions and n > shape.num_positions:
         raise UsageError(f"tokens must not exceed the model's {shape.num_positions} positions, got {n}")
+    return n
+
+
+def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    shape = _shape(args.changes, args.config)
+    n = _tokens(shape, args.tokens)
     answer = {
         "params": shape.params,
         "param_table": shape.param_table(),
@@ -373,6 +412,34 @@ def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         ]
     )
     return answer
+
+
+def _arm_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (str(row[name]) for name in ("to", "num_heads", "head_dim", "depth", "ffn_dim"))
+    off = (f"{row['residual']:+,}", f"{row['off']:+.3%}") if row["residual"] else ("0", "0%")
+    return row["policy"], *sizes, f"{row['params']:,}", f"{row['flops_forward']:.4g}", f"{row['target']:,}", *off
+
+
+def _policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.policies import TOLERANCE, family
+
+    base = _shape(args.changes, args.config)
+    n = _tokens(base, args.tokens)
+    asked = {"budget": args.budget, "target": args.target, "within": args.within, "exact": args.exact, "multiple": args.multiple}
+    arms = [arm for policy in args.policy for arm in family(base, policy, args.to, tokens=n, **asked)]
+    sizes = ("num_heads", "head_dim", "v_head_dim", "num_kv_heads", "depth", "ffn_dim", "params")
+    rows = [
+        {"policy": arm.policy, "to": arm.heads, **{name: getattr(arm.shape, name) for name in sizes}, "flops_forward": arm.shape.flops(n)}
+        | {"target": arm.budget.target, "residual": arm.residual, "off": arm.off}
+        for arm in arms
+    ]
+    allowed = f"{args.budget} allowed"
+    head = ("policy", "to", "heads", "rank", "layers", "feed-forward", "parameters", f"FLOPs, {n} tokens", allowed, "off by", "share")
+    print(f"base: {base.depth} layers, dim {base.dim}, {base.num_heads} heads of rank {base.head_dim}, feed-forward {base.ffn_dim}")
+    _print_table([head, *map(_arm_cells, rows)])
+    far = sum(not arm.met for arm in arms)
+    print(f"{far or 'none'} of {len(arms)} {'is' if far == 1 else 'are'} more than {TOLERANCE:.1%} off the budget")
+    return {"budget": args.budget, "tokens": n, "base": dataclasses.asdict(base), "arms": rows}
 
 
 def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
@@ -411,7 +478,16 @@ def _theory(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     return {"checks": answer.pop("points"), "failed": 0, **answer}
 
 
-COMMANDS = {"run": _run, "theory": _theory, "list": _list, "report": _report, "draw": _draw, "cost": _cost, "explain": _explain}
+COMMANDS = {
+    "run": _run,
+    "theory": _theory,
+    "list": _list,
+    "report": _report,
+    "draw": _draw,
+    "cost": _cost,
+    "policies": _policies,
+    "explain": _explain,
+}
 
 
 def _say(text: str) -> None:

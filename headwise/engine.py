@@ -38,6 +38,8 @@ from headwise.stack import ALIGN, Stack, State, begin, fused_refusal, numerics, 
 DIVERGED = 100.0  # an epoch's mean loss above this many times the zero predictor's, or not a number
 CHECKPOINT = 1  # format; any other is not read
 
+Probe = Callable[[Run, dict[str, Tensor]], Row]
+
 
 def pick_device(name: str) -> torch.device:
     """auto, cpu, cuda or cuda:1 as a device that is there."""
@@ -192,12 +194,14 @@ def train(
     advance: Callable[[int], None] | None = None,
     checkpoint_every: float = 30.0,
     keep_weights: bool = False,
+    probe: Probe | None = None,
 ) -> list[Row]:
     """Train every run, stacked where their shapes agree; rows in the order of the runs.
 
     With `folder`, each run leaves a checkpoint in folder/<id> at the end of an epoch, at most every
     `checkpoint_every` seconds, and goes on from it. `done` gets each row as soon as it is there, `advance` the
-    number of model-steps just made (a progress bar is shown when it is not given).
+    number of model-steps just made (a progress bar is shown when it is not given). What `probe` says of a trained run
+    and its weights is added to its row.
     """
     where = pick_device(device)
     rows: dict[str, Row] = {}
@@ -223,7 +227,7 @@ def train(
 
         try:
             with numerics(stack[0].run.recipe.precision, where):
-                _train_stack(stack, where, folder, finish, count, checkpoint_every, keep_weights)
+                _train_stack(stack, where, folder, finish, count, checkpoint_every, keep_weights, probe)
         except torch.OutOfMemoryError:
             left = [state.run for state in stack if state.run.id not in rows]
             if len(stack) == 1:
@@ -259,7 +263,7 @@ def most_models(run: Run, device: torch.device) -> int:
     for refuse, needs in ((trunk_refusal, trunk.needs), (fused_refusal, fused.needs)):
         if not refuse(run, device):
             each = needs(run.shape, tokens, recipe.batch, recipe.precision)
-    data = 4 * block_steps(run.task, recipe) * recipe.batch * tokens * run.task.dim * 4  # drawn and in place
+    data = 4 * block_steps(run.task, recipe) * recipe.batch * tokens * max(2, run.task.in_dim) * 4  # drawn and in place
     return max(1, min(64, int(min(0.4 * free, 56 << 30)) // (each + data)))
 
 
@@ -298,6 +302,7 @@ def _train_stack(
     advance: Callable[[int], None],
     checkpoint_every: float,
     keep_weights: bool,
+    probe: Probe | None,
 ) -> None:
     recipe, models = states[0].run.recipe, len(states)
     stack, saved, began = Stack(states, device), time.monotonic(), time.monotonic()
@@ -332,7 +337,7 @@ def _train_stack(
             for state in states:
                 _save(folder, state)
             saved = time.monotonic()
-    errors, profile = stack.held_out(), stack.profile()
+    errors, measures = stack.held_out(), stack.measures()
     for m, state in enumerate(states):
         error = errors[m].mean().item()
         state.held_out_curve.append((recipe.epochs, error if math.isfinite(error) else None))
@@ -342,7 +347,8 @@ def _train_stack(
         row = row_of(state, errors[m] if error <= limit else None, models, device)
         if error <= limit:
             row |= score_geometry(state.run.shape, weights)
-            row |= {} if profile is None else {"held_out_profile": profile[m].tolist()}
+            row |= {f"held_out_{name}": values[m].tolist() for name, values in measures.items()}
+            row |= {} if probe is None else probe(state.run, weights)
         finish(row)
 
 

@@ -35,6 +35,12 @@ _REFUSED = {
     "per_layer_config": "sizes that differ between layers",
 }
 
+_NOT_EXPRESSED = {
+    "xcit": "attention over channels, convolutions between patches, a gain on every branch, class-attention layers",
+    "tnt": "a second stack over the pixels of each patch, folded into the outer one in every layer",
+    "davit": "four stages of different widths, attention over channels in every other block, convolutions for positions",
+}
+
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _DEFAULTS = {
     "gpt2": (50257, 768, None, 12, 12, None),
@@ -69,6 +75,8 @@ def to_shape_fields(config: Config) -> Fields:
     name = config.get("model_type")
     if name is None and _is_nanochat(config):
         return _nanochat_own(config)
+    if isinstance(name, str) and name in _NOT_EXPRESSED:
+        raise UsageError(f"{name} cannot be expressed: {_NOT_EXPRESSED[name]}")
     if not isinstance(name, str) or name not in FAMILIES:
         raise UsageError(f"unknown model_type {name!r}; {nearest(str(name), FAMILIES)}")
     for key, what in _REFUSED.items():

@@ -3,6 +3,9 @@
 A description is plain: {"title", "x_label", "y_label", "reference": {"label", "y"}, "columns": panels a row, "panels": [
 {"title", "lines": [{"label", "colour", "style": "solid" | "dashed" | "dots", "x", "y", and maybe "low", "high", "text"}]}]}.
 In labels d^2.5 has its exponent raised.
+
+With "kind": "heat" it is a table of colours: {"title", "x_label", "y_label", "x", "y": what stands at the axes, "columns", "panels": [
+{"title", "z": rows of numbers or None, "least", "most": the ends of its colours, "paths": [{"label", "colour", "x", "y": places}]}]}.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from typing import Any
 
 COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b")
 GREY = "#8b919a"
+HEAT, BEST = "viridis", "#c0392b"
 
 
 def save(description: dict[str, Any], path: Path) -> None:
     """Write the figure as an image; the ending decides (png, pdf, svg)."""
+    if description.get("kind") == "heat":
+        return _save_heat(description, path)
     import matplotlib
 
     matplotlib.use("Agg")
@@ -70,6 +76,64 @@ def save(description: dict[str, Any], path: Path) -> None:
         figure.tight_layout()
         figure.savefig(path, dpi=160, bbox_inches="tight", metadata=_no_date(path))
         plt.close(figure)
+
+
+def _save_heat(description: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    panels = description["panels"]
+    columns = min(description["columns"], len(panels)) or 1
+    rows = max(1, -(-len(panels) // columns))
+    wide, tall = 0.62 * len(description["x"]) + 0.5, 0.46 * len(description["y"]) + 0.7
+    with plt.rc_context({"font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 9.5, "svg.hashsalt": "headwise"}):
+        figure, axes = plt.subplots(rows, columns, figsize=(wide * columns + 1.2, tall * rows + 0.6), squeeze=False)
+        for ax in axes.flat[len(panels) :]:
+            ax.remove()
+        for i, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
+            z = [[math.nan if v is None else v for v in row] for row in panel["z"]]
+            ax.imshow(z, origin="lower", cmap=HEAT, vmin=panel["least"], vmax=panel["most"], aspect="auto")
+            for y, row in enumerate(panel["z"]):
+                for x, value in enumerate(row):
+                    if value is not None:
+                        ax.text(x, y, _short(value), ha="center", va="center", fontsize=6.5, color=_ink(value, panel))
+                        if value == panel["least"]:
+                            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, ec=BEST, lw=1.8))
+            for line in panel["paths"]:
+                colour = COLOURS[line["colour"] % len(COLOURS)]
+                shift = 0.13 * (line["colour"] - 1)  # paths that share cells stay apart
+                at = [x + shift for x in line["x"]], [y - 0.3 + shift for y in line["y"]]
+                ax.plot(*at, "-o", color=colour, ms=3, lw=1.3, label=line["label"])
+            ax.set(title=panel["title"], xticks=range(len(description["x"])), yticks=range(len(description["y"])))
+            ax.set_xticklabels(description["x"])
+            ax.set_yticklabels(description["y"])
+            ax.tick_params(length=0)
+            if i + columns >= len(panels):
+                ax.set_xlabel(description["x_label"])
+            if i % columns == 0:
+                ax.set_ylabel(description["y_label"])
+        handles = {label: h for ax in axes.flat[: len(panels)] for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+        order = {line["label"]: line["colour"] for panel in panels for line in panel["paths"]}
+        handles = {label: handles[label] for label in sorted(handles, key=lambda label: order[label])}
+        figure.suptitle(description["title"], x=0.01, ha="left", fontweight="bold", fontsize=10)
+        if handles:
+            figure.legend(handles.values(), handles.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+        figure.tight_layout()
+        figure.savefig(path, dpi=160, bbox_inches="tight", metadata=_no_date(path))
+        plt.close(figure)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.3g}"
+
+
+def _ink(value: float, panel: dict[str, Any]) -> str:
+    """White on dark cells, which are the better ones."""
+    least, most = panel["least"], panel["most"]
+    return "white" if value - least < 0.45 * (most - least) else "black"
 
 
 def _math(text: str) -> str:
@@ -126,6 +190,8 @@ def _fraction(x: float) -> str:
 
 def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     """The same figure as Plotly's data and layout (plain values; the page carries the library)."""
+    if description.get("kind") == "heat":
+        return _plotly_heat(description)
     panels, data, floor = description["panels"], [], _floor(description)
     columns = min(description["columns"], len(panels))
     rows = -(-len(panels) // columns)
@@ -169,6 +235,56 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
             )  # fmt: skip
         for line in panel["lines"]:
             data.append(_trace(line, tail, line["label"] not in seen, floor))
+            seen.add(line["label"])
+    return {"data": data, "layout": layout}
+
+
+def _plotly_heat(description: dict[str, Any]) -> dict[str, Any]:
+    panels, data = description["panels"], []
+    columns = min(description["columns"], len(panels)) or 1
+    rows = max(1, -(-len(panels) // columns))
+    gap, drop = 0.06, 0.14 if rows > 1 else 0.0
+    wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
+    layout: dict[str, Any] = {
+        "title": {"text": description["title"], "x": 0, "xref": "paper", "font": {"size": 15}},
+        "font": {"family": "system-ui, sans-serif", "size": 12}, "plot_bgcolor": "white", "height": 140 + 300 * rows,
+        "margin": {"l": 60, "r": 10, "t": 80, "b": 60}, "hovermode": "closest", "annotations": [], "shapes": [],
+        "legend": {"orientation": "v", "x": 1.02, "y": 1, "font": {"size": 11}},
+    }  # fmt: skip
+    seen: set[str] = set()
+    for i, panel in enumerate(panels):
+        tail = "" if i == 0 else str(i + 1)
+        left, low = (i % columns) * (wide + gap), 1 - tall - (i // columns) * (tall + drop)
+        axis = {"showgrid": False, "zeroline": False, "ticks": ""}
+        for letter, start, length in (("x", left, wide), ("y", low, tall)):
+            names = description[letter]
+            layout[f"{letter}axis{tail}"] = {
+                **axis, "domain": [start, start + length], "anchor": f"{'y' if letter == 'x' else 'x'}{tail}",
+                "tickvals": list(range(len(names))), "ticktext": names, "range": [-0.5, len(names) - 0.5],
+                "title": {"text": description[f"{letter}_label"]},
+            }  # fmt: skip
+        layout["annotations"].append(
+            {"text": panel["title"], "x": left + wide / 2, "y": low + tall, "xref": "paper", "yref": "paper", "yanchor": "bottom",
+             "showarrow": False, "font": {"size": 13}}
+        )  # fmt: skip
+        hover = f"{description['y_label']} %{{y}}, {description['x_label']} %{{x}}: %{{z:.4f}}<extra></extra>"
+        data.append(
+            {"type": "heatmap", "z": panel["z"], "x": list(range(len(description["x"]))), "y": list(range(len(description["y"]))),
+             "zmin": panel["least"], "zmax": panel["most"], "colorscale": "Viridis", "showscale": False,
+             "xaxis": f"x{tail}", "yaxis": f"y{tail}", "texttemplate": "%{z:.3f}", "hovertemplate": hover, "hoverongaps": False}
+        )  # fmt: skip
+        best = [(x, y) for y, row in enumerate(panel["z"]) for x, value in enumerate(row) if value is not None and value == panel["least"]]
+        layout["shapes"] += [
+            {"type": "rect", "x0": x - 0.5, "x1": x + 0.5, "y0": y - 0.5, "y1": y + 0.5, "xref": f"x{tail}", "yref": f"y{tail}",
+             "line": {"color": BEST, "width": 3}} for x, y in best
+        ]  # fmt: skip
+        for line in panel["paths"]:
+            colour, shift = COLOURS[line["colour"] % len(COLOURS)], 0.13 * (line["colour"] - 1)
+            data.append(
+                {"type": "scatter", "mode": "lines+markers", "x": [x + shift for x in line["x"]], "y": [y - 0.3 + shift for y in line["y"]],
+                 "name": line["label"], "legendgroup": line["label"], "showlegend": line["label"] not in seen, "hoverinfo": "skip",
+                 "line": {"color": colour, "width": 2}, "marker": {"size": 6}, "xaxis": f"x{tail}", "yaxis": f"y{tail}"}
+            )  # fmt: skip
             seen.add(line["label"])
     return {"data": data, "layout": layout}
 

@@ -32,8 +32,8 @@ def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> s
         return f"it has the scalar norm after each part, got {s.norm} {s.norm_at}"
     if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim:
         return "it has plain heads: as many KV heads, values as wide as the rank, no latent"
-    if s.causal or any(s.windows) or s.qk_norm != "none" or s.qk_rope_head_dim or s.positions != "none" or s.vocab_size:
-        return "it has no mask, no positions, no query/key norm and no tokens"
+    if s.causal or any(s.windows) or s.qk_norm != "none" or s.qk_rope_head_dim or s.vocab_size:
+        return "it has no mask, no rotary positions, no query/key norm and no tokens"
     if s.input_dim or s.output_dim:
         return "it has no maps that read vectors in or out"
     if s.activation != "relu" or not s.ffn_dim or not (s.qkv_bias and s.out_bias and s.ffn_bias):
@@ -138,11 +138,23 @@ class Fused:
 
     def _forward(self, x_MBND: Tensor) -> Tensor:
         """The last layer's direction u."""
-        u = x_MBND.reshape(self.M, self.T, self.D).contiguous()
+        u = self._placed(x_MBND).reshape(self.M, self.T, self.D).contiguous()
         x = self.first = u.to(self.half.dtype)
         for i in range(self.shape.depth):
             u, x = self._layer(i, u, x)
         return u
+
+    def _placed(self, x_MBND: Tensor) -> Tensor:
+        """The input with its positions."""
+        s = self.shape
+        if s.positions == "none":
+            return x_MBND
+        at, _ = self.places["positions"]
+        width = s.position_dim or s.dim
+        table = self.weights[:, at : at + self.tokens * width].view(self.M, 1, self.tokens, width)
+        if s.positions == "additive":
+            return x_MBND + table
+        return torch.cat((x_MBND, table.expand(self.M, self.batch, self.tokens, width)), -1)
 
     def _layer(self, i: int, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         from headwise.kernels import layer as K
@@ -202,10 +214,16 @@ class Fused:
         count = self.batch * queries
         last = self._f(f"blocks.{s.depth - 1}.norm2.weight")
         K.squared_error[(T // 64, M)](
-            u, last, targets.contiguous(), self.dx, self.parts, T, self.tokens, queries, P, 2 * self.gain / count, 0, slots, D=D, BT=64
+            u, last, targets.contiguous(), self.dx, self.parts, T, self.tokens, queries, P, 2 * self.gain / count, 0, slots,
+            D=D, W=targets.shape[-1], BT=64,
         )  # fmt: skip
         for i in reversed(range(s.depth)):
             self._layer_back(i)
+        if s.positions != "none":
+            at, _ = self.places["positions"]
+            width = s.position_dim or D
+            table = self.dx.view(M, self.batch, self.tokens, D).sum(1)[..., -width:]
+            self.grads[:, at : at + self.tokens * width] = table.flatten(1) / self.gain
         K.finish[(slots, M)](
             self.parts, self.grads, losses_M, self.table, P, 1 / self.gain, 1 / count, slots,
             TILES=self.tiles, D=D, BLOCK=1 << (self.tiles - 1).bit_length(),
@@ -255,10 +273,11 @@ class Fused:
         dz, dx, dz16, parts = (t[now] for t in (self.dz, self.dx, self.dz16, self.parts))
         qkv = (self.dqkv if self.dqkv is not None else self.qkv[i])[now]
         o = self.o[i if len(self.o) > 1 else 0][now]
+        first_of_all = i == 0 and s.positions == "none"  # nothing learns from its input's gradient
         if self._whole(s):
             K.mix_back[(T // 64, models)](
                 dz, u1, inv1, scale, x, project, self._f(b + "qkv.bias", first), out, dz16, dx, qkv, o, parts, T, C, P, 1 + 2 * i, slots,
-                1 / s.average, s.scale, D=D, N=self.tokens, R=s.head_dim, BT=64, BC=s.head_dim, FIRST=i == 0, IP=dot,
+                1 / s.average, s.scale, D=D, N=self.tokens, R=s.head_dim, BT=64, BC=s.head_dim, FIRST=first_of_all, IP=dot,
                 STAGES=WHOLE[s.head_dim][1], num_warps=4,
             )  # fmt: skip
             return
@@ -269,7 +288,7 @@ class Fused:
         )  # fmt: skip
         q, k, v = qkv.flatten(0, 1).split(C, -1)
         heads.backward(q, k, v, mixed.flatten(0, 1), q, k, v, s.num_heads, s.head_dim, s.scale, dot)
-        if i:
+        if not first_of_all:
             K.gather[(T // 64, models)](qkv, project, dx, dx, T, 3 * C, P, D=D, BT=64, BC=min(64, C & -C), IP=dot)
 
 

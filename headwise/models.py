@@ -109,7 +109,8 @@ class _Stack(nn.Module):
         self.positions = nn.Parameter(drawn(0.02, *lead, shape.num_positions, width)) if shape.positions != "none" else None
         self.blocks = nn.ModuleList(Block(shape, i, models, splits, hard) for i in range(shape.depth))
         self.final_norm = Norm(shape.norm, shape.dim, models) if shape.norm_at != "post" else None
-        self.head = nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if shape.vocab_size and not shape.tied else None
+        own_head = shape.vocab_size and not shape.tied and not shape.output_dim
+        self.head = nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if own_head else None
         self.read_out = Linear(shape.dim, shape.output_dim, True, models) if shape.output_dim else None
 
     def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
@@ -151,8 +152,10 @@ class _Stack(nn.Module):
         return torch.cat((h, table.expand(*h.shape[:-1], self.shape.position_dim)), -1)
 
     def _unembed(self, h: Tensor) -> Tensor:
+        if self.read_out is not None:
+            return self._read_out(h, self.read_out)
         if self.embedding is None:
-            return h if self.read_out is None else self._read_out(h, self.read_out)
+            return h
         table = self.embedding if self.head is None else self.head
         if self.models is None:
             return F.linear(h, table)

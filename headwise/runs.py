@@ -108,14 +108,17 @@ class Run:
         shape, task = self.shape, self.task
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        if not shape.vocab_size and shape.in_dim != task.dim:
+        if bool(shape.vocab_size) != bool(task.vocab) or shape.vocab_size < task.vocab:
+            needs = f"tokens, so a vocab_size of at least {task.vocab}" if task.vocab else "vectors, so vocab_size 0"
+            raise UsageError(f"this task's inputs are {needs}, got vocab_size {shape.vocab_size}")
+        if not task.vocab and shape.in_dim != task.in_dim:
             what = "input_dim" if shape.input_dim else "dim"
             beside = f" beside {shape.position_dim} of positions" if shape.position_dim and not shape.input_dim else ""
-            raise UsageError(f"a shape's {what} must be its task's dim{beside}, got {what} {getattr(shape, what)}, task dim {task.dim}")
+            raise UsageError(f"a shape's {what} must be its task's dim{beside}, got {what} {getattr(shape, what)}, task dim {task.in_dim}")
         if shape.output_dim and shape.output_dim != task.answer_dim:
             raise UsageError(f"output_dim must be the width of the task's answers, {task.answer_dim}, got {shape.output_dim}")
-        if not shape.vocab_size and shape.out_dim < task.answer_dim:
-            raise UsageError(f"outputs must be at least as wide as the task's answers, {task.answer_dim}, got dim {shape.dim}")
+        if shape.out_dim < task.answer_dim:
+            raise UsageError(f"outputs must be at least as wide as the task's answers, {task.answer_dim}, got {shape.out_dim}")
         if task.causal and not shape.causal:
             raise UsageError("a shape for this task must be causal, because later tokens hold the answers; got causal False")
         if shape.positions != "none" and shape.num_positions < task.tokens:
@@ -169,7 +172,7 @@ def generator_of(device: torch.device, seed: int) -> torch.Generator:
 
 def block_steps(task: Task, recipe: Recipe) -> int:
     """How many steps' data are drawn at once: a divisor of the epoch and of a stage of the task, at most 25 and at most 64 MiB."""
-    per_step = 8 * recipe.batch * task.tokens * task.dim
+    per_step = 8 * recipe.batch * task.tokens * max(1, task.in_dim)
     most = max(1, min(25, (64 << 20) // per_step))
     return max(k for k in range(1, most + 1) if math.gcd(recipe.epoch, task.stage) % k == 0)
 

@@ -74,7 +74,7 @@ class Shape:
     out_bias: bool = False
     ffn_bias: bool = False
     vocab_size: int = 0  # 0: inputs and outputs are vectors
-    tied: bool = True  # one table for input and output tokens
+    tied: bool = True  # one table for input and output tokens; no matter where outputs are read out
     input_dim: int = 0  # > 0: vectors of this width come in through a learned linear map
     output_dim: int = 0  # > 0: and leave through one
     positions: str = "none"  # learned absolute positions
@@ -151,9 +151,9 @@ class Shape:
         ):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.vocab_size and (self.input_dim or self.output_dim):
-            given = f"vocab_size {self.vocab_size}, input_dim {self.input_dim}, output_dim {self.output_dim}"
-            raise UsageError(f"a shape takes tokens or vectors: vocab_size excludes input_dim and output_dim, got {given}")
+        if self.vocab_size and self.input_dim:
+            given = f"vocab_size {self.vocab_size}, input_dim {self.input_dim}"
+            raise UsageError(f"a shape takes tokens or vectors: vocab_size excludes input_dim, got {given}")
         ok = isinstance(self.windows, tuple) and all(_is_int(w) and w >= 0 for w in self.windows)
         if not ok or not 1 <= len(self.windows) <= self.depth:
             raise UsageError(f"windows must be 1 to depth ({self.depth}) numbers, each 0 (all keys) or more, got {self.windows!r}")
@@ -195,6 +195,8 @@ class Shape:
             raise UsageError(
                 f"position_dim goes with concatenated positions, got position_dim {self.position_dim}, positions {self.positions}"
             )
+        if self.position_dim and self.vocab_size:
+            raise UsageError(f"concatenated positions go with vectors, not with tokens, got vocab_size {self.vocab_size}")
         if self.position_dim >= self.dim:
             raise UsageError(f"position_dim must be below dim, got position_dim {self.position_dim}, dim {self.dim}")
 
@@ -225,7 +227,7 @@ class Shape:
     @property
     def out_dim(self) -> int:
         """Width of the vectors that come out."""
-        return self.output_dim or self.dim
+        return self.output_dim or self.vocab_size or self.dim
 
     def window(self, layer: int) -> int:
         """How many keys a query of this layer sees, itself included; 0 is all."""
@@ -268,7 +270,7 @@ class Shape:
             "attention": self.depth * self._attention_params(),
             "feed-forward": self.depth * self._ffn_params(),
             "norms": self._norm_params(),
-            "head": 0 if self.tied else self.vocab_size * self.dim,
+            "head": 0 if self.tied or self.output_dim else self.vocab_size * self.dim,
             "read-out": (self.dim + 1) * self.output_dim,
         }
         for name, count in self.extras:
@@ -332,7 +334,7 @@ class Shape:
         _positive("batch", batch)
         weights = self.depth * sum(a * b for a, b, _ in self._matrices())
         weights += self.depth * self.dim * self.ffn_dim * (3 if self.gated else 2)
-        weights += self.vocab_size * self.dim + self.input_dim * (self.dim - self.position_dim) + self.output_dim * self.dim
+        weights += self.input_dim * (self.dim - self.position_dim) + (self.output_dim or self.vocab_size) * self.dim
         scores = self.num_heads * (self.head_dim + self.v_head_dim) * sum(self.pairs(tokens, i) for i in range(self.depth))
         return 2 * batch * (tokens * weights + scores) * (3 if training else 1)
 
@@ -397,7 +399,7 @@ class Shape:
     def _kept_at_ends(self) -> int:
         final = _norm_keeps(self.norm, self.dim) if self.norm_at != "post" else 0
         if self.vocab_size:
-            return final + self.dim + self.vocab_size
+            return final + self.dim + (self.output_dim or self.vocab_size)
         if self.output_dim:
             final += self.dim
         if self.input_dim:

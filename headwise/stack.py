@@ -200,15 +200,16 @@ class Stack:
         """The error on fresh sequences, batch by batch: (models, batches). The same sequences for every run of a task."""
         return torch.stack([self.task.loss(outputs, targets) for outputs, targets in self._answers()], 1).double().cpu()
 
-    def profile(self) -> Tensor | None:
-        """The same error by query, (models, queries), where the task tells them apart."""
-        total: list[Tensor] = []
+    def measures(self) -> dict[str, Tensor]:
+        """What else the task says about the same answers, by name, models first."""
+        total: dict[str, list[Tensor]] = {}
         for outputs, targets in self._answers():
-            part = self.task.profile(outputs, targets)
-            if part is None:
-                return None
-            total.append(part.double())
-        return torch.stack(total).mean(0).cpu()
+            parts = self.task.measures(outputs, targets)
+            if not parts:
+                break
+            for name, part in parts.items():
+                total.setdefault(name, []).append(part.double())
+        return {name: torch.stack(parts).mean(0).cpu() for name, parts in total.items()}
 
     def _answers(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs and targets of the held-out sequences, batch by batch."""
@@ -240,6 +241,8 @@ class Stack:
 
 def fused_refusal(run: Run, device: torch.device) -> str:
     """Why a run's step is not made of our own kernels; empty when it is."""
+    if not run.task.squared:
+        return "its loss is the squared error"
     return _refusal(run, device, fused.refusal)
 
 

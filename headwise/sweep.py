@@ -24,7 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from headwise.engine import pick_device, provenance, train
+from headwise.engine import Probe, pick_device, provenance, train
 from headwise.progress import Progress
 from headwise.runs import Row, Run, stack_key
 from headwise.shape import UsageError
@@ -42,13 +42,14 @@ class Work:
     device: str
     keep_weights: bool = False
     checkpoint_every: float = 30.0
+    probe: Probe | None = None  # a function of a module that can be imported
 
     def __call__(self, chunk: Sequence[Run], advance: Advance) -> None:
         store = Store(self.store)
         with store.claim(chunk) as mine:
             train(
                 mine, device=self.device, folder=store.runs_path, done=store.add, advance=advance,
-                keep_weights=self.keep_weights, checkpoint_every=self.checkpoint_every,
+                keep_weights=self.keep_weights, checkpoint_every=self.checkpoint_every, probe=self.probe,
             )  # fmt: skip
 
 
@@ -171,6 +172,7 @@ def sweep(
     label: str = "sweep",
     keep_weights: bool = False,
     checkpoint_every: float = 30.0,
+    probe: Probe | None = None,
 ) -> list[Row]:
     """Make every run's row exist and return the rows in order; finished runs are never repeated."""
     where = pick_device(device)
@@ -180,7 +182,7 @@ def sweep(
         store.open()
     if workers is None:
         workers = cores() if where.type == "cpu" else 1
-    work = Work(str(store.path), str(where), keep_weights, checkpoint_every)
+    work = Work(str(store.path), str(where), keep_weights, checkpoint_every, probe)
     bar = Progress(sum(r.recipe.steps for r in missing), f"{label}: {len(missing)} runs")
     while missing:
         chunks = chunks_of(missing, workers)

@@ -31,8 +31,8 @@ def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> s
         return "it has no windows, no query/key norm and no rotary positions"
     if s.activation not in ("relu", "gelu") or not s.ffn_dim or not (s.qkv_bias and s.out_bias and s.ffn_bias):
         return "it has a ReLU or GELU feed-forward and biases everywhere"
-    if s.dim % 16 or s.dim > 128 or s.ffn_dim % 64:
-        return f"it takes dim in 16s up to 128 and ffn_dim in 64s, got {s.dim} and {s.ffn_dim}"
+    if s.dim % 16 or s.dim > 128:
+        return f"it takes dim in 16s up to 128, got {s.dim}"
     if tokens > 128 or s.head_dim > 64:
         return f"it takes at most 128 tokens and rank 64, got {tokens} tokens, rank {s.head_dim}"
     if batch * tokens % TILE:
@@ -146,7 +146,7 @@ class Trunk:
                 dx, x1, h2, self._f(b + "norm2.weight"), up, up_bias, down, self._w(b + "attention.out.weight"), self.dx1, self.do,
                 self.parts, T, C, F, P, i, depth, **self.sizes, BC=64, **self.feed_sizes,
             )  # fmt: skip
-            pre.feed_weights[(F // self.feed_sizes["BF"], pieces, self.M)](
+            pre.feed_weights[(-(-F // self.feed_sizes["BF"]), pieces, self.M)](
                 h2, dx, up, up_bias, down, self._g(b + "feed.up.weight"), self._g(b + "feed.up.bias"), self._g(b + "feed.down.weight"),
                 T, F, P, copy, undo, **split, **self.feed_sizes,
             )  # fmt: skip

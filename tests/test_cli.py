@@ -145,6 +145,19 @@ MISTAKES: list[tuple[str, str]] = [
     ("cost --set dim", "--set takes key=value, got 'dim'"),
     ("cost --set dim=12 depth=1 num_heads=4 --tokens 0", "argument --tokens: must be at least 1, got 0"),
     ("cost --set dim=12 depth=1 num_heads=4 --tokens many", "argument --tokens: must be a whole number, got 'many'"),
+    ("policies --set dim=12 depth=2 num_heads=4", "the following arguments are required: --policy, --to"),
+    ("policies --policy widen --to 3", "a shape needs dim: "),
+    ("policies --set dim=12 depth=2 num_heads=4 --policy widn --to 3", "unknown policy 'widn'; did you mean widen"),
+    ("policies --set dim=12 depth=2 num_heads=4 --policy widen --to 3,x", "argument --to: must be a whole number, got 'x'"),
+    ("policies --set dim=12 depth=2 num_heads=4 --policy widen --to 3,", "argument --to: must be a whole number, got ''"),
+    ("policies --set dim=12 depth=2 num_heads=4 --policy split --to 5", "split cuts the inner width into whole heads, "),
+    ("policies --set dim=12 depth=2 num_heads=4 --policy widen --to 3 --budget flop", "unknown budget 'flop'; did you mean flops? "),
+    ("policies --set dim=12 depth=2 num_heads=4 --policy trade --to 3 --within iso", "unknown way 'iso' to add heads within; "),
+    ("policies --set dim=12 depth=2 num_heads=4 --policy widen-iso --to 40", "40 heads of rank 3 in 2 layers leave no feed-forward at "),
+    (
+        "policies --set dim=64 depth=1 num_heads=2 positions=additive num_positions=8 --policy widen --to 3 --tokens 9",
+        "tokens must not exceed the model's 8 positions, got 9",
+    ),
     ("explain --set dim=12 depth=1 num_heads=4 --dtype int8", "unknown dtype 'int8'; "),
     ("explain --set dim=12 depth=1 num_heads=4 --device tpu", "unknown device 'tpu'; "),
     ("explain --set dim=12 depth=1 num_heads=4 --batch 0", "argument --batch: must be at least 1, got 0"),
@@ -369,6 +382,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
         "draw another view": ["draw", "fig1", str(rows), "--view", "depth"],
         "cost": ["cost", "--set", *SHAPE],
         "cost of a model": ["cost", str(tmp_path / "config.json"), "--tokens", "100"],
+        "policies": ["policies", "--set", *SHAPE, "--policy", "widen-iso", "spend-on-ffn", "--to", "2,6", "--tokens", "7"],
         "explain": ["explain", "--set", *SHAPE, "--device", "cpu"],
         "explain a GPU": ["explain", "--set", *SHAPE, "--device", "cuda"],
     }
@@ -389,6 +403,10 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
     assert answers["draw"]["points"] == answers["run"]["points"]
     assert answers["cost"]["params"] == sum(answers["cost"]["param_table"].values())
     assert answers["cost of a model"]["kv_bytes"] == 100 * answers["cost of a model"]["kv_bytes_per_token"] == 100 * 2 * 2 * 2 * 16 * 2
+    assert [(arm["policy"], arm["to"], arm["num_heads"]) for arm in answers["policies"]["arms"]] == [
+        ("widen-iso", 2, 2), ("widen-iso", 6, 6), ("spend-on-ffn", 2, 4), ("spend-on-ffn", 6, 4),
+    ]  # fmt: skip
+    assert [arm["residual"] for arm in answers["policies"]["arms"]] == [0] * 4
     assert set(answers["explain"]) == {"backend", "why", "refused"}
     assert answers["explain a GPU"]["step"], "why the fused step does not take it"
     assert Path(answers["draw another view"]["figure"]).name == "fig1-depth.png"

@@ -31,7 +31,7 @@ from headwise.runs import (
 )
 from headwise.shape import Shape, UsageError
 from headwise.stack import HELD_OUT_BATCH, HELD_OUT_SEED, Stack
-from headwise.tasks import BiasedNearest, Farthest, Nearest
+from headwise.tasks import BiasedNearest, Farthest, Nearest, Recall
 
 CPU = torch.device("cpu")
 
@@ -674,7 +674,7 @@ OTHER_SHAPE: dict[str, Any] = {
     "dim": None, "depth": 3, "num_heads": 8, "head_dim": 4, "v_head_dim": 5, "num_kv_heads": 2, "kv_lora_rank": 3, "q_lora_rank": None,
     "qk_rope_head_dim": 2, "rope_theta": 500.0, "average": 2, "ffn_dim": 5, "activation": "gelu", "causal": True, "windows": (2,),
     "norm": "layer", "norm_at": "post", "qk_norm": "free", "logit_scale": 0.3, "max_logit": None, "qkv_bias": True, "out_bias": True,
-    "ffn_bias": True, "vocab_size": 5, "tied": False, "input_dim": 12, "output_dim": 12, "positions": None, "num_positions": 9,
+    "ffn_bias": True, "vocab_size": None, "tied": False, "input_dim": 12, "output_dim": 12, "positions": None, "num_positions": 9,
     "position_dim": None, "extras": (("pooler", 3),),
 }  # fmt: skip
 OTHER_RECIPE: dict[str, Any] = {
@@ -703,6 +703,11 @@ def test_the_id_changes_with_every_field() -> None:
         Run(shape, BiasedNearest(12, 5, bias=0.1), recipe, 0),
         Run(shape, Nearest(12, 5), recipe, 0),
         Run(shape, Farthest(12, 5), recipe, 0),
+        *(Run(shape.replace(vocab_size=v, output_dim=o), Recall(2, 3, 4), recipe, 0) for v, o in ((7, 0), (8, 0), (7, 4))),
+        Run(shape.replace(vocab_size=8), Recall(2, 4, 4), recipe, 0),
+        Run(shape.replace(vocab_size=8), Recall(2, 3, 5), recipe, 0),
+        Run(shape.replace(vocab_size=8), Recall(3, 3, 4), recipe, 0),
+        Run(shape.replace(vocab_size=8), Recall(3, 3, 4, queries=1), recipe, 0),
         Run(shape, task, recipe, 1),
         Run(shape, task, recipe, -1),
     ]

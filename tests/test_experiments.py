@@ -36,16 +36,26 @@ def a_row(run: Run, error: float | None, best: float = 0.5) -> dict[str, Any]:
 def profile_of(run: Run, error: float | None) -> dict[str, Any]:
     """An error of this mean that falls along the prompt, where the task tells its queries apart."""
     _, targets = run.task.sample(torch.Generator().manual_seed(0), 2)
-    told = run.task.profile(torch.zeros(2, run.task.tokens, run.task.answer_dim), targets)
-    if error is None or told is None:
+    told = run.task.measures(torch.zeros(2, run.task.tokens, run.task.answer_dim), targets)
+    if error is None or "profile" not in told:
         return {}
-    return {"held_out_profile": [error * share for share in torch.linspace(1.5, 0.5, len(told), dtype=torch.float64).tolist()]}
+    falling = torch.linspace(1.5, 0.5, len(told["profile"]), dtype=torch.float64)
+    return {"held_out_profile": [error * share for share in falling.tolist()]}
 
 
-def some_rows(module: ModuleType) -> list[dict[str, Any]]:
-    """A few rows of every point of the quick preset, each error different."""
-    runs = module.runs(settings_of(module, "quick", seeds=2))
-    return [a_row(run, 0.1 + i / 1000) for i, run in enumerate(runs)]
+def counted(module: ModuleType, settings: Any) -> tuple[list[Run], list[dict[str, Any]]]:
+    """The runs that points are made of, and the rows of those that only choose them, where there are two rounds."""
+    first = module.runs(settings)
+    if not hasattr(module, "then"):
+        return first, []
+    rows = [a_row(run, 0.3) for run in first]
+    return module.then(settings, rows), rows
+
+
+def some_rows(module: ModuleType) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A few rows of every point of the quick preset, each error different, and those that are not counted."""
+    runs, others = counted(module, settings_of(module, "quick", seeds=2))
+    return [a_row(run, 0.1 + i / 1000) for i, run in enumerate(runs)], others
 
 
 # ---- the contract
@@ -81,8 +91,11 @@ def test_its_presets_are_frozen_values_that_make_different_runs(name: str, prese
     ids = [run.id for run in runs]
     assert len(set(ids)) == len(ids)
     assert [run.id for run in module.runs(settings)] == ids
-    assert {run.seed for run in runs} == set(range(settings.seeds))
     assert settings.seeds >= 3, "an interval needs seeds"
+    if hasattr(module, "then"):
+        assert {run.seed for run in runs} == {0}, "a seed to tune on"
+        return
+    assert {run.seed for run in runs} == set(range(settings.seeds))
     more = module.runs(dataclasses.replace(settings, seeds=settings.seeds + 1))
     assert set(ids) < {run.id for run in more}, "more seeds keep the runs that are there"
 
@@ -121,14 +134,14 @@ def test_its_settings_are_changed_by_name_and_checked(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_its_points_columns_headline_and_figure_fit_together(name: str, tmp_path: Path) -> None:
     module = EXPERIMENTS[name]
-    rows = some_rows(module)
-    points = module.summary(rows)
+    rows, others = some_rows(module)
+    points = module.summary(others + rows)
     json.dumps(points, allow_nan=False)
     assert sum(p["n"] for p in points) == len(rows)
     for p in points:
         assert p["low"] < p["held_out"] < p["high"]
         assert all(isinstance(cell(p, key), str) for key, _ in module.COLUMNS)
-    assert module.summary(rows[::-1]) == points, "the order of rows matters"
+    assert module.summary((others + rows)[::-1]) == points, "the order of rows matters"
     headings = [heading for _, heading in module.COLUMNS]
     assert len(set(headings)) == len(headings)
     assert all("\n" not in line for line in module.headline(points))
@@ -136,11 +149,13 @@ def test_its_points_columns_headline_and_figure_fit_together(name: str, tmp_path
     description = module.figure(points)
     json.dumps(description, allow_nan=False)
     assert 1 <= description["columns"] <= len(description["panels"])
-    for panel in description["panels"]:
-        for line in panel["lines"]:
-            assert len(line["x"]) == len(line["y"]) == len(line.get("text", line["x"]))
-            assert line["style"] in ("solid", "dashed", "dots")
-    shown = {y for panel in description["panels"] for line in panel["lines"] for y in line["y"]}
+    if description.get("kind") == "heat":
+        shown = {value for panel in description["panels"] for row in panel["z"] for value in row}
+    else:
+        lines = [line for panel in description["panels"] for line in panel["lines"]]
+        assert all(len(line["x"]) == len(line["y"]) == len(line.get("text", line["x"])) for line in lines)
+        assert all(line["style"] in ("solid", "dashed", "dots") for line in lines)
+        shown = {y for line in lines for y in line["y"]}
     assert name == "learned" or {p["held_out"] for p in points} <= shown  # that figure is of weights
     figures.save(description, tmp_path / "a.png")
     assert module.summary([]) == []
@@ -150,9 +165,9 @@ def test_its_points_columns_headline_and_figure_fit_together(name: str, tmp_path
 @pytest.mark.parametrize("name", NAMES)
 def test_diverged_runs_are_counted_and_left_out_of_the_mean(name: str, tmp_path: Path) -> None:
     module = EXPERIMENTS[name]
-    runs = module.runs(settings_of(module, "quick", seeds=2))
+    runs, others = counted(module, settings_of(module, "quick", seeds=2))
     rows = [a_row(run, None if i < 3 else 0.5) for i, run in enumerate(runs)]
-    points = module.summary(rows)
+    points = module.summary(others + rows)
     assert sum(p["diverged"] for p in points) == 3
     assert sum(p["n"] for p in points) == len(rows) - 3
     gone = [p for p in points if p["n"] == 0]
@@ -160,7 +175,7 @@ def test_diverged_runs_are_counted_and_left_out_of_the_mean(name: str, tmp_path:
     assert gone[0]["held_out"] is gone[0]["low"] is gone[0]["high"] is None
     assert cell(gone[0], "held_out") == "diverged"
     figures.save(module.figure(points), tmp_path / "some.png")
-    all_gone = module.summary([a_row(run, None) for run in runs])
+    all_gone = module.summary(others + [a_row(run, None) for run in runs])
     assert module.headline(all_gone) == []
     figures.save(module.figure(all_gone), tmp_path / "none.png")
 
@@ -215,8 +230,8 @@ def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
 
 
 def test_published_values_stand_only_beside_the_papers_sizes() -> None:
-    assert all(p["published"] is None for p in fig1.summary(some_rows(fig1)))
-    description = fig1.figure(fig1.summary(some_rows(fig1)))
+    assert all(p["published"] is None for p in fig1.summary(some_rows(fig1)[0]))
+    description = fig1.figure(fig1.summary(some_rows(fig1)[0]))
     dashed = [line["label"] for panel in description["panels"] for line in panel["lines"] if line["style"] == "dashed"]
     assert dashed
     assert all(label.startswith("published (training, replay), d=64, ") for label in dashed)

@@ -109,8 +109,8 @@ def test_an_interval_that_reaches_zero_does_not_stretch_the_axis() -> None:
     lows = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
     highs = [y + up for y, up in zip(bars["y"], bars["error_y"]["array"], strict=True)]
     smallest = min(y for trace in page["data"] for y in trace["y"])
-    assert lows == pytest.approx([smallest / 2, 0.6])
-    assert highs == pytest.approx([4.0, 0.8])
+    assert lows == pytest.approx([0.6, smallest / 2]), "from low rank to high"
+    assert highs == pytest.approx([0.8, 4.0])
 
 
 # ---- the page is a pure function of the store

@@ -260,12 +260,16 @@ def test_the_backend_rounds_products_only_where_torch_may(allow, dot, monkeypatc
 # ---- the fused step
 
 
-def case(precision, dim=16, ranks=(), *, shapes=None, tokens=16, batch=4, depth=1, width=1, queries=None, ffn_dim=64, each=1):
-    shapes = shapes or [paper_shape(dim=dim, depth=depth, rank=rank, width=width, ffn_dim=ffn_dim) for rank in ranks]
+def case(
+    precision, dim=16, ranks=(), *, shapes=None, tokens=16, batch=4, depth=1, width=1, queries=None, ffn_dim=64, each=1, positions="none"
+):
+    placed = {"positions": positions, "points": tokens, "position_dim": dim}
+    shapes = shapes or [paper_shape(dim=dim, depth=depth, rank=rank, width=width, ffn_dim=ffn_dim, **placed) for rank in ranks]
     settings = types.SimpleNamespace(precision=precision, tokens=tokens, batch=batch, queries=queries or tokens)
     settings.splits = [(each, shape) for shape in shapes]
     cuts = " ".join(f"{s.num_heads}x{s.head_dim}" for s in shapes)
     told = f"{precision}, dim {shapes[0].dim}, heads {cuts}, {batch}x{tokens} tokens, depth {shapes[0].depth}, queries {settings.queries}"
+    told += "" if positions == "none" else f", {positions}"
     return pytest.param(settings, id=told)
 
 
@@ -294,6 +298,12 @@ CASES = [
     # both in one stack
     case("fp16", 32, (32, 8, 16), depth=2, queries=1),
     case("bf16", 32, (4, 16), depth=2, width=2),
+    # positions
+    case("fp32", 16, (4, 16), tokens=8, batch=8, depth=2, width=2, positions="additive"),
+    case("fp32", 16, (8, 32), tokens=4, batch=16, positions="concatenated"),
+    case("fp16", 16, (2, 8), tokens=16, batch=4, depth=2, queries=1, positions="concatenated"),
+    case("fp16", 16, (16, 32), batch=8, positions="concatenated"),
+    case("fp16", 32, (32, 16), batch=4, depth=2, positions="additive"),
 ]  # fmt: skip
 
 
@@ -324,7 +334,8 @@ class Net:
             self._steady()
         self.half = self.weights if kind == FP32 else self.weights.to(kind)
         one_query = settings.queries == 1 and settings.tokens > 2
-        self.task = Nearest(shape.dim, settings.tokens - 1) if one_query else Farthest(shape.dim, settings.tokens)
+        dim = shape.dim - shape.position_dim
+        self.task = Nearest(dim, settings.tokens - 1) if one_query else Farthest(dim, settings.tokens)
         x, target = self.task.sample(generator, self.models * settings.batch)
         self.x = x.to(kind).to(DEVICE, FP32).unflatten(0, (self.models, settings.batch))
         self.target = target[:, -settings.queries :].to(DEVICE).unflatten(0, (self.models, settings.batch))
@@ -513,9 +524,8 @@ REFUSED = [
     ({"v_head_dim": 16}, {}, "plain heads"),
     ({"causal": True}, {}, "no mask"),
     ({"windows": (4,)}, {}, "no mask"),
-    ({"qk_norm": "head"}, {}, "no mask, no positions, no query/key norm"),
-    ({"qk_rope_head_dim": 4}, {}, "no positions"),
-    ({"positions": "additive", "num_positions": 16}, {}, "no positions"),
+    ({"qk_norm": "head"}, {}, "no mask, no rotary positions, no query/key norm"),
+    ({"qk_rope_head_dim": 4}, {}, "no rotary positions"),
     ({"vocab_size": 100}, {}, "no tokens"),
     ({"activation": "gelu"}, {}, "a ReLU feed-forward"),
     ({"ffn_dim": 0}, {}, "a ReLU feed-forward"),

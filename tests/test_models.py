@@ -64,6 +64,8 @@ STACKS = {
     "read in and out": READ,
     "read in wide, out of many": POSITIONED.replace(input_dim=32, output_dim=19),
     "read out alone": paper_shape(16, 1, 4, 1, ffn_dim=29).replace(output_dim=2),
+    "classifier of tokens": DECODER.replace(output_dim=10),
+    "odd classifier": DECODER.replace(dim=11, tied=True, output_dim=10),
     "odd read": READ.replace(dim=11, output_dim=2),
     "odd paper": paper_shape(11, 2, 1, 3, ffn_dim=29),
     "odd encoder": POSITIONED.replace(dim=11, v_head_dim=2),
@@ -412,6 +414,34 @@ def test_tied_and_untied_tables(models):
     close(b(x)[0], 2 * a(x)[0])
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("models", [None, 2])
+def test_a_classifier_of_tokens_reads_out_what_the_last_norm_gives(models, tied):
+    shape = Shape(dim=11, depth=1, num_heads=3, head_dim=5, vocab_size=17, tied=tied, output_dim=3)
+    model = filled(build(shape, models=models)).double()
+    assert type(model) is Encoder
+    assert model.head is None
+    lead = [models] if models else []
+    x = inputs(shape, *lead, 2, 5)
+    h = model.final_norm(model.blocks[0](model.enter(x))[0])
+    y = model(x)[0]
+    assert y.shape == (*x.shape, 3)
+    weight, bias = model.read_out.weight, model.read_out.bias
+    close(y, torch.einsum("...bti,...oi->...bto", h, weight) + bias.view(*lead, 1, 1, 3))
+    with torch.no_grad():
+        model.embedding[..., 16, :] += 1
+    close(model(x.clamp_max(15))[0], build_like(model, shape, models)(x.clamp_max(15))[0], "a token that is not there matters")
+
+
+def build_like(model, shape, models):
+    """The same weights, but for the last token's."""
+    other = build(shape, models=models).double()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        other.embedding[..., 16, :] = 0
+    return other
+
+
 def test_build_follows_the_shape():
     encoder = Shape(dim=6, depth=1, num_heads=2)
     assert type(build(encoder)) is Encoder
@@ -602,7 +632,8 @@ def test_every_shape_field_reaches_the_model():
             z = filled(build(vectors.replace(**{name: value}))).double()(given)[0]
             assert z.shape == plain.shape
             assert (z - plain).abs().max() > 1e-6, name
-            continue
+            if name == "input_dim":
+                continue
         z = filled(build(shape.replace(**{name: value}, **needs.get(name, {})))).double()(x)[0]
         assert z.shape != y.shape or (z - y).abs().max() > 1e-6, name
 

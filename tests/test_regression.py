@@ -178,12 +178,14 @@ def test_loss_and_profile_equal_a_loop(step, width):
     outputs = torch.randn(2, 13, 14, width, generator=seeded(5))
     expected = torch.tensor(np.stack([loop(o.double().numpy(), target.double().numpy()) for o in outputs]))
     for given_target in (target, target.expand(2, *target.shape)):
-        profile, loss = TASK.profile(outputs, given_target), TASK.loss(outputs, given_target)
+        told, loss = TASK.measures(outputs, given_target), TASK.loss(outputs, given_target)
+        assert set(told) == {"profile"}
+        profile = told["profile"]
         assert (profile.shape, loss.shape) == ((2, 7), (2,))
         close(profile, expected)
         close(loss, expected.mean(1))
     close(TASK.loss(outputs[1], target), expected[1].mean())
-    close(TASK.profile(outputs[1], target), expected[1])
+    close(TASK.measures(outputs[1], target)["profile"], expected[1])
     points = TASK.active(step)[1]
     plain = (outputs[..., 0:14:2, 0] - target[..., 0])[..., :points].square().double()
     close(TASK.loss(outputs, target), plain.mean((1, 2)), "the mean over what is in play")
@@ -196,7 +198,7 @@ def test_the_error_judges_the_first_number_at_each_x_alone():
     spoiled[..., 1::2, :] = math.nan
     spoiled[..., 1:] = math.nan
     same(TASK.loss(spoiled, target), TASK.loss(outputs, target))
-    same(TASK.profile(spoiled, target), TASK.profile(outputs, target))
+    same(TASK.measures(spoiled, target)["profile"], TASK.measures(outputs, target)["profile"])
     outputs[..., ::2, 0] = target[..., 0]
     same(TASK.loss(outputs, target), torch.zeros(2))
 
@@ -303,8 +305,8 @@ def test_a_shape_that_does_not_fit_the_task_is_refused_in_one_line(changes, mess
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dim": 8, "input_dim": 12}, "outputs must be at least as wide as the task's answers, 12, got dim 8"),
-        ({"dim": 1, "num_heads": 1, "input_dim": 12}, "outputs must be at least as wide as the task's answers, 12, got dim 1"),
+        ({"dim": 8, "input_dim": 12}, "outputs must be at least as wide as the task's answers, 12, got 8"),
+        ({"dim": 1, "num_heads": 1, "input_dim": 12}, "outputs must be at least as wide as the task's answers, 12, got 1"),
         ({"dim": 12, "output_dim": 5}, "output_dim must be the width of the task's answers, 12, got 5"),
     ],
 )
@@ -529,9 +531,9 @@ def test_the_profile_of_a_row_is_the_error_of_each_query_on_the_held_out_prompts
 
 def test_only_tasks_that_tell_their_queries_apart_have_a_profile():
     run = Run(paper_shape(12, 1, 4, ffn_dim=16), Farthest(12, 4), Recipe(steps=2, epoch=2, batch=4, held_out=16))
-    assert Stack([begin(run)], CPU).profile() is None
+    assert Stack([begin(run)], CPU).measures() == {}
     (row,) = together([run])
-    assert "held_out_profile" not in row
+    assert {key for key in row if key.startswith("held_out")} == {"held_out", "held_out_sequences", "held_out_se", "held_out_curve"}
     assert not set(ADDED) & set(row)
 
 

@@ -78,6 +78,11 @@ def read(rng):
     return {name: rng.choice((1, 3, 53, 101, 211)) for name in ends}
 
 
+def read_out(rng):
+    """One map at the end, of tokens that have positions or none."""
+    return {"output_dim": rng.choice((1, 3, 53, 101, 211)), "positions": rng.choice(("none", "additive")), "num_positions": 13}
+
+
 def placed(rng):
     return rng.choice(({}, {"positions": "additive"}, {"positions": "concatenated", "position_dim": 3})) | {"num_positions": 13}
 
@@ -109,6 +114,7 @@ FAMILIES = {
     "concatenated": lambda rng: Shape(
         **stack(rng), **heads(rng), positions="concatenated", num_positions=rng.choice(PRIMES), position_dim=rng.choice((1, 3, 7))
     ),
+    "token classifier": lambda rng: Shape(**stack(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), **read_out(rng)),
     "read in and out": lambda rng: Shape(**stack(rng), **heads(rng), causal=flip(rng), **read(rng), **placed(rng)),
 }
 
@@ -206,6 +212,19 @@ def test_params_in_closed_form():
     assert shape.param_table() == {
         "embedding": 17 * 11, "attention": attention, "feed-forward": 3 * 11 * 13, "norms": 3 * 11, "head": 17 * 11,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_classifier_of_tokens_has_a_read_out_and_no_head(tied):
+    shape = Shape(dim=11, depth=1, num_heads=2, head_dim=3, ffn_dim=13, vocab_size=17, tied=tied, output_dim=5)
+    assert (shape.in_dim, shape.out_dim) == (11, 5)
+    assert shape.param_table() == {
+        "embedding": 17 * 11, "attention": 4 * 11 * 6, "feed-forward": 2 * 11 * 13, "norms": 3 * 11, "read-out": 12 * 5,
+    }  # fmt: skip
+    tokens = shape.replace(output_dim=0)
+    assert tokens.out_dim == 17
+    assert tokens.flops(7) - shape.flops(7) == 2 * 7 * 11 * (17 - 5)
+    assert tokens.activation_bytes(7) - shape.activation_bytes(7) == 4 * 7 * (17 - 5)
 
 
 def test_extras_are_counted_and_not_built():
@@ -317,7 +336,7 @@ def kept_bytes(shape, batch, tokens, models=None):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         y, _ = model(x)
         if shape.vocab_size:
-            loss = F.cross_entropy(y.flatten(0, -2), x.flatten().clone())
+            loss = F.cross_entropy(y.flatten(0, -2), x.flatten() % y.shape[-1])
         else:
             seen = y if shape.input_dim or shape.output_dim else y[..., : shape.dim - shape.position_dim]
             loss = (seen - torch.zeros_like(seen)).square().mean()
@@ -327,7 +346,8 @@ def kept_bytes(shape, batch, tokens, models=None):
 
 
 @pytest.mark.parametrize(
-    "family", ["encoder", "decoder", "latent", "latent queries", "windows", "additive", "concatenated", "read in and out"]
+    "family",
+    ["encoder", "decoder", "latent", "latent queries", "windows", "additive", "concatenated", "read in and out", "token classifier"],
 )
 def test_activation_bytes_equal_what_autograd_keeps(family):
     """On the fused backend; averaged modules apart, where a single model keeps its scaled weights too."""
@@ -400,10 +420,8 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"max_logit": 4.0, "qk_norm": "head", "logit_scale": 0.5}, ("max_logit", "replaces logit_scale", "0.5")),
         ({"kv_lora_rank": 4, "num_kv_heads": 3}, ("num_kv_heads must equal num_heads 6", "kv_lora_rank 4", "got 3")),
         ({"kv_lora_rank": 4, "qk_norm": "head"}, ("qk_norm must be none", "kv_lora_rank 4", "got head")),
-        *(
-            ({"vocab_size": 5, name: 3}, ("vocab_size excludes input_dim and output_dim", "vocab_size 5", f"{name} 3"))
-            for name in ("input_dim", "output_dim")
-        ),
+        ({"vocab_size": 5, "input_dim": 3}, ("takes tokens or vectors", "vocab_size excludes input_dim", "vocab_size 5, input_dim 3")),
+        ({"vocab_size": 5, "input_dim": 3, "output_dim": 2}, ("vocab_size excludes input_dim", "vocab_size 5, input_dim 3")),
         ({"q_lora_rank": 4}, ("q_lora_rank needs kv_lora_rank above 0", "q_lora_rank 4")),
         ({"activation": "swigly"}, ("unknown activation 'swigly'", "did you mean swiglu", "relu2")),
         ({"norm": "rsm"}, ("unknown norm 'rsm'", "did you mean rms", "layer-nobias")),
@@ -413,6 +431,10 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"norm": 3}, ("unknown norm 3", "choices: layer")),
         ({"positions": "additive"}, ("num_positions must be given for additive positions", "got 0")),
         ({"positions": "concatenated", "num_positions": 4}, ("position_dim goes with concatenated", "position_dim 0")),
+        (
+            {"positions": "concatenated", "num_positions": 4, "position_dim": 2, "vocab_size": 7},
+            ("concatenated positions go with vectors, not with tokens", "vocab_size 7"),
+        ),
         ({"position_dim": 4}, ("position_dim goes with concatenated", "position_dim 4", "positions none")),
         ({"positions": "concatenated", "num_positions": 4, "position_dim": 12}, ("position_dim must be below dim", "12")),
         *(({"windows": bad}, ("windows must be 1 to depth (2)", repr(bad))) for bad in ((), (1, 2, 3), (-1,), ("4",), 4, None, (True,))),

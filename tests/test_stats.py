@@ -3,11 +3,12 @@
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.stats import Mean, group, mean
+from headwise.stats import Mean, difference, group, mean, rank_correlation
 
 
 def t_distribution(t: float, freedom: int, cells: int = 4000) -> float:
@@ -99,3 +100,62 @@ def test_rows_are_grouped_and_sorted_and_keep_their_order_within() -> None:
     assert group(rows, "a", "b") == {(1, "x"): [rows[3]], (1, "y"): [rows[1]], (2, "x"): [rows[0], rows[2]]}
     assert list(group(rows, "a")) == [(1,), (2,)]
     assert group([], "a") == {}
+
+
+# ---- two samples, and orders
+
+
+def test_the_difference_is_welchs_by_hand():
+    """Variances 1 and 4, three values each: t with 2.941 degrees of freedom lies between 4.303 (2) and 3.182 (3)."""
+    found = difference([1.0, 2.0, 3.0], [10.0, 12.0, 14.0])
+    assert found.mean == -10.0
+    spread, freedom = math.sqrt(1 / 3 + 4 / 3), (5 / 3) ** 2 / ((1 / 3) ** 2 / 2 + (4 / 3) ** 2 / 2)
+    share = (1 / 2 - 1 / freedom) / (1 / 2 - 1 / 3)
+    half = (4.303 + share * (3.182 - 4.303)) * spread
+    assert found.low == pytest.approx(-10 - half)
+    assert found.high == pytest.approx(-10 + half)
+    assert found.n == 3
+
+
+def test_the_difference_of_few_or_equal_values():
+    assert difference([1.0], [3.0, 4.0]) == (-2.5, None, None, 1)
+    assert difference([2.0, 2.0], [1.0, 1.0, 1.0]) == (1.0, 1.0, 1.0, 2)
+    same = difference([1.0, 2.0], [1.0, 2.0])
+    assert same.mean == 0.0
+    assert same.low == pytest.approx(-same.high)
+
+
+def test_the_interval_of_a_difference_holds_it_nineteen_times_in_twenty():
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(2000):
+        a, b = rng.normal(1.0, 1.0, 4), rng.normal(0.0, 3.0, 7)
+        found = difference(list(a), list(b))
+        held += found.low <= 1.0 <= found.high
+    assert 0.93 <= held / 2000 <= 0.975
+
+
+@given(st.permutations(range(9)))
+def test_the_rank_correlation_without_ties_is_spearmans_formula(order):
+    d2 = sum((i - j) ** 2 for i, j in enumerate(order))
+    found = rank_correlation(list(range(9)), [math.exp(j) for j in order], draws=20)
+    assert found.mean == pytest.approx(1 - 6 * d2 / (9 * 80))
+    assert -1 <= found.low <= found.high <= 1
+
+
+def test_ties_share_their_ranks_and_no_order_gives_no_number():
+    x, y = [1, 1, 2, 3, 3, 3], [4, 5, 5, 7, 6, 9]
+    ranks = [np.array(r, float) for r in ([0.5, 0.5, 2, 4, 4, 4], [0, 1.5, 1.5, 4, 3, 5])]
+    assert rank_correlation(x, y).mean == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert math.isnan(rank_correlation([1, 1, 1], [1, 2, 3]).mean)
+    assert rank_correlation([1, 1, 1], [1, 2, 3]).low is None
+    assert math.isnan(rank_correlation([1, 2], [1, 2]).mean)
+
+
+def test_the_interval_of_a_rank_correlation_narrows_with_more_pairs_and_holds_its_value():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=200)
+    y = x + rng.normal(size=200)
+    few, many = rank_correlation(list(x[:20]), list(y[:20])), rank_correlation(list(x), list(y), draws=400)
+    assert many.high - many.low < few.high - few.low
+    assert many.low < many.mean < many.high
+    assert rank_correlation(list(x), list(y), draws=50) == rank_correlation(list(x), list(y), draws=50), "the same draws again"

@@ -91,6 +91,8 @@ CASES = [
     case("every token sees every other", [(2, blocks_only(5, dim=80, causal=False))], 16, 4, "fp32"),
     case("ReLU", [(2, blocks_only(2, dim=32, activation="relu", ffn_dim=128))], 4, 16, "fp32"),
     case("an inner width of its own", [(1, blocks_only(5, dim=32, head_dim=8))], 4, 16, "fp32"),
+    case("a hidden width of its own", [(2, blocks_only(2, dim=16, ffn_dim=37)), (1, blocks_only(4, dim=16, ffn_dim=37))], 4, 16, "fp32"),
+    case("a hidden width of its own, half precision", [(1, blocks_only(2, dim=16, ffn_dim=101))], 4, 16, "fp16"),
     case("width 128", [(1, blocks_only(2, dim=128))], 2, 32, "fp32"),
     case("half precision", [(1, blocks_only(3)), (1, blocks_only(16))], 12, 16, "fp16"),
     case("brain floats", [(2, blocks_only(4, dim=64))], 8, 8, "bf16"),
@@ -163,9 +165,8 @@ REFUSED = [
     ({"qkv_bias": False}, {}, "biases everywhere"),
     ({"out_bias": False}, {}, "biases everywhere"),
     ({"ffn_bias": False}, {}, "biases everywhere"),
-    ({"dim": 56}, {}, "dim in 16s up to 128 and ffn_dim in 64s, got 56 and 192"),
-    ({"dim": 144}, {}, "dim in 16s up to 128"),
-    ({"ffn_dim": 96}, {}, "ffn_dim in 64s, got 48 and 96"),
+    ({"dim": 56}, {}, "dim in 16s up to 128, got 56"),
+    ({"dim": 144}, {}, "dim in 16s up to 128, got 144"),
     ({"head_dim": 65, "v_head_dim": 65}, {}, "at most 128 tokens and rank 64, got 82 tokens, rank 65"),
     ({}, {"tokens": 129}, "at most 128 tokens and rank 64, got 129 tokens, rank 12"),
     ({}, {"batch": 7}, "batch x tokens must be a multiple of 64, got 574"),
@@ -215,7 +216,7 @@ def trained(runs, monkeypatch, blocks):
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("fp16", 4e-3)])
 def test_training_on_the_blocks_is_training_on_the_modules(precision, bound, monkeypatch):
     task = Regression(3, 2, curriculum=2, first_dim=1, first_points=1)
-    recipe = Recipe(steps=4, epoch=2, batch=16, held_out=32, evals=1, lr=0.03, schedule="constant", init="normal", precision=precision)
+    recipe = Recipe(steps=4, epoch=2, batch=16, held_out=16, evals=1, lr=0.03, schedule="constant", init="normal", precision=precision)
     shape = GPT.replace(dim=16, depth=1, num_heads=2, num_kv_heads=2, head_dim=8, v_head_dim=8, ffn_dim=64, num_positions=4, input_dim=3)
     shapes = [shape, shape.replace(num_heads=4, num_kv_heads=4, head_dim=4, v_head_dim=4)]
     runs = [Run(s, task, dataclasses.replace(recipe, lr=lr), 3) for s, lr in zip(shapes, (0.03, 0.02), strict=True)]

@@ -3,10 +3,10 @@
 A module has `QUESTION` (one sentence), `PRESETS` (name -> frozen settings), `runs(settings)`, `summary(rows)` (plain
 dicts, one a point, with intervals and published values), `COLUMNS` (which of their values are shown, and their headings),
 `headline(points)` (the claim in numbers) and `figure(points)` (what `headwise.figures` draws), and may have `NOTES` (preset
--> what a reader should bear in mind), `CAPTION` (what the figure's lines are) and `VIEWS` (name -> another figure of the
-same points). Where nothing is trained, `runs` gives values with an `id` and a `spec()`, and `make(value, device)` computes
-one's row. Its docstring holds the command, the hardware, the time and the expected numbers. A file of your own with the
-same parts is run by its path.
+-> what a reader should bear in mind), `CAPTION` (what the figure's lines are), `VIEWS` (name -> another figure of the
+same points) and `then(settings, rows)` (runs that depend on the first ones' rows). Where nothing is trained, `runs` gives
+values with an `id` and a `spec()`, and `make(value, device)` computes one's row. Its docstring holds the command, the
+hardware, the time and the expected numbers. A file of your own with the same parts is run by its path.
 """
 
 from __future__ import annotations
@@ -19,12 +19,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headwise.experiments import dimension, features, fig1, learned, length, positions, regression, representation, theory
+from headwise.experiments import (
+    conditioning,
+    dimension,
+    features,
+    fig1,
+    learned,
+    length,
+    map,
+    positions,
+    regression,
+    representation,
+    theory,
+)
 from headwise.shape import UsageError, nearest
 
 EXPERIMENTS: dict[str, ModuleType] = {
     "fig1": fig1, "learned": learned, "length": length, "positions": positions, "dimension": dimension, "regression": regression,
-    "features": features, "representation": representation, "theory": theory,
+    "features": features, "representation": representation, "theory": theory, "conditioning": conditioning, "map": map,
 }  # fmt: skip
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 
@@ -63,6 +75,8 @@ def cell(point: dict[str, Any], key: str) -> str:
         return f"{value:.4f} ± {(point['high'] - point['low']) / 2:.4f}"
     if isinstance(value, bool):
         return "yes" if value else "NO"
+    if key == "off":  # a budget
+        return f"{value:+.2%}"
     if isinstance(value, float):
         return f"{value:.4f}" if key in ("held_out", "train_best") else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

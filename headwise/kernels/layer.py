@@ -228,17 +228,17 @@ def outer(
 
 @triton.jit
 def squared_error(
-    u, scale, target, g, parts, T, N, Q, model, factor, SLOT, SLOTS, D: tl.constexpr, BT: tl.constexpr
+    u, scale, target, g, parts, T, N, Q, model, factor, SLOT, SLOTS, D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """The sum of ||s u - target||^2 over the last Q tokens of every N, and its gradient times a factor."""
+    """The sum of ||s u - target||^2 over the first W coordinates of the last Q tokens of every N, and its gradient times a factor."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
     n = t % N
-    judged = (n >= N - Q)[:, None]
+    judged = (n >= N - Q)[:, None] & (d < W)[None, :]
     row = (m * (T // N) + t // N) * Q + n - (N - Q)
-    want = tl.load(target + row[:, None] * D + d[None, :], mask=judged, other=0.0)
+    want = tl.load(target + row[:, None] * W + d[None, :], mask=judged, other=0.0)
     e = tl.where(judged, tl.load(u + to) * tl.load(scale + m * model) - want, 0.0)
     tl.store(g + to, e * factor)
     part = parts + ((m * SLOTS + SLOT) * tl.num_programs(0) + tl.program_id(0)) * 2 * D

@@ -103,9 +103,10 @@ def feed(
     xt += tl.load(down_bias + row + d, mask=wide, other=0.0)[None, :]
     for first in tl.range(0, F, BF, num_stages=STAGES):
         f = first + tl.arange(0, BF)
-        w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=wide[None, :], other=0.0)
-        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + tl.load(up_bias + row + f)[None, :]
-        w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None], other=0.0)
+        there = f < F
+        w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
+        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + tl.load(up_bias + row + f, mask=there, other=0.0)[None, :]
+        w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
         xt = tl.dot(_act(z, GELU).to(ht.dtype), tl.trans(w2), xt, input_precision=IP)
     tl.store(x2 + at, xt, mask=some)
 
@@ -130,9 +131,10 @@ def feed_back(
     dh = tl.zeros([BT, BD], tl.float32)
     for first in tl.range(0, F, BF, num_stages=STAGES):
         f = first + tl.arange(0, BF)
-        w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=wide[None, :], other=0.0)
-        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + tl.load(up_bias + row + f)[None, :]
-        w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None], other=0.0)
+        there = f < F
+        w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
+        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + tl.load(up_bias + row + f, mask=there, other=0.0)[None, :]
+        w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
         dz = tl.dot(gt, w2, input_precision=IP) * _slope(z, GELU)
         dh = tl.dot(dz.to(ht.dtype), w1, dh, input_precision=IP)
     hat, inverse = _hat(tl.load(x1 + at, mask=some, other=0.0), some, D)
@@ -192,9 +194,10 @@ def feed_weights(
     d = tl.arange(0, BD)
     wide = d < D
     row = m * model
-    w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=wide[None, :], other=0.0)
-    w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None], other=0.0)
-    bias = tl.load(up_bias + row + f)
+    there = f < F
+    w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
+    w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
+    bias = tl.load(up_bias + row + f, mask=there, other=0.0)
     grad1 = tl.zeros([BF, BD], tl.float32)
     grad2 = tl.zeros([BF, BD], tl.float32)
     grad_bias = tl.zeros([BF], tl.float32)
@@ -209,9 +212,10 @@ def feed_weights(
         grad1 = tl.dot(tl.trans(dz.to(ht.dtype)), ht, grad1, input_precision=IP)
         grad2 = tl.dot(tl.trans(_act(z, GELU).to(ht.dtype)), gt, grad2, input_precision=IP)
     to = piece.to(tl.int64) * copy + row
-    tl.store(d_up + to + f[:, None] * D + d[None, :], grad1 * undo, mask=wide[None, :])
-    tl.store(d_up_bias + to + f, grad_bias * undo)
-    tl.store(d_down + to + d[None, :] * F + f[:, None], grad2 * undo, mask=wide[None, :])
+    seen = there[:, None] & wide[None, :]
+    tl.store(d_up + to + f[:, None] * D + d[None, :], grad1 * undo, mask=seen)
+    tl.store(d_up_bias + to + f, grad_bias * undo, mask=there)
+    tl.store(d_down + to + d[None, :] * F + f[:, None], grad2 * undo, mask=seen)
 
 
 @triton.jit

@@ -11,11 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwise.shape import UsageError, nearest
+from headwise.tasks.images import Images
+from headwise.tasks.listops import ListOps
 from headwise.tasks.neighbors import BiasedNearest, Farthest, Nearest
+from headwise.tasks.recall import Recall
 from headwise.tasks.regression import Regression
 from headwise.tasks.task import Task
+from headwise.tasks.text import Text
 
-TASKS: dict[str, type[Any]] = {"farthest": Farthest, "nearest": Nearest, "biased-nearest": BiasedNearest, "regression": Regression}
+TASKS: dict[str, type[Any]] = {
+    "farthest": Farthest, "nearest": Nearest, "biased-nearest": BiasedNearest, "regression": Regression,
+    "text": Text, "images": Images, "listops": ListOps, "recall": Recall,
+}  # fmt: skip
 
 
 def task_name(task: Task) -> str:
@@ -40,4 +47,17 @@ def task_of(name: str, fields: Mapping[str, Any]) -> Task:
     return TASKS[name](**fields)
 
 
-__all__ = ["TASKS", "BiasedNearest", "Farthest", "Nearest", "Regression", "Task", "task_name", "task_of"]
+__all__ = [
+    "TASKS",
+    "BiasedNearest",
+    "Farthest",
+    "Images",
+    "ListOps",
+    "Nearest",
+    "Recall",
+    "Regression",
+    "Task",
+    "Text",
+    "task_name",
+    "task_of",
+]

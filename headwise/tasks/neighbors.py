@@ -43,8 +43,10 @@ def draw_points(generator: torch.Generator, law: str, batch: int, points: int, d
 class Neighbors(Task):
     """Points of a law, and one of them to be named."""
 
+    dim: int
     points: int
     law: str = "uniform"
+    squared = True
 
     def __post_init__(self) -> None:
         whole(self, 2, "dim", "points")
@@ -52,6 +54,14 @@ class Neighbors(Task):
             raise UsageError(f"unknown law {self.law!r}; {nearest(str(self.law), LAWS)}")
         if self.law == "orthogonal" and self.points > self.dim:
             raise UsageError(f"at most dim {self.dim} points are orthogonal, got points {self.points}")
+
+    @property
+    def in_dim(self) -> int:
+        return self.dim
+
+    @property
+    def answer_dim(self) -> int:
+        return self.dim
 
     @property
     def tokens(self) -> int:

@@ -30,6 +30,7 @@ class Regression(Task):
     [20.0, 21.0, 10.5]
     """
 
+    dim: int
     points: int
     curriculum: int = 0  # steps a stage lasts; 0: the whole task from the start
     first_dim: int = 5
@@ -44,6 +45,10 @@ class Regression(Task):
     @property
     def tokens(self) -> int:
         return 2 * self.points
+
+    @property
+    def in_dim(self) -> int:
+        return self.dim
 
     @property
     def answer_dim(self) -> int:
@@ -79,8 +84,9 @@ class Regression(Task):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._errors(outputs, targets).flatten(-2).mean(-1)
 
-    def profile(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._errors(outputs, targets).mean(-2)
+    def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The error by number of pairs seen."""
+        return {"profile": self._errors(outputs, targets).mean(-2)}
 
     def baseline_profile(self) -> dict[str, list[float]]:
         """Errors after k = 0, 1, ... pairs: zero d; least squares max(d - k, 0); the mean of y_i x_i d (d + 1)/k; the mean

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.shape import UsageError
@@ -13,10 +15,10 @@ from headwise.shape import UsageError
 
 @dataclass(frozen=True)
 class Task:
-    """What is drawn and how an answer is judged."""
+    """A value that says what is drawn and how an answer is judged."""
 
-    dim: int  # width of an input vector
     causal = False  # whether a token must not see the later ones, which hold its answer
+    squared = False  # whether the loss is the squared error of the first coordinates, the mean over the last tokens
 
     @property
     def tokens(self) -> int:
@@ -24,9 +26,19 @@ class Task:
         raise NotImplementedError
 
     @property
+    def vocab(self) -> int:
+        """How many token ids there are; 0: inputs are vectors."""
+        return 0
+
+    @property
+    def in_dim(self) -> int:
+        """Width of an input vector; 0: inputs are token ids."""
+        return 0
+
+    @property
     def answer_dim(self) -> int:
         """How many coordinates of an output are judged."""
-        return self.dim
+        raise NotImplementedError
 
     @property
     def stage(self) -> int:
@@ -34,20 +46,63 @@ class Task:
         return 0
 
     def sample(self, generator: torch.Generator, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs (batch, tokens, dim) and targets (batch, queries, ...); `step` is that of training, None when judged."""
+        """Inputs (batch, tokens, width) or token ids (batch, tokens), and targets (batch, ...).
+
+        `step` is that of training, None when judged: real data then come from the part that is held out.
+        """
         raise NotImplementedError
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean error of (..., batch, tokens, width) outputs, one number per model."""
         raise NotImplementedError
 
-    def profile(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """The same error by query, (..., queries), where the place in the sequence matters."""
-        return None
+    def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """What else is said about held-out answers, by name: one number per model, (...), or several, (..., n)."""
+        return {}
 
     def baselines(self) -> dict[str, float]:
         """Errors of predictors that need no training; "zero" is always among them."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Classified(Task):
+    """A task whose answer is one of `classes`: outputs are their log-odds, the loss is the cross-entropy in nats."""
+
+    @property
+    def classes(self) -> int:
+        """How many answers there are."""
+        raise NotImplementedError
+
+    @property
+    def answer_dim(self) -> int:
+        return self.classes
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Log-odds (..., answers, classes) from (..., batch, tokens, width) outputs; by default the mean over a sequence's tokens."""
+        return outputs[..., : self.classes].mean(-2)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        logits = self.logits(outputs)
+        answers = targets.expand(logits.shape[:-1]).reshape(-1)
+        errors = F.cross_entropy(logits.reshape(-1, self.classes), answers, reduction="none")
+        return errors.view(*outputs.shape[:-3], -1).mean(-1)
+
+    def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        right = self.logits(outputs).argmax(-1) == targets
+        return {"accuracy": right.flatten(outputs.ndim - 3).float().mean(-1)}
+
+    def baselines(self) -> dict[str, float]:
+        """Equal odds, which is what outputs of zero say."""
+        return {"zero": math.log(self.classes)}
+
+
+def words(value: Any, *names: str) -> None:
+    """Refuse fields that are not text."""
+    for name in names:
+        given = getattr(value, name)
+        if not isinstance(given, str):
+            raise UsageError(f"{name} must be text, got {given!r}")
 
 
 def whole(value: Any, least: int, *names: str) -> None:

@@ -1,0 +1,309 @@
+"""More heads or fewer? Held-out loss over heads x rank x depth at one exact budget, with both papers' advice on it.
+
+    headwise run map --task farthest        quick: width 32, 28 cells; 2 CPU cores, minutes; also recall, text, images, listops
+    headwise run map --preset paper --task text --set source=FILE     width 64, 3 seeds after tuning; one GPU, minutes a task
+
+Every cell is a model of the same number of parameters (or FLOPs): what its heads do not use goes into the feed-forward. Ways to
+add heads are paths across it: `split` (rank x heads kept), `widen` (rank kept, the feed-forward pays), `trade` (rank kept, layers
+pay). Every cell's learning rate is tuned with the same effort, on a seed of its own that is not counted. Expected: on
+`farthest` and `recall` the error falls with rank at every number of heads; elsewhere see results/map.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.experiments.common import Training, check_lists, recipe_of
+from headwise.runs import Row, Run, derive
+from headwise.shape import Shape, UsageError, nearest
+from headwise.stats import difference, group, mean, rank_correlation
+from headwise.tasks import Farthest, Images, ListOps, Recall, Task, Text
+
+QUESTION = "At one exact budget, how many heads, of what rank, how deep?"
+COLUMNS = (
+    ("task", "task"), ("depth", "layers"), ("heads", "heads"), ("rank", "rank"), ("ffn", "feed-forward"), ("params", "parameters"),
+    ("off", "off budget"), ("lr", "tuned rate"), ("held_out", "held-out loss"), ("n", "n"), ("diverged", "diverged"),
+    ("accuracy", "accuracy"), ("kappa_start", "kappa at start"), ("kappa_end", "at end"), ("paths", "on the path of"),
+)  # fmt: skip
+CAPTION = (
+    "Colour and number: held-out loss, mean over seeds at the tuned learning rate; darker is better, the best cell of a task is framed. "
+    "Empty cells cannot be built within the budget. Lines: ways to add heads, from few to many."
+)
+BUDGETS = ("params", "flops")
+PREDICTORS = ("rank", "heads", "depth", "kappa_start", "kappa_end")
+PROBED = ("kappa", "kappa_centred", "stable_rank", "effective_rank")
+CHOICES = ("farthest", "recall", "text", "images", "listops")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Training):
+    """The grid, the base shape that sets the budget, and how much tuning a cell gets."""
+
+    tasks: tuple[str, ...]
+    dim: int
+    heads: tuple[int, ...]
+    ranks: tuple[int, ...]
+    depths: tuple[int, ...]
+    base: tuple[int, ...]  # layers, heads, rank, feed-forward: the shape whose budget all others meet
+    budget: str
+    lrs: tuple[float, ...]
+    beta2: float
+    weight_decay: float
+    points: int  # of the farthest-neighbour task
+    pairs: int  # of recall
+    length: int  # of text and ListOps
+    source: str = ""  # data of text or images
+    ffn_dim: int = 0  # follows from the budget
+
+    def __post_init__(self) -> None:
+        check_lists(self, ("heads", "ranks", "depths"), ("tasks", "lrs"))
+        for task in self.tasks:
+            if task not in CHOICES:
+                raise UsageError(f"unknown task {task!r}; {nearest(task, CHOICES)}")
+        if self.budget not in BUDGETS:
+            raise UsageError(f"unknown budget {self.budget!r}; {nearest(self.budget, BUDGETS)}")
+        if len(self.base) != 4 or min(self.base) < 1:
+            raise UsageError(f"base must be layers,heads,rank,feed-forward, got {','.join(map(str, self.base))}")
+        if self.source and not set(self.tasks) <= {"text", "images"}:
+            raise UsageError(f"source goes with the tasks text and images, got {', '.join(self.tasks)}")
+
+
+PRESETS = {
+    "quick": Settings(
+        tasks=("farthest",), dim=32, heads=(1, 2, 4, 8), ranks=(4, 8, 16, 32), depths=(1, 2), base=(2, 4, 8, 128), budget="params",
+        lrs=(0.01, 0.03), beta2=0.99, weight_decay=0.0, points=8, pairs=4, length=32, seeds=3, steps=700, batch=32, warmup=0.1,
+        schedule="cosine", protocols=("stream",), init="normal", held_out=1024, evals=1,
+    ),
+    "paper": Settings(
+        tasks=("recall",), dim=64, heads=(1, 2, 4, 8, 16), ranks=(2, 4, 8, 16, 32, 64), depths=(1, 2, 3, 4), base=(4, 4, 16, 256),
+        budget="params", lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0, points=16, pairs=32, length=128, seeds=3, steps=20_000,
+        batch=64, warmup=0.1, schedule="cosine", protocols=("stream",), init="normal", precision="fp16", epoch=500,
+    ),
+}  # fmt: skip
+
+
+# ---- shapes at one budget
+
+
+def task_of(name: str, s: Settings) -> Task:
+    """One of the map's tasks."""
+    match name:
+        case "farthest":
+            return Farthest(s.dim, s.points)
+        case "recall":
+            return Recall(s.pairs, 4 * s.pairs, 2 * s.pairs)
+        case "text":
+            return Text(s.length, s.source)
+        case "images":
+            return Images(4, s.source)
+        case _:
+            return ListOps(length=s.length)
+
+
+def shape_of(task: Task, dim: int, depth: int, heads: int, rank: int, ffn_dim: int) -> Shape:
+    """A pre-norm model for a task: a decoder where it is causal or looks tokens up, else an encoder."""
+    decodes = task.causal or isinstance(task, Recall)
+    ends: dict[str, Any] = {"vocab_size": -(-task.vocab // 16) * 16} if task.vocab else {}
+    if not task.vocab and task.in_dim != dim:
+        ends["input_dim"] = task.in_dim
+    if not (task.vocab and decodes):
+        ends["output_dim"] = task.answer_dim
+    positions: dict[str, Any] = {} if task.squared else {"positions": "additive", "num_positions": task.tokens}
+    return Shape(
+        dim=dim, depth=depth, num_heads=heads, head_dim=rank, ffn_dim=ffn_dim, activation="gelu", norm="layer", norm_at="pre",
+        causal=decodes, qkv_bias=True, out_bias=True, ffn_bias=True, **ends, **positions,
+    )  # fmt: skip
+
+
+def cost(shape: Shape, task: Task, budget: str) -> int:
+    """What the budget counts."""
+    return shape.params if budget == "params" else shape.flops(task.tokens)
+
+
+def cells(task: Task, s: Settings) -> list[Shape]:
+    """Every shape of the grid at the base's cost, its feed-forward the whole number that comes nearest; those with less than a
+    quarter of the width left for it are left out."""
+    target = cost(shape_of(task, s.dim, *s.base), task, s.budget)
+    out = []
+    for depth in s.depths:
+        for heads in s.heads:
+            for rank in s.ranks:
+                one, two = (cost(shape_of(task, s.dim, depth, heads, rank, f), task, s.budget) for f in (1, 2))
+                ffn = round(1 + (target - one) / (two - one))
+                if ffn >= max(1, s.dim // 4):
+                    out.append(shape_of(task, s.dim, depth, heads, rank, ffn))
+    return out
+
+
+# ---- runs in two rounds
+
+
+def runs(settings: Settings) -> list[Run]:
+    """The tuning: every cell at every rate, one seed."""
+    s, out = settings, []
+    for name in s.tasks:
+        task = task_of(name, s)
+        out += [Run(shape, task, recipe_of(s, protocol="stream", lr=lr), 0) for shape in cells(task, s) for lr in s.lrs]
+    return out
+
+
+def then(settings: Settings, rows: list[Row]) -> list[Run]:
+    """The measurement: every cell at its best rate, `seeds` other seeds."""
+    found, best = {row["id"]: row for row in rows}, dict[Any, tuple[tuple[float, float], Run]]()
+    for run in runs(settings):
+        key, merit = (run.task, run.shape), _merit(found[run.id])
+        if key not in best or merit < best[key][0]:
+            best[key] = merit, run
+    return [dataclasses.replace(run, seed=seed) for _, run in best.values() for seed in range(1, settings.seeds + 1)]
+
+
+def _merit(row: Row) -> tuple[float, float]:
+    """Held-out loss, then the rate: the smaller one where losses are equal or all diverged."""
+    return (row["held_out"] if row["status"] == "done" else math.inf), row["lr"]
+
+
+def probe(run: Run, weights: dict[str, Any]) -> Row:
+    """How well conditioned the heads' outputs are before and after training, on sixteen sequences: means over the layers."""
+    import torch
+
+    from headwise.models import build, fresh
+    from headwise.theory.conditioning import attention_spectra
+
+    inputs, _ = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), 16)
+    first = fresh(run.shape, run.recipe.init, [run.seed], lambda seed: torch.Generator().manual_seed(derive(seed, "init")))
+    out: Row = {}
+    for when, state in (("start", {name: p[0] for name, p in first.named_parameters()}), ("end", weights)):
+        model = build(run.shape)
+        model.load_state_dict(state)
+        average = attention_spectra(model, inputs)[-1]
+        values = {name: float(average[name]) for name in PROBED}
+        out |= {f"{name}_{when}": value if math.isfinite(value) else None for name, value in values.items()}
+    return out
+
+
+# ---- points
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """One point per task and cell: the tuned rate, then the held-out loss over the other seeds."""
+    out = []
+    for (task, depth, heads, rank), same in group(rows, "task", "depth", "num_heads", "head_dim").items():
+        tuned = _tuned([r for r in same if r["seed"] == 0])
+        counted = [r for r in same if r["seed"] > 0 and r["lr"] == tuned] or [r for r in same if r["seed"] == 0 and r["lr"] == tuned]
+        good, first = [r for r in counted if r["status"] == "done"], same[0]
+        held = mean([r["held_out"] for r in good]) if good else None
+        seen = [r["held_out_accuracy"] for r in good if r.get("held_out_accuracy") is not None]
+        out.append(
+            {
+                "task": task, "depth": depth, "heads": heads, "rank": rank, "ffn": first["ffn_dim"], "dim": first["dim"],
+                "params": first["params"], "flops": first["flops"], "lr": tuned, "n": len(good), "diverged": len(counted) - len(good),
+                "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
+                "values": sorted(r["held_out"] for r in good), "accuracy": mean(seen).mean if seen else None,
+                **{key: _logmean([r.get(key) for r in good]) for key in ("kappa_start", "kappa_end", "kappa_centred_end")},
+            }
+        )  # fmt: skip
+    for same in group(out, "task").values():
+        _place(same)
+    return out
+
+
+def _logmean(values: list[float | None]) -> float | None:
+    good = [math.log(v) for v in values if v is not None and 0 < v < math.inf]
+    return math.exp(math.fsum(good) / len(good)) if good else None
+
+
+def _tuned(rows: list[Row]) -> float | None:
+    return min(rows, key=_merit)["lr"] if rows else None
+
+
+def _place(points: list[dict[str, Any]]) -> None:
+    """How far each cell is off the budget that most of them share, and which paths it lies on.
+
+    The base of the paths is the deepest cell whose heads have the model's width between them and whose rank is nearest to 16.
+    """
+    spread = {key: max(p[key] for p in points) / min(p[key] for p in points) for key in BUDGETS}
+    held = min(BUDGETS, key=lambda key: spread[key])
+    target = sorted(p[held] for p in points)[len(points) // 2]
+    deepest, dim = max(p["depth"] for p in points), points[0]["dim"]
+    square = [p for p in points if p["depth"] == deepest and p["heads"] * p["rank"] == dim]
+    base = min(square, key=lambda p: abs(p["rank"] - min(16, dim // 4)), default=None)
+    for p in points:
+        p["off"] = p[held] / target - 1
+        on = []
+        if base and p["depth"] == deepest and p["heads"] * p["rank"] == dim:
+            on.append("split")
+        if base and p["depth"] == deepest and p["rank"] == base["rank"]:
+            on.append("widen")
+        if base and p["rank"] == base["rank"] and p["heads"] * p["depth"] == base["heads"] * deepest:
+            on.append("trade")
+        p["paths"] = ", ".join(on) or None
+
+
+def headline(points: list[dict[str, Any]]) -> list[str]:
+    """For each task: the best cell, what each path does from its first to its last cell, and what predicts the loss."""
+    lines = []
+    for (task,), same in group(points, "task").items():
+        known = [p for p in same if p["held_out"] is not None]
+        if not known:
+            continue
+        best = min(known, key=lambda p: p["held_out"])
+        lines.append(f"{task}: best {_name(best)}, held-out loss {best['held_out']:.4f}")
+        for path in ("split", "widen", "trade"):
+            along = sorted((p for p in known if path in (p["paths"] or "")), key=lambda p: p["heads"])
+            if len(along) > 1:
+                lines.append(f"{task}, {path}: {_verdict(along[0], along[-1])}")
+        told = [f"{what} {rho}" for what in PREDICTORS if (rho := _predicts(known, what))]
+        if told:
+            lines.append(f"{task}: rank correlation of the loss over {len(known)} cells with " + ", ".join(told))
+    return lines
+
+
+def _predicts(points: list[dict[str, Any]], what: str) -> str:
+    there = [p for p in points if p[what] is not None]
+    rho = rank_correlation([p[what] for p in there], [p["held_out"] for p in there])
+    return "" if rho.low is None else f"{rho.mean:+.2f} ({rho.low:+.2f} to {rho.high:+.2f})"
+
+
+def _name(p: dict[str, Any]) -> str:
+    return f"{p['heads']} x {p['rank']} in {p['depth']} layer{'s' * (p['depth'] > 1)}"
+
+
+def _verdict(few: dict[str, Any], many: dict[str, Any]) -> str:
+    gap = difference(many["values"], few["values"])
+    told = f"from {_name(few)} to {_name(many)} the loss changes by {gap.mean:+.4f}"
+    if gap.low is None or gap.high is None:
+        return told + " (one seed)"
+    half = (gap.high - gap.low) / 2
+    if gap.low <= 0 <= gap.high:
+        return f"from {_name(few)} to {_name(many)} no difference is found ({gap.mean:+.4f} ± {half:.4f})"
+    return f"{told} ± {half:.4f}"
+
+
+# ---- the figure
+
+
+def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A panel per task and depth: rank across, heads up, loss as colour, the paths as lines."""
+    ranks, heads = (sorted({p[key] for p in points}) for key in ("rank", "heads"))
+    panels = []
+    for (task,), same in group(points, "task").items():
+        known = [p["held_out"] for p in same if p["held_out"] is not None]
+        for (depth,), here in group(same, "depth").items():
+            at = {(p["heads"], p["rank"]): p for p in here}
+            z = [[at[h, r]["held_out"] if (h, r) in at else None for r in ranks] for h in heads]
+            paths = []
+            for colour, path in enumerate(("split", "widen", "trade")):
+                along = sorted((p for p in here if path in (p["paths"] or "")), key=lambda p: p["heads"])
+                places = {"x": [ranks.index(p["rank"]) for p in along], "y": [heads.index(p["heads"]) for p in along]}
+                if along:
+                    paths.append({"label": path, "colour": colour, **places})
+            ends = {"least": min(known, default=None), "most": max(known, default=None)}
+            title = f"{task}, {depth} layer{'s' * (depth > 1)}"
+            panels.append({"title": title, "z": z, "paths": paths, **ends})
+    return {
+        "kind": "heat", "title": "Held-out loss at one budget", "x": [str(r) for r in ranks], "y": [str(h) for h in heads],
+        "x_label": "rank of a head", "y_label": "heads", "panels": panels, "columns": len({p["depth"] for p in points}),
+    }  # fmt: skip
