@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise import fused, trunk
-from headwise.fused import STORED, Fused, adamw
+from headwise.fused import STORED, Fused, adamw, gain_of
 from headwise.kernels import has_triton
 from headwise.models import build, fresh
 from headwise.runs import Recipe, Run, block_steps, derive, draw_block, generator_of
@@ -139,7 +139,10 @@ class Stack:
             outputs, _ = self.model(self.inputs[i])
         losses_M = self.task.loss(outputs.float(), self.targets[i])
         self.losses[i].copy_(losses_M.detach())
-        return _flatten(torch.autograd.grad(losses_M.sum(), self.params), self.places, self.weights)
+        gain = gain_of(self.recipe.batch * self.task.tokens, self.recipe.precision)
+        grads = torch.autograd.grad(losses_M.sum() if gain == 1 else losses_M.sum() * gain, self.params)
+        flat = _flatten(grads, self.places, self.weights)
+        return flat if gain == 1 else flat / gain
 
     def _around(self, blocks: Trunk, inputs: Tensor, targets: Tensor, losses_M: Tensor) -> Tensor:
         """Losses (written) and gradients with the blocks as kernels and what is around them as modules."""
@@ -161,20 +164,24 @@ class Stack:
     def _step(self, i: int) -> None:
         r = self.recipe
         size_M1, correct_M1, decay_M1 = self.rates[i]
-        grad = self._gradient(i)
+        grad, total_M = self._gradient(i), None
+        if r.precision == "fp16":  # a gradient that overflowed moves nothing
+            total_M = grad.sum(1)
+            self.skipped += ~total_M.isfinite()
         if self.kernels is not None:
-            total_M = None
-            if r.precision == "fp16":
-                total_M = grad.sum(1)
-                self.skipped += ~total_M.isfinite()
             adamw(self.weights, self.mean, self.square, grad, self.half, self.rates[i], r.beta1, r.beta2, r.eps, total_M)
             return
+        before = None if total_M is None else [t.clone() for t in (self.weights, self.mean, self.square)]
         self.mean.lerp_(grad, 1 - r.beta1)
         self.square.mul_(r.beta2).addcmul_(grad, grad, value=1 - r.beta2)
         update = self.mean / (self.square.sqrt().mul_(correct_M1).add_(r.eps))
         if any(run.recipe.weight_decay for run in self.runs):
             self.weights.mul_(decay_M1)
         self.weights.sub_(update.mul_(size_M1))
+        if total_M is not None and before is not None:
+            good_M1 = total_M.isfinite().unsqueeze(1)
+            for now, old in zip((self.weights, self.mean, self.square), before, strict=True):
+                now.copy_(torch.where(good_M1, now, old))
 
     def _capture(self) -> None:
         """The whole block of steps as one CUDA graph; gradients are tried first so that nothing is set up inside it."""

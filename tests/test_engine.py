@@ -839,3 +839,25 @@ def test_training_needs_the_standard_library_torch_numpy_and_safetensors_only() 
     told = subprocess.run([sys.executable, "-c", LEAN % (EXTRAS,)], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
     assert set(told.stdout.split()) <= {"headwise", "torch", "numpy", "safetensors"}
+
+
+def test_an_overflow_of_half_precision_costs_one_step_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(steps=8, epoch=4, batch=16, held_out=128, evals=1, precision="fp16")
+    runs = [Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, seed) for seed in (0, 1)]
+    usual, gradient, steps = train(runs, device="cpu"), Stack._gradient, []
+
+    def spoiled(self: Stack, i: int) -> Any:
+        out = gradient(self, i)
+        steps.append(i)
+        if len(steps) == 3:
+            out[0, 5] = math.inf
+        return out
+
+    monkeypatch.setattr(Stack, "_gradient", spoiled)
+    once = train(runs, device="cpu")
+    assert [row["skipped"] for row in usual] == [0, 0]
+    assert [row["skipped"] for row in once] == [1, 0]
+    assert once[0]["status"] == "done"
+    assert once[0]["held_out"] != usual[0]["held_out"]
+    assert math.isfinite(once[0]["held_out"])
+    assert (once[1]["curve"], once[1]["held_out"]) == (usual[1]["curve"], usual[1]["held_out"])

@@ -683,7 +683,7 @@ def test_a_point_is_the_error_after_all_pairs_over_the_dimension():
     assert four["held_out"] is four["squared"] is four["average"] is None
     assert four["profile"] == []
     assert regression.headline([one, two, four]) == [
-        "width 48, 12 layers: 1 heads of rank 48 err 0.2250; 2 heads 2.2 times",
+        "width 48, 12 layers: 1 head of rank 48, error 0.2250; 2 heads 2.2 times",
     ]
 
 
@@ -721,9 +721,9 @@ def test_both_figures_hold_the_points_and_draw(tmp_path):
     ]
     assert sorted(zip(ranks["published"]["x"], ranks["published"]["y"], strict=True)) == [(24, 0.0308), (48, 0.0421)]
     pairs = lines_of(by_pairs)
-    assert set(pairs) == {"1 heads of rank 48, width 48, 12 layers", "2 heads of rank 24, width 48, 12 layers", "least squares"}
-    assert pairs["1 heads of rank 48, width 48, 12 layers"]["x"] == list(range(41))
-    assert pairs["1 heads of rank 48, width 48, 12 layers"]["y"] == points[0]["profile"]
+    assert set(pairs) == {"1 head of rank 48, width 48, 12 layers", "2 heads of rank 24, width 48, 12 layers", "least squares"}
+    assert pairs["1 head of rank 48, width 48, 12 layers"]["x"] == list(range(41))
+    assert pairs["1 head of rank 48, width 48, 12 layers"]["y"] == points[0]["profile"]
     exact = Regression(20, 41).baseline_profile()["least squares"]
     assert pairs["least squares"]["x"] == list(range(20))
     assert pairs["least squares"]["y"] == pytest.approx([e / 20 for e in exact if e])

@@ -78,8 +78,8 @@ PRESETS = {
         schedule="cosine", protocols=("stream",), init="normal", held_out=1024, evals=1,
     ),
     "paper": Settings(
-        tasks=("recall",), dim=64, heads=(1, 2, 4, 8, 16), ranks=(2, 4, 8, 16, 32, 64), depths=(1, 2, 3, 4), base=(4, 4, 16, 256),
-        budget="params", lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0, points=16, pairs=32, length=128, seeds=3, steps=20_000,
+        tasks=("recall",), dim=64, heads=(1, 2, 4, 8, 16), ranks=(4, 8, 16, 32, 64), depths=(1, 2, 4), base=(4, 4, 16, 256),
+        budget="params", lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0, points=16, pairs=32, length=128, seeds=3, steps=8000,
         batch=64, warmup=0.1, schedule="cosine", protocols=("stream",), init="normal", precision="fp16", epoch=500,
     ),
 }  # fmt: skip

@@ -122,6 +122,10 @@ def _where(p: dict[str, Any], points: list[dict[str, Any]]) -> str:
     return f"width {p['width']}, {p['depth']} layers" + (f", {p['protocol']}" if several else "")
 
 
+def _heads(p: dict[str, Any]) -> str:
+    return "1 head" if p["heads"] == 1 else f"{p['heads']} heads"
+
+
 def headline(points: list[dict[str, Any]]) -> list[str]:
     """The best number of heads of each width and depth, and what the others lose."""
     lines = []
@@ -130,8 +134,8 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
         if not known:
             continue
         best = min(known, key=lambda p: p["held_out"])
-        where = f"{_where(best, points)}: {best['heads']} heads of rank {best['rank']} err {best['held_out']:.4f}"
-        others = ", ".join(f"{p['heads']} heads {p['held_out'] / best['held_out']:.1f} times" for p in known if p is not best)
+        where = f"{_where(best, points)}: {_heads(best)} of rank {best['rank']}, error {best['held_out']:.4f}"
+        others = ", ".join(f"{_heads(p)} {p['held_out'] / best['held_out']:.1f} times" for p in known if p is not best)
         lines.append(where + (f"; {others}" if others else ""))
     return lines
 
@@ -152,7 +156,7 @@ def by_examples(points: list[dict[str, Any]]) -> dict[str, Any]:
     """Error against the number of pairs seen, a line per shape, and least squares."""
     lines = []
     for colour, p in enumerate(p for p in points if p["held_out"] is not None):
-        label = f"{p['heads']} heads of rank {p['rank']}, {_where(p, points)}"
+        label = f"{_heads(p)} of rank {p['rank']}, {_where(p, points)}"
         band = {"y": p["profile"], "low": p["profile_low"], "high": p["profile_high"]}
         lines.append({"label": label, "colour": colour, "style": "line", "x": list(range(len(p["profile"]))), **band})
     d, count = points[0]["task_dim"], points[0]["task_points"]
