@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "stack": {"shape", "kernels", "models", "runs", "fused", "trunk"},
     "engine": {"headwise", "shape", "files", "progress", "models", "runs", "fused", "trunk", "stack"},
     "store": {"shape", "files", "runs"},
-    "experiments": {"shape", "stats", "models", "tasks", "theory", "runs"},
+    "experiments": {"shape", "policies", "stats", "models", "tasks", "theory", "runs"},
     "sweep": {"shape", "progress", "runs", "engine", "store"},
     "figures": set(),
     "report": {"headwise", "shape", "files", "progress", "store", "experiments", "figures"},

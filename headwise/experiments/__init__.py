@@ -24,6 +24,7 @@ from headwise.experiments import (
     dimension,
     features,
     fig1,
+    leaner,
     learned,
     length,
     map,
@@ -36,7 +37,7 @@ from headwise.shape import UsageError, nearest
 
 EXPERIMENTS: dict[str, ModuleType] = {
     "fig1": fig1, "learned": learned, "length": length, "positions": positions, "dimension": dimension, "regression": regression,
-    "features": features, "representation": representation, "theory": theory, "conditioning": conditioning, "map": map,
+    "features": features, "representation": representation, "theory": theory, "conditioning": conditioning, "map": map, "leaner": leaner,
 }  # fmt: skip
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 

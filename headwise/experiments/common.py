@@ -6,11 +6,12 @@ import csv
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, ClassVar
 
-from headwise.runs import Recipe, Row
+from headwise.runs import Recipe, Row, Run
 from headwise.shape import UsageError
 from headwise.stats import mean
 
@@ -76,6 +77,36 @@ def errors_of(rows: list[Row]) -> dict[str, Any]:
         "high": held.high if held else None,
         "train_best": min(trained) if trained else None,
     }
+
+
+def merit(row: Row) -> tuple[float, float]:
+    """By which a learning rate is chosen: held-out loss, then the rate, the smaller one where losses are equal or all diverged."""
+    return (row["held_out"] if row["status"] == "done" else math.inf), row["lr"]
+
+
+def second_round(first: list[Run], rows: list[Row], seeds: int) -> list[Run]:
+    """After tuning on seed 0: every shape of every task at its best rate, `seeds` other seeds."""
+    found, best = {row["id"]: row for row in rows}, dict[Any, tuple[tuple[float, float], Run]]()
+    for run in first:
+        key, value = (run.task, run.shape), merit(found[run.id])
+        if key not in best or value < best[key][0]:
+            best[key] = value, run
+    return [dataclasses.replace(run, seed=seed) for _, run in best.values() for seed in range(1, seeds + 1)]
+
+
+def measured(rows: list[Row]) -> dict[str, Any]:
+    """One shape's tuned rate, and its held-out loss over the seeds it was not tuned on (on that one where there are no others)."""
+    tuning = [r for r in rows if r["seed"] == 0]
+    rate = min(tuning, key=merit)["lr"] if tuning else None
+    counted = [r for r in rows if r["seed"] > 0 and r["lr"] == rate] or [r for r in tuning if r["lr"] == rate]
+    good = sorted((r for r in counted if r["status"] == "done"), key=lambda r: r["seed"])
+    held = mean([r["held_out"] for r in good]) if good else None
+    right = [r["held_out_accuracy"] for r in good if r.get("held_out_accuracy") is not None]
+    return {
+        "lr": rate, "n": len(good), "diverged": len(counted) - len(good), "values": [r["held_out"] for r in good],
+        "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
+        "accuracy": mean(right).mean if right else None,
+    }  # fmt: skip
 
 
 def check_lists(settings: Any, numbers: tuple[str, ...], words: tuple[str, ...] = ()) -> None:

@@ -11,15 +11,14 @@ pay). Every cell's learning rate is tuned with the same effort, on a seed of its
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, recipe_of
+from headwise.experiments.common import Training, check_lists, measured, recipe_of, second_round
 from headwise.runs import Row, Run, derive
 from headwise.shape import Shape, UsageError, nearest
-from headwise.stats import difference, group, mean, rank_correlation
+from headwise.stats import difference, group, rank_correlation
 from headwise.tasks import Farthest, Images, ListOps, Recall, Task, Text
 
 QUESTION = "At one exact budget, how many heads, of what rank, how deep?"
@@ -88,8 +87,8 @@ PRESETS = {
 # ---- shapes at one budget
 
 
-def task_of(name: str, s: Settings) -> Task:
-    """One of the map's tasks."""
+def task_of(name: str, s: Any) -> Task:
+    """One of the tasks, in the sizes of the settings."""
     match name:
         case "farthest":
             return Farthest(s.dim, s.points)
@@ -152,17 +151,7 @@ def runs(settings: Settings) -> list[Run]:
 
 def then(settings: Settings, rows: list[Row]) -> list[Run]:
     """The measurement: every cell at its best rate, `seeds` other seeds."""
-    found, best = {row["id"]: row for row in rows}, dict[Any, tuple[tuple[float, float], Run]]()
-    for run in runs(settings):
-        key, merit = (run.task, run.shape), _merit(found[run.id])
-        if key not in best or merit < best[key][0]:
-            best[key] = merit, run
-    return [dataclasses.replace(run, seed=seed) for _, run in best.values() for seed in range(1, settings.seeds + 1)]
-
-
-def _merit(row: Row) -> tuple[float, float]:
-    """Held-out loss, then the rate: the smaller one where losses are equal or all diverged."""
-    return (row["held_out"] if row["status"] == "done" else math.inf), row["lr"]
+    return second_round(runs(settings), rows, settings.seeds)
 
 
 def probe(run: Run, weights: dict[str, Any]) -> Row:
@@ -191,17 +180,12 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per task and cell: the tuned rate, then the held-out loss over the other seeds."""
     out = []
     for (task, depth, heads, rank), same in group(rows, "task", "depth", "num_heads", "head_dim").items():
-        tuned = _tuned([r for r in same if r["seed"] == 0])
-        counted = [r for r in same if r["seed"] > 0 and r["lr"] == tuned] or [r for r in same if r["seed"] == 0 and r["lr"] == tuned]
-        good, first = [r for r in counted if r["status"] == "done"], same[0]
-        held = mean([r["held_out"] for r in good]) if good else None
-        seen = [r["held_out_accuracy"] for r in good if r.get("held_out_accuracy") is not None]
+        first, found = same[0], measured(same)
+        good = [r for r in same if r["lr"] == found["lr"] and r["status"] == "done" and (r["seed"] > 0 or found["n"] == 0)]
         out.append(
             {
                 "task": task, "depth": depth, "heads": heads, "rank": rank, "ffn": first["ffn_dim"], "dim": first["dim"],
-                "params": first["params"], "flops": first["flops"], "lr": tuned, "n": len(good), "diverged": len(counted) - len(good),
-                "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
-                "values": sorted(r["held_out"] for r in good), "accuracy": mean(seen).mean if seen else None,
+                "params": first["params"], "flops": first["flops"], **found,
                 **{key: _logmean([r.get(key) for r in good]) for key in ("kappa_start", "kappa_end", "kappa_centred_end")},
             }
         )  # fmt: skip
@@ -213,10 +197,6 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
 def _logmean(values: list[float | None]) -> float | None:
     good = [math.log(v) for v in values if v is not None and 0 < v < math.inf]
     return math.exp(math.fsum(good) / len(good)) if good else None
-
-
-def _tuned(rows: list[Row]) -> float | None:
-    return min(rows, key=_merit)["lr"] if rows else None
 
 
 def _place(points: list[dict[str, Any]]) -> None:
