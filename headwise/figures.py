@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b")
+COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b", "#c0392b", "#2a9d9d")
 GREY = "#8b919a"
 HEAT, BEST = "viridis", "#c0392b"
 

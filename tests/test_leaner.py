@@ -94,12 +94,14 @@ def test_the_figure_has_every_arm_once_and_draws(tmp_path):
     points = points_of(lambda run: 1.0 + run.shape.params * 1e-6 + 0.001 * run.seed, settings)
     description = leaner.figure(points)
     json.dumps(description, allow_nan=False)
-    assert [panel["title"] for panel in description["panels"]] == ["farthest", "recall"]
-    for panel in description["panels"]:
-        labels = [line["label"] for line in panel["lines"]]
-        assert len(set(labels)) == len(labels) == 10
-        shown = {y for line in panel["lines"] for y in line["y"]}
-        assert shown == {p["held_out"] for p in points if p["task"] == panel["title"]}
+    cuts = ("full size", leaner.HALF, leaner.THIN)
+    assert [panel["title"] for panel in description["panels"]] == [f"{task}, {cut}" for task in ("farthest", "recall") for cut in cuts]
+    for task in settings.tasks:
+        panels = [panel for panel in description["panels"] if panel["title"].startswith(task)]
+        assert [len(panel["lines"]) for panel in panels] == [6, 2, 2]
+        assert all(len({line["colour"] for line in panel["lines"]}) == len(panel["lines"]) for panel in panels)
+        shown = {y for panel in panels for line in panel["lines"] for y in line["y"]}
+        assert shown == {p["held_out"] for p in points if p["task"] == task}
     figures.save(description, tmp_path / "leaner.png")
     json.dumps(figures.plotly_figure(description), allow_nan=False)
 

@@ -1,6 +1,6 @@
 """Do more heads let you drop layers? The leaner-transformers paper's trade with every control it lacks.
 
-    headwise run leaner                                quick: width 32, 15 arms; 2 CPU cores, about 5 minutes
+    headwise run leaner                                quick: width 32, 19 arms; 2 CPU cores, about 5 minutes
     headwise run leaner --preset paper --task text     width 64, 8 layers; one GPU, minutes a task
 
 From one base: more heads by splitting the width or by widening it, at full depth, at half the layers and at half the feed-forward, each
@@ -68,7 +68,7 @@ class Settings(Training):
 
 PRESETS = {
     "quick": Settings(
-        tasks=("farthest",), dim=32, depth=2, heads=2, ffn_dim=128, more=(2,), lrs=(0.01, 0.03), beta2=0.99, weight_decay=0.0, points=8,
+        tasks=("farthest",), dim=32, depth=2, heads=2, ffn_dim=128, more=(2, 4), lrs=(0.01, 0.03), beta2=0.99, weight_decay=0.0, points=8,
         pairs=4, length=32, seeds=3, steps=700, batch=32, warmup=0.1, schedule="cosine", protocols=("stream",), init="normal",
         held_out=1024, evals=1,
     ),
@@ -191,30 +191,36 @@ def _name(p: dict[str, Any]) -> str:
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """A panel per task: loss against heads, split and widened, at full depth, half depth and half feed-forward."""
+    """A row of panels per task: loss against heads at full size, at half the layers, at half the feed-forward; split and widened."""
     panels = []
     for (task,), same in group(points, "task").items():
-        known, lines = [p for p in same if p["held_out"] is not None], []
-        for colour, how in enumerate(("split", "widen")):
-            for place, cut in enumerate(("", HALF, THIN)):
-                ends = [p for p in known if p["arm"] == (cut or BASE) or (p["arm"].startswith(f"{how} to") and _cut(p["arm"]) == cut)]
-                ends.sort(key=lambda p: p["heads"])
-                if ends:
-                    label = f"{how}{', ' + cut if cut else ''}"
-                    lines.append(solid(label, colour + 2 * place, [p["heads"] for p in ends], ends))
-        others = [p for p in known if p["arm"].startswith(("widen-iso", "trade", "feed-forward", "layers"))]
-        for colour, kind in enumerate(("widen-iso", "trade", "feed-forward", "layers")):
-            here = [p for p in others if p["arm"].startswith(kind)]
-            if here:
-                at = {"x": [int(p["arm"].rsplit(" ", 1)[1]) for p in here], "y": [p["held_out"] for p in here]}
-                lines.append(
-                    {"label": kind + (" instead" if kind in ("feed-forward", "layers") else ""), "colour": colour, "style": "dots", **at}
-                )
-        panels.append({"title": task, "lines": lines})
+        known = [p for p in same if p["held_out"] is not None]
+        for cut in ("", HALF, THIN):
+            lines = []
+            for colour, how in enumerate(("split", "widen")):
+                along = [p for p in known if p["arm"] == (cut or BASE) or (p["arm"].startswith(f"{how} to") and _cut(p["arm"]) == cut)]
+                along.sort(key=lambda p: p["heads"])
+                if along:
+                    lines.append(solid(how, colour, [p["heads"] for p in along], along))
+            panels.append({"title": f"{task}, {cut or 'full size'}", "lines": lines if cut else [*lines, *_instead(known)]})
     return {
-        "title": "More heads, fewer layers: every arm beside its control", "x_label": "heads", "y_label": "held-out loss", "panels": panels,
-        "columns": min(3, len(panels)),
+        "title": "More heads, fewer layers: every arm beside its control", "x_label": "heads", "y_label": "held-out loss",
+        "y_scale": "linear", "panels": panels, "columns": 3,
     }  # fmt: skip
+
+
+def _instead(known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where others pay for the heads, or their price is spent otherwise, at the heads they are compared with."""
+    out, names = (
+        [],
+        {"widen-iso": "feed-forward pays", "trade": "layers pay", "feed-forward": "feed-forward instead", "layers": "layers instead"},
+    )
+    for colour, (kind, label) in enumerate(names.items(), 2):
+        here = [p for p in known if p["arm"].startswith(f"{kind} ")]
+        if here:
+            at = {"x": [int(p["arm"].rsplit(" ", 1)[1]) for p in here], "y": [p["held_out"] for p in here]}
+            out.append({"label": label, "colour": colour, "style": "dots", **at})
+    return out
 
 
 def _cut(arm: str) -> str:
