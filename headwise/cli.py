@@ -183,21 +183,19 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     resumed = f", {begun} to go on with" if begun else ""
     what = f"{len(runs)} {'runs' if trained else 'rows'}"
     _say(f"{name} ({args.preset}): {what}, {len(runs) - len(missing)} already in {store.path}{resumed}")
-    if trained:
-        rows = sweep(
-            runs, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
+
+    def train_all(some: list[Any]) -> list[Any]:
+        return sweep(
+            some, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
             checkpoint_every=args.checkpoint_every, probe=getattr(module, "probe", None),
         )  # fmt: skip
-    else:
-        rows = compute(runs, module.make, store, device=args.device, label=name)
+
+    rows = train_all(runs) if trained else compute(runs, module.make, store, device=args.device, label=name)
     if hasattr(module, "then"):
         later = module.then(settings, rows)
         waiting = store.missing(later)
         _say(f"{name}, second round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
-        rows += sweep(
-            later, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
-            checkpoint_every=args.checkpoint_every, probe=getattr(module, "probe", None),
-        )  # fmt: skip
+        rows += train_all(later)
         runs, missing = [*runs, *later], [*missing, *waiting]
     points = module.summary(rows)
     command = shlex.join(["headwise", *words])

@@ -337,7 +337,7 @@ def _train_stack(
             for state in states:
                 _save(folder, state)
             saved = time.monotonic()
-    errors, measures = stack.held_out(), stack.measures()
+    errors, measures = stack.judged()
     for m, state in enumerate(states):
         error = errors[m].mean().item()
         state.held_out_curve.append((recipe.epochs, error if math.isfinite(error) else None))

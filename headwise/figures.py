@@ -198,12 +198,7 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     gap, drop = 0.04, 0.16 if rows > 1 else 0.0
     wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
     ticks, (x_scale, y_scale) = _ticks(panels), _scales(description)
-    layout: dict[str, Any] = {
-        "title": {"text": description["title"], "x": 0, "xref": "paper", "font": {"size": 15}},
-        "font": {"family": "system-ui, sans-serif", "size": 12}, "plot_bgcolor": "white", "height": 140 + 320 * rows,
-        "margin": {"l": 60, "r": 10, "t": 80, "b": 60}, "hovermode": "closest", "annotations": [], "shapes": [],
-        "legend": {"orientation": "v", "x": 1.02, "y": 1, "font": {"size": 11}},
-    }  # fmt: skip
+    layout = _page(description["title"], 140 + 320 * rows)
     seen: set[str] = set()
     for i, panel in enumerate(panels):
         tail = "" if i == 0 else str(i + 1)
@@ -223,10 +218,7 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
         }  # fmt: skip
         if i:
             layout[f"xaxis{tail}"]["matches"], layout[f"yaxis{tail}"]["matches"] = "x", "y"
-        layout["annotations"].append(
-            {"text": panel["title"], "x": left + wide / 2, "y": low + tall, "xref": "paper", "yref": "paper", "yanchor": "bottom",
-             "showarrow": False, "font": {"size": 13}}
-        )  # fmt: skip
+        layout["annotations"].append(_above(panel["title"], left + wide / 2, low + tall))
         if description.get("reference"):
             y = description["reference"]["y"]
             layout["shapes"].append(
@@ -239,18 +231,29 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     return {"data": data, "layout": layout}
 
 
+def _page(title: str, height: int) -> dict[str, Any]:
+    """The layout that all of Plotly's figures share."""
+    return {
+        "title": {"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
+        "font": {"family": "system-ui, sans-serif", "size": 12}, "plot_bgcolor": "white", "height": height,
+        "margin": {"l": 60, "r": 10, "t": 80, "b": 60}, "hovermode": "closest", "annotations": [], "shapes": [],
+        "legend": {"orientation": "v", "x": 1.02, "y": 1, "font": {"size": 11}},
+    }  # fmt: skip
+
+
+def _above(title: str, x: float, y: float) -> dict[str, Any]:
+    """A panel's title."""
+    place = {"x": x, "y": y, "xref": "paper", "yref": "paper", "yanchor": "bottom"}
+    return {"text": title, **place, "showarrow": False, "font": {"size": 13}}
+
+
 def _plotly_heat(description: dict[str, Any]) -> dict[str, Any]:
     panels, data = description["panels"], []
     columns = min(description["columns"], len(panels)) or 1
     rows = max(1, -(-len(panels) // columns))
     gap, drop = 0.06, 0.14 if rows > 1 else 0.0
     wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
-    layout: dict[str, Any] = {
-        "title": {"text": description["title"], "x": 0, "xref": "paper", "font": {"size": 15}},
-        "font": {"family": "system-ui, sans-serif", "size": 12}, "plot_bgcolor": "white", "height": 140 + 300 * rows,
-        "margin": {"l": 60, "r": 10, "t": 80, "b": 60}, "hovermode": "closest", "annotations": [], "shapes": [],
-        "legend": {"orientation": "v", "x": 1.02, "y": 1, "font": {"size": 11}},
-    }  # fmt: skip
+    layout = _page(description["title"], 140 + 300 * rows)
     seen: set[str] = set()
     for i, panel in enumerate(panels):
         tail = "" if i == 0 else str(i + 1)
@@ -263,10 +266,7 @@ def _plotly_heat(description: dict[str, Any]) -> dict[str, Any]:
                 "tickvals": list(range(len(names))), "ticktext": names, "range": [-0.5, len(names) - 0.5],
                 "title": {"text": description[f"{letter}_label"]},
             }  # fmt: skip
-        layout["annotations"].append(
-            {"text": panel["title"], "x": left + wide / 2, "y": low + tall, "xref": "paper", "yref": "paper", "yanchor": "bottom",
-             "showarrow": False, "font": {"size": 13}}
-        )  # fmt: skip
+        layout["annotations"].append(_above(panel["title"], left + wide / 2, low + tall))
         hover = f"{description['y_label']} %{{y}}, {description['x_label']} %{{x}}: %{{z:.4f}}<extra></extra>"
         data.append(
             {"type": "heatmap", "z": panel["z"], "x": list(range(len(description["x"]))), "y": list(range(len(description["y"]))),

@@ -12,7 +12,7 @@ bf16    operands rounded to 8 bits
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,8 +64,8 @@ def gain_of(count: int, precision: str) -> float:
     return float(1 << (count - 1).bit_length()) if precision == "fp16" else 1.0
 
 
-class Fused:
-    """Buffers for one stack and one batch size, and the kernels over them."""
+class Flat:
+    """Models in flat rows on one batch size: their sizes, and where each parameter starts."""
 
     def __init__(
         self,
@@ -76,17 +76,40 @@ class Fused:
         batch: int,
         tokens: int,
         precision: str,
-        training: bool = True,
     ) -> None:
         s = self.shape = splits[0][1]
         self.splits, self.places, self.weights, self.half = splits, places, weights, half
         self.batch, self.tokens, self.T, self.dot = batch, tokens, batch * tokens, DOTS[precision]
         self.M, self.P = weights.shape
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
+        self.gain = gain_of(self.T, precision)
+
+    def _w(self, name: str, model: int = 0) -> Tensor:
+        """A matrix in the operands' type: where it starts in a model's row."""
+        return self.half.view(-1)[model * self.P + self.places[name][0] :]
+
+    def _f(self, name: str, model: int = 0, of: Tensor | None = None) -> Tensor:
+        """A parameter in float32, or its gradient."""
+        return (self.weights if of is None else of).view(-1)[model * self.P + self.places[name][0] :]
+
+    def _ranges(self) -> Iterator[tuple[slice, Shape]]:
+        """The models of each way to cut the width into heads."""
+        first = 0
+        for models, s in self.splits:
+            yield slice(first, first + models), s
+            first += models
+
+
+class Fused(Flat):
+    """Buffers for one stack and one batch size, and the kernels over them."""
+
+    def __init__(self, *flat: Any, training: bool = True) -> None:
+        """The arguments of `Flat`."""
+        super().__init__(*flat)
+        s, batch, tokens, weights, places, splits = self.shape, self.batch, self.tokens, self.weights, self.places, self.splits
         self.BT = 128 if self.T % 128 == 0 else 64
         self.tiles = self.T // 64
-        self.gain = gain_of(self.T, precision)
-        kind, where = half.dtype, weights.device
+        kind, where = self.half.dtype, weights.device
         kept = s.depth if training else 1
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -117,14 +140,6 @@ class Fused:
     def _whole(self, s: Shape) -> bool:
         """Whether the attention part is one kernel; else its projection, heads and output are kernels of their own."""
         return self.tokens in (16, 32, 64) and s.head_dim in WHOLE and self.half.dtype != torch.float32
-
-    def _w(self, name: str, model: int = 0) -> Tensor:
-        """A matrix in the operands' type: where it starts in a model's row."""
-        return self.half.view(-1)[model * self.P + self.places[name][0] :]
-
-    def _f(self, name: str, model: int = 0, of: Tensor | None = None) -> Tensor:
-        """A parameter in float32, or its gradient."""
-        return (self.weights if of is None else of).view(-1)[model * self.P + self.places[name][0] :]
 
     # -- forward
 
@@ -162,11 +177,8 @@ class Fused:
         T, M, P, D = self.T, self.M, self.P, self.D
         b, at = f"blocks.{i}.", 2 * i if len(self.u) > 2 else 0
         u1, x1, inv1, u2, x2, inv2 = (buffers[at + j] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
-        first = 0
-        for models, s in self.splits:
-            now = slice(first, first + models)
+        for now, s in self._ranges():
             self._attend(i, s, now, x[now], u[now], u1[now], x1[now], inv1[now])
-            first += models
         s1, s2 = self._f(b + "norm1.weight"), self._f(b + "norm2.weight")
         K.feed[(T // self.BT, M)](
             x1, self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight"), self._f(b + "feed.down.bias"),
@@ -247,11 +259,8 @@ class Fused:
             x1, self.dz16, up, bias, down, self._f(b + "feed.up.weight", 0, self.grads), self._f(b + "feed.up.bias", 0, self.grads),
             self._f(b + "feed.down.weight", 0, self.grads), T, F, P, undo, D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
         )  # fmt: skip
-        first = 0
-        for models, s in self.splits:
-            now = slice(first, first + models)
+        for now, s in self._ranges():
             self._attend_back(i, s, now, x0[now], u1[now], inv1[now])
-            first += models
         qkv, o = self.dqkv if self.dqkv is not None else self.qkv[i], self.o[i if len(self.o) > 1 else 0]
         block = min(64 if wide else 128, C & -C)
         K.outer[(3 * C // block, M)](

@@ -98,7 +98,7 @@ class Stack:
         """The step, or its blocks, as kernels of our own, where there is a GPU and they take the shapes."""
         for kind, refuse in ((Fused, fused_refusal), (Trunk, trunk_refusal)):
             if not any(refuse(run, self.device) for run in self.runs):
-                return kind(*self.layout, batch, self.task.tokens, self.recipe.precision, training)
+                return kind(*self.layout, batch, self.task.tokens, self.recipe.precision, training=training)
         return None
 
     # -- one block of steps
@@ -205,18 +205,16 @@ class Stack:
 
     def held_out(self) -> Tensor:
         """The error on fresh sequences, batch by batch: (models, batches). The same sequences for every run of a task."""
-        return torch.stack([self.task.loss(outputs, targets) for outputs, targets in self._answers()], 1).double().cpu()
+        return self.judged()[0]
 
-    def measures(self) -> dict[str, Tensor]:
-        """What else the task says about the same answers, by name, models first."""
-        total: dict[str, list[Tensor]] = {}
+    def judged(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same, and what else the task says about these answers, by name, models first."""
+        errors, total = [], dict[str, list[Tensor]]()
         for outputs, targets in self._answers():
-            parts = self.task.measures(outputs, targets)
-            if not parts:
-                break
-            for name, part in parts.items():
+            errors.append(self.task.loss(outputs, targets))
+            for name, part in self.task.measures(outputs, targets).items():
                 total.setdefault(name, []).append(part.double())
-        return {name: torch.stack(parts).mean(0).cpu() for name, parts in total.items()}
+        return torch.stack(errors, 1).double().cpu(), {name: torch.stack(parts).mean(0).cpu() for name, parts in total.items()}
 
     def _answers(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs and targets of the held-out sequences, batch by batch."""

@@ -7,13 +7,12 @@ Products take operands of one type as in `fused`; the residual, norms, sums and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.fused import DOTS, STORED, gain_of
+from headwise.fused import STORED, Flat
 from headwise.shape import Shape
 
 SPLIT = 8  # pieces into which sums over tokens are cut, so that narrow models fill a card
@@ -47,26 +46,13 @@ def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
     return kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * SPLIT)
 
 
-class Trunk:
+class Trunk(Flat):
     """Buffers for one stack and one batch size, and the kernels over them."""
 
-    def __init__(
-        self,
-        splits: Sequence[tuple[int, Shape]],
-        places: dict[str, tuple[int, int]],
-        weights: Tensor,
-        half: Tensor,
-        batch: int,
-        tokens: int,
-        precision: str,
-        training: bool = True,
-    ) -> None:
-        s = self.shape = splits[0][1]
-        self.splits, self.places, self.weights, self.half = splits, places, weights, half
-        self.batch, self.tokens, self.T = batch, tokens, batch * tokens
-        self.M, self.P = weights.shape
-        self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
-        self.gain = gain_of(self.T, precision)
+    def __init__(self, *flat: Any, training: bool = True) -> None:
+        """The arguments of `Flat`."""
+        super().__init__(*flat)
+        s, weights, half = self.shape, self.weights, self.half
         kept, kind, tiles = s.depth if training else 1, half.dtype, self.T // TILE
 
         def empty(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -77,7 +63,7 @@ class Trunk:
         self.qkv = [empty(3 * self.C, kind) for _ in range(kept)]
         self.o = [empty(self.C, kind) for _ in range(kept)]
         wide = 1 << (self.D - 1).bit_length()
-        self.sizes: dict[str, Any] = {"D": self.D, "BD": max(16, wide), "BT": TILE, "IP": DOTS[precision]}
+        self.sizes: dict[str, Any] = {"D": self.D, "BD": max(16, wide), "BT": TILE, "IP": self.dot}
         exact = kind == torch.float32
         self.feed_sizes = {"BF": 32 if exact else 64, "GELU": s.activation == "gelu", "STAGES": 1 if exact else 2}
         self.pieces = min(SPLIT, tiles)
@@ -93,17 +79,9 @@ class Trunk:
         at = [self.places[f"blocks.{i}.{name}"][0] for i in range(self.shape.depth) for name in names]
         return (torch.tensor(at).unsqueeze(1) + torch.arange(self.D)).flatten().to(self.weights.device)
 
-    def _w(self, name: str) -> Tensor:
-        """A matrix in the operands' type: where it starts in a row."""
-        return self.half.view(-1)[self.places[name][0] :]
-
-    def _f(self, name: str) -> Tensor:
-        """A norm or bias in float32."""
-        return self.weights.view(-1)[self.places[name][0] :]
-
     def _g(self, name: str) -> Tensor:
-        """Its gradient, in the first copy."""
-        return self.copies.view(-1)[self.places[name][0] :]
+        """A parameter's gradient, in the first copy."""
+        return self._f(name, of=self.copies)
 
     def forward(self, x_MTD: Tensor) -> Tensor:
         """The residual after the last block; (models, batch x tokens, dim), as the input."""
@@ -120,7 +98,7 @@ class Trunk:
             )  # fmt: skip
             for now, s in self._ranges():
                 q, kk, v = self._sequences(qkv[now], 3 * C).split(C, -1)
-                heads.forward(q, kk, v, self._sequences(o[now], C), s.num_heads, s.head_dim, s.scale, self.sizes["IP"], s.causal)
+                heads.forward(q, kk, v, self._sequences(o[now], C), s.num_heads, s.head_dim, s.scale, self.dot, s.causal)
             pre.feed[grid](
                 o, self._w(b + "attention.out.weight"), self._f(b + "attention.out_bias"), x, self._f(b + "norm2.weight"),
                 self._f(b + "norm2.bias"), self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight"),
@@ -156,9 +134,7 @@ class Trunk:
             )  # fmt: skip
             for now, s in self._ranges():
                 q, k, v = self._sequences(qkv[now], 3 * C).split(C, -1)
-                heads.backward(
-                    q, k, v, self._sequences(self.do[now], C), q, k, v, s.num_heads, s.head_dim, s.scale, self.sizes["IP"], s.causal
-                )
+                heads.backward(q, k, v, self._sequences(self.do[now], C), q, k, v, s.num_heads, s.head_dim, s.scale, self.dot, s.causal)
             pre.outer[(-(-3 * C // 64), pieces, self.M)](
                 qkv, h1, self._g(b + "attention.qkv.weight"), self._g(b + "attention.qkv.bias"), T, 3 * C, P, copy, undo, D, 1, **split,
                 BC=64, BIAS=True, STAGES=stages,
@@ -171,14 +147,6 @@ class Trunk:
         grads = self.copies.sum(0)
         grads[:, self.index] = self.parts.sum(2)[..., :D].flatten(1) * undo
         return dx, grads
-
-    def _ranges(self) -> list[tuple[slice, Shape]]:
-        """The models of each way to cut the width into heads."""
-        out, first = [], 0
-        for models, s in self.splits:
-            out.append((slice(first, first + models), s))
-            first += models
-        return out
 
     def _sequences(self, t: Tensor, width: int) -> Tensor:
         return t.view(-1, self.tokens, width)

@@ -8,14 +8,14 @@ from test_map import rows_of
 
 from headwise import figures
 from headwise.experiments import EXPERIMENTS, leaner, settings_of
-from headwise.experiments.map import shape_of, task_of
+from headwise.experiments.common import CHOICES, shape_of, task_of
 from headwise.shape import UsageError
 
 QUICK = leaner.PRESETS["quick"]
 BASES = [
     (name, dataclasses.replace(preset, tasks=(name,)), more)
     for preset in leaner.PRESETS.values()
-    for name in leaner.CHOICES
+    for name in CHOICES
     for more in ((2,), (2, 4))
 ]
 

@@ -14,6 +14,7 @@ from headwise import figures
 from headwise.engine import train
 from headwise.experiments import EXPERIMENTS, settings_of
 from headwise.experiments import map as heads_map
+from headwise.experiments.common import CHOICES
 from headwise.models import build
 from headwise.runs import derive
 from headwise.shape import UsageError
@@ -35,7 +36,7 @@ TINY = dataclasses.replace(
     held_out=128,
     points=4,
 )
-PRESETS = [dataclasses.replace(preset, tasks=(task,)) for preset in heads_map.PRESETS.values() for task in heads_map.CHOICES]
+PRESETS = [dataclasses.replace(preset, tasks=(task,)) for preset in heads_map.PRESETS.values() for task in CHOICES]
 
 
 def named(settings):

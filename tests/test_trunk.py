@@ -9,8 +9,8 @@ from tolerance import same
 pytest.importorskip("triton", reason="the kernels are written in triton")
 from gpu import DEVICE, FP16, FP32, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
 
-from headwise import engine, stack, trunk
-from headwise.fused import STORED
+from headwise import engine, stack
+from headwise.fused import STORED, gain_of
 from headwise.models import build
 from headwise.runs import Recipe, Run
 from headwise.shape import Shape
@@ -63,7 +63,7 @@ class Net:
         self.g /= self.batch * self.tokens  # as of a mean
 
     def trunk(self, training=True):
-        made = Trunk(self.splits, self.places, self.weights, self.half, self.batch, self.tokens, self.precision, training)
+        made = Trunk(self.splits, self.places, self.weights, self.half, self.batch, self.tokens, self.precision, training=training)
         for value in vars(made).values():  # what is read before it is written shows
             for t in value if isinstance(value, list) else [value]:
                 if isinstance(t, torch.Tensor) and t.is_floating_point() and t is not self.weights and t is not self.half:
@@ -234,4 +234,4 @@ def test_gradients_are_carried_times_the_tokens_only_where_half_precision_needs_
     net = Net([(1, blocks_only(2, dim=16))], 8, 24, "fp16")
     assert net.half.dtype == FP16
     assert net.trunk().gain == 256.0
-    assert all(trunk.gain_of(192, precision) == 1.0 for precision in ("fp32", "tf32", "bf16"))
+    assert all(gain_of(192, precision) == 1.0 for precision in ("fp32", "tf32", "bf16"))

@@ -1,4 +1,4 @@
-"""What the training experiments of the rank paper share: published values, recipes, and a point's errors over its seeds."""
+"""What the experiments share: published values, recipes, tasks and shapes, tuning, and a point's errors over its seeds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from importlib import resources
 from typing import Any, ClassVar
 
 from headwise.runs import Recipe, Row, Run
-from headwise.shape import UsageError
+from headwise.shape import Shape, UsageError, nearest
 from headwise.stats import mean
+from headwise.tasks import Farthest, Images, ListOps, Recall, Task, Text
 
+CHOICES = ("farthest", "recall", "text", "images", "listops")
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
 
 
@@ -34,6 +36,29 @@ class Training:
     epoch: int = 100
     held_out: int = 12_800
     evals: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverTasks(Training):
+    """What experiments over several tasks hold beside; every shape is tuned over the same rates."""
+
+    tasks: tuple[str, ...]
+    dim: int
+    lrs: tuple[float, ...]
+    beta2: float
+    weight_decay: float
+    points: int  # of the farthest-neighbour task
+    pairs: int  # of recall
+    length: int  # of text and ListOps
+    source: str = ""  # data of text or images
+
+    def __post_init__(self) -> None:
+        check_lists(self, (), ("tasks", "lrs"))
+        for task in self.tasks:
+            if task not in CHOICES:
+                raise UsageError(f"unknown task {task!r}; {nearest(task, CHOICES)}")
+        if self.source and not set(self.tasks) <= {"text", "images"}:
+            raise UsageError(f"source goes with the tasks text and images, got {', '.join(self.tasks)}")
 
 
 @dataclass(frozen=True)
@@ -79,6 +104,36 @@ def errors_of(rows: list[Row]) -> dict[str, Any]:
     }
 
 
+def task_of(name: str, s: OverTasks) -> Task:
+    """One of the tasks, in the sizes of the settings."""
+    match name:
+        case "farthest":
+            return Farthest(s.dim, s.points)
+        case "recall":
+            return Recall(s.pairs, 4 * s.pairs, 2 * s.pairs)
+        case "text":
+            return Text(s.length, s.source)
+        case "images":
+            return Images(4, s.source)
+        case _:
+            return ListOps(length=s.length)
+
+
+def shape_of(task: Task, dim: int, depth: int, heads: int, rank: int, ffn_dim: int) -> Shape:
+    """A pre-norm model for a task: a decoder where it is causal or looks tokens up, else an encoder."""
+    decodes = task.causal or isinstance(task, Recall)
+    ends: dict[str, Any] = {"vocab_size": -(-task.vocab // 16) * 16} if task.vocab else {}
+    if not task.vocab and task.in_dim != dim:
+        ends["input_dim"] = task.in_dim
+    if not (task.vocab and decodes):
+        ends["output_dim"] = task.answer_dim
+    positions: dict[str, Any] = {} if task.squared else {"positions": "additive", "num_positions": task.tokens}
+    return Shape(
+        dim=dim, depth=depth, num_heads=heads, head_dim=rank, ffn_dim=ffn_dim, activation="gelu", norm="layer", norm_at="pre",
+        causal=decodes, qkv_bias=True, out_bias=True, ffn_bias=True, **ends, **positions,
+    )  # fmt: skip
+
+
 def merit(row: Row) -> tuple[float, float]:
     """By which a learning rate is chosen: held-out loss, then the rate, the smaller one where losses are equal or all diverged."""
     return (row["held_out"] if row["status"] == "done" else math.inf), row["lr"]
@@ -94,16 +149,20 @@ def second_round(first: list[Run], rows: list[Row], seeds: int) -> list[Run]:
     return [dataclasses.replace(run, seed=seed) for _, run in best.values() for seed in range(1, seeds + 1)]
 
 
-def measured(rows: list[Row]) -> dict[str, Any]:
-    """One shape's tuned rate, and its held-out loss over the seeds it was not tuned on (on that one where there are no others)."""
+def counted(rows: list[Row]) -> list[Row]:
+    """One shape's rows at its tuned rate: of the seeds it was not tuned on, or of that one where there are no others."""
     tuning = [r for r in rows if r["seed"] == 0]
     rate = min(tuning, key=merit)["lr"] if tuning else None
-    counted = [r for r in rows if r["seed"] > 0 and r["lr"] == rate] or [r for r in tuning if r["lr"] == rate]
-    good = sorted((r for r in counted if r["status"] == "done"), key=lambda r: r["seed"])
+    return [r for r in rows if r["seed"] > 0 and r["lr"] == rate] or [r for r in tuning if r["lr"] == rate]
+
+
+def measured(rows: list[Row]) -> dict[str, Any]:
+    """A tuned shape's rate, and its held-out loss over the rows that are `counted`."""
+    good = sorted((r for r in rows if r["status"] == "done"), key=lambda r: r["seed"])
     held = mean([r["held_out"] for r in good]) if good else None
     right = [r["held_out_accuracy"] for r in good if r.get("held_out_accuracy") is not None]
     return {
-        "lr": rate, "n": len(good), "diverged": len(counted) - len(good), "values": [r["held_out"] for r in good],
+        "lr": rows[0]["lr"] if rows else None, "n": len(good), "diverged": len(rows) - len(good), "values": [r["held_out"] for r in good],
         "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
         "accuracy": mean(right).mean if right else None,
     }  # fmt: skip

@@ -15,11 +15,20 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, measured, recipe_of, second_round, solid
-from headwise.experiments.map import CHOICES, shape_of, task_of
+from headwise.experiments.common import (
+    OverTasks,
+    check_lists,
+    counted,
+    measured,
+    recipe_of,
+    second_round,
+    shape_of,
+    solid,
+    task_of,
+)
 from headwise.policies import Budget, narrower, shallower, spend_on_depth, spend_on_ffn, split, trade, widen, widen_iso
 from headwise.runs import Row, Run
-from headwise.shape import Shape, UsageError, nearest
+from headwise.shape import Shape, UsageError
 from headwise.stats import Mean, difference, group
 
 QUESTION = "Do more heads let you drop layers?"
@@ -33,32 +42,20 @@ CAPTION = (
     "the widened arm."
 )
 BASE, HALF, THIN = "base", "half the layers", "half the feed-forward"
+PAYING = {"widen-iso": "feed-forward pays", "trade": "layers pay", "feed-forward": "feed-forward instead", "layers": "layers instead"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Training):
+class Settings(OverTasks):
     """The base and how many times its heads."""
 
-    tasks: tuple[str, ...]
-    dim: int
     depth: int
     heads: int
     more: tuple[int, ...]  # times the heads
-    lrs: tuple[float, ...]
-    beta2: float
-    weight_decay: float
-    points: int
-    pairs: int
-    length: int
-    source: str = ""
 
     def __post_init__(self) -> None:
-        check_lists(self, ("more",), ("tasks", "lrs"))
-        for task in self.tasks:
-            if task not in CHOICES:
-                raise UsageError(f"unknown task {task!r}; {nearest(task, CHOICES)}")
-        if self.source and not set(self.tasks) <= {"text", "images"}:
-            raise UsageError(f"source goes with the tasks text and images, got {', '.join(self.tasks)}")
+        super().__post_init__()
+        check_lists(self, ("more",))
         if self.dim % self.heads or any(k < 2 or (self.dim // self.heads) % k for k in self.more):
             given = f"more {','.join(map(str, self.more))}, dim {self.dim}, heads {self.heads}"
             raise UsageError(f"more must be numbers of at least 2 that divide the rank, got {given}")
@@ -90,14 +87,12 @@ def arms(base: Shape, more: list[int]) -> dict[str, Shape]:
             label = f"{name} to {heads}"
             out |= {label: grown, f"{label}, {HALF}": shallower(grown, half), f"{label}, {THIN}": narrower(grown, thin)}
         wide = Budget.of(widen(base, heads))
-        for name, made in (
-            (f"widen-iso to {heads}", lambda heads=heads: widen_iso(base, heads)),
-            (f"trade to {heads}", lambda heads=heads: trade(base, heads, exact=True)),
-            (f"feed-forward instead of {heads}", lambda wide=wide: spend_on_ffn(base, wide)),
-            (f"layers instead of {heads}", lambda wide=wide: spend_on_depth(base, wide, exact=True)),
-        ):
-            with contextlib.suppress(UsageError):  # so many heads that nothing is left for the feed-forward
-                out[name] = made()
+        with contextlib.suppress(UsageError):  # so many heads that nothing is left for the feed-forward
+            out[f"widen-iso to {heads}"] = widen_iso(base, heads)
+        with contextlib.suppress(UsageError):
+            out[f"trade to {heads}"] = trade(base, heads, exact=True)
+        out[f"feed-forward instead of {heads}"] = spend_on_ffn(base, wide)
+        out[f"layers instead of {heads}"] = spend_on_depth(base, wide, exact=True)
     return out
 
 
@@ -146,9 +141,9 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         for row in same:
             by_shape.setdefault(_shape(row), []).append(row)
         found = named(set(by_shape))
-        base = measured(by_shape[found[BASE]]) if BASE in found else None
+        base = measured(counted(by_shape[found[BASE]])) if BASE in found else None
         for arm, shape in found.items():
-            value = measured(by_shape[shape])
+            value = measured(counted(by_shape[shape]))
             gap = difference(value["values"], base["values"]) if base and base["values"] and value["values"] and arm != BASE else None
             out.append(
                 {
@@ -211,11 +206,8 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _instead(known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Where others pay for the heads, or their price is spent otherwise, at the heads they are compared with."""
-    out, names = (
-        [],
-        {"widen-iso": "feed-forward pays", "trade": "layers pay", "feed-forward": "feed-forward instead", "layers": "layers instead"},
-    )
-    for colour, (kind, label) in enumerate(names.items(), 2):
+    out = []
+    for colour, (kind, label) in enumerate(PAYING.items(), 2):
         here = [p for p in known if p["arm"].startswith(f"{kind} ")]
         if here:
             at = {"x": [int(p["arm"].rsplit(" ", 1)[1]) for p in here], "y": [p["held_out"] for p in here]}

@@ -15,11 +15,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, measured, recipe_of, second_round
+from headwise.experiments.common import OverTasks, check_lists, counted, measured, recipe_of, second_round, shape_of, task_of
 from headwise.runs import Row, Run, derive
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stats import difference, group, rank_correlation
-from headwise.tasks import Farthest, Images, ListOps, Recall, Task, Text
+from headwise.tasks import Task
 
 QUESTION = "At one exact budget, how many heads, of what rank, how deep?"
 COLUMNS = (
@@ -34,40 +34,26 @@ CAPTION = (
 BUDGETS = ("params", "flops")
 PREDICTORS = ("rank", "heads", "depth", "kappa_start", "kappa_end")
 PROBED = ("kappa", "kappa_centred", "stable_rank", "effective_rank")
-CHOICES = ("farthest", "recall", "text", "images", "listops")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Training):
-    """The grid, the base shape that sets the budget, and how much tuning a cell gets."""
+class Settings(OverTasks):
+    """The grid, and the base shape that sets the budget."""
 
-    tasks: tuple[str, ...]
-    dim: int
     heads: tuple[int, ...]
     ranks: tuple[int, ...]
     depths: tuple[int, ...]
     base: tuple[int, ...]  # layers, heads, rank, feed-forward: the shape whose budget all others meet
     budget: str
-    lrs: tuple[float, ...]
-    beta2: float
-    weight_decay: float
-    points: int  # of the farthest-neighbour task
-    pairs: int  # of recall
-    length: int  # of text and ListOps
-    source: str = ""  # data of text or images
     ffn_dim: int = 0  # follows from the budget
 
     def __post_init__(self) -> None:
-        check_lists(self, ("heads", "ranks", "depths"), ("tasks", "lrs"))
-        for task in self.tasks:
-            if task not in CHOICES:
-                raise UsageError(f"unknown task {task!r}; {nearest(task, CHOICES)}")
+        super().__post_init__()
+        check_lists(self, ("heads", "ranks", "depths"))
         if self.budget not in BUDGETS:
             raise UsageError(f"unknown budget {self.budget!r}; {nearest(self.budget, BUDGETS)}")
         if len(self.base) != 4 or min(self.base) < 1:
             raise UsageError(f"base must be layers,heads,rank,feed-forward, got {','.join(map(str, self.base))}")
-        if self.source and not set(self.tasks) <= {"text", "images"}:
-            raise UsageError(f"source goes with the tasks text and images, got {', '.join(self.tasks)}")
 
 
 PRESETS = {
@@ -85,36 +71,6 @@ PRESETS = {
 
 
 # ---- shapes at one budget
-
-
-def task_of(name: str, s: Any) -> Task:
-    """One of the tasks, in the sizes of the settings."""
-    match name:
-        case "farthest":
-            return Farthest(s.dim, s.points)
-        case "recall":
-            return Recall(s.pairs, 4 * s.pairs, 2 * s.pairs)
-        case "text":
-            return Text(s.length, s.source)
-        case "images":
-            return Images(4, s.source)
-        case _:
-            return ListOps(length=s.length)
-
-
-def shape_of(task: Task, dim: int, depth: int, heads: int, rank: int, ffn_dim: int) -> Shape:
-    """A pre-norm model for a task: a decoder where it is causal or looks tokens up, else an encoder."""
-    decodes = task.causal or isinstance(task, Recall)
-    ends: dict[str, Any] = {"vocab_size": -(-task.vocab // 16) * 16} if task.vocab else {}
-    if not task.vocab and task.in_dim != dim:
-        ends["input_dim"] = task.in_dim
-    if not (task.vocab and decodes):
-        ends["output_dim"] = task.answer_dim
-    positions: dict[str, Any] = {} if task.squared else {"positions": "additive", "num_positions": task.tokens}
-    return Shape(
-        dim=dim, depth=depth, num_heads=heads, head_dim=rank, ffn_dim=ffn_dim, activation="gelu", norm="layer", norm_at="pre",
-        causal=decodes, qkv_bias=True, out_bias=True, ffn_bias=True, **ends, **positions,
-    )  # fmt: skip
 
 
 def cost(shape: Shape, task: Task, budget: str) -> int:
@@ -180,13 +136,12 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per task and cell: the tuned rate, then the held-out loss over the other seeds."""
     out = []
     for (task, depth, heads, rank), same in group(rows, "task", "depth", "num_heads", "head_dim").items():
-        first, found = same[0], measured(same)
-        good = [r for r in same if r["lr"] == found["lr"] and r["status"] == "done" and (r["seed"] > 0 or found["n"] == 0)]
+        first, these = same[0], counted(same)
         out.append(
             {
                 "task": task, "depth": depth, "heads": heads, "rank": rank, "ffn": first["ffn_dim"], "dim": first["dim"],
-                "params": first["params"], "flops": first["flops"], **found,
-                **{key: _logmean([r.get(key) for r in good]) for key in ("kappa_start", "kappa_end", "kappa_centred_end")},
+                "params": first["params"], "flops": first["flops"], **measured(these),
+                **{key: _logmean([r.get(key) for r in these]) for key in ("kappa_start", "kappa_end", "kappa_centred_end")},
             }
         )  # fmt: skip
     for same in group(out, "task").values():

@@ -42,6 +42,27 @@ def _hat(x, some, D: tl.constexpr):
 
 
 @triton.jit
+def _normed(x, gain, shift, h, wide, D: tl.constexpr):
+    """n(x), also written to h."""
+    some = wide[None, :]
+    hat, _ = _hat(x, some, D)
+    g = tl.load(gain, mask=wide, other=0.0)
+    s = tl.load(shift, mask=wide, other=0.0)
+    out = (hat * g[None, :] + s[None, :]).to(h.dtype.element_ty)
+    tl.store(h, out, mask=some)
+    return out
+
+
+@triton.jit
+def _hidden(up, up_bias, down, f, d, wide, F, D: tl.constexpr):
+    """Both matrices of the feed-forward and the first one's bias for some hidden units; zeros beyond the last."""
+    there = f < F
+    w1 = tl.load(up + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
+    w2 = tl.load(down + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
+    return w1, w2, tl.load(up_bias + f, mask=there, other=0.0)
+
+
+@triton.jit
 def _through(hat, inverse, dh, gain, some, D: tl.constexpr):
     """The gradient of a norm's input from that of its output."""
     g = dh * gain[None, :]
@@ -60,11 +81,7 @@ def project(
     wide = d < D
     some = wide[None, :]
     at = (m * T + t)[:, None] * D + d[None, :]
-    hat, _ = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
-    g = tl.load(gain + m * model + d, mask=wide, other=0.0)
-    s = tl.load(shift + m * model + d, mask=wide, other=0.0)
-    ht = (hat * g[None, :] + s[None, :]).to(h.dtype.element_ty)
-    tl.store(h + at, ht, mask=some)
+    ht = _normed(tl.load(x + at, mask=some, other=0.0), gain + m * model + d, shift + m * model + d, h + at, wide, D)
     for first in range(0, C, BC):
         c = first + tl.arange(0, BC)
         live = c < C
@@ -95,18 +112,11 @@ def feed(
         wt = tl.load(out + row + d[:, None] * C + c[None, :], mask=wide[:, None] & live[None, :], other=0.0)
         xt = tl.dot(ot, tl.trans(wt), xt, input_precision=IP)
     tl.store(x1 + at, xt, mask=some)
-    hat, _ = _hat(xt, some, D)
-    g = tl.load(gain + row + d, mask=wide, other=0.0)
-    s = tl.load(shift + row + d, mask=wide, other=0.0)
-    ht = (hat * g[None, :] + s[None, :]).to(h.dtype.element_ty)
-    tl.store(h + at, ht, mask=some)
+    ht = _normed(xt, gain + row + d, shift + row + d, h + at, wide, D)
     xt += tl.load(down_bias + row + d, mask=wide, other=0.0)[None, :]
     for first in tl.range(0, F, BF, num_stages=STAGES):
-        f = first + tl.arange(0, BF)
-        there = f < F
-        w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
-        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + tl.load(up_bias + row + f, mask=there, other=0.0)[None, :]
-        w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
+        w1, w2, bias = _hidden(up + row, up_bias + row, down + row, first + tl.arange(0, BF), d, wide, F, D)
+        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + bias[None, :]
         xt = tl.dot(_act(z, GELU).to(ht.dtype), tl.trans(w2), xt, input_precision=IP)
     tl.store(x2 + at, xt, mask=some)
 
@@ -130,11 +140,8 @@ def feed_back(
     gt = g2.to(ht.dtype)
     dh = tl.zeros([BT, BD], tl.float32)
     for first in tl.range(0, F, BF, num_stages=STAGES):
-        f = first + tl.arange(0, BF)
-        there = f < F
-        w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
-        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + tl.load(up_bias + row + f, mask=there, other=0.0)[None, :]
-        w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
+        w1, w2, bias = _hidden(up + row, up_bias + row, down + row, first + tl.arange(0, BF), d, wide, F, D)
+        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + bias[None, :]
         dz = tl.dot(gt, w2, input_precision=IP) * _slope(z, GELU)
         dh = tl.dot(dz.to(ht.dtype), w1, dh, input_precision=IP)
     hat, inverse = _hat(tl.load(x1 + at, mask=some, other=0.0), some, D)
@@ -195,9 +202,7 @@ def feed_weights(
     wide = d < D
     row = m * model
     there = f < F
-    w1 = tl.load(up + row + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
-    w2 = tl.load(down + row + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
-    bias = tl.load(up_bias + row + f, mask=there, other=0.0)
+    w1, w2, bias = _hidden(up + row, up_bias + row, down + row, f, d, wide, F, D)
     grad1 = tl.zeros([BF, BD], tl.float32)
     grad2 = tl.zeros([BF, BD], tl.float32)
     grad_bias = tl.zeros([BF], tl.float32)
