@@ -19,7 +19,7 @@ from headwise.attention import Attention, Linear, Norm, drawn, linear
 from headwise.shape import Shape, UsageError, nearest
 
 Splits = Sequence[tuple[int, Shape]]
-INITS = ("library", "published", "normal")
+INITS = ("library", "published", "normal", "spectral", "orthogonal")
 
 
 class FeedForward(nn.Module):
@@ -238,6 +238,9 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
     published  the rank paper's: library, but every layer starts as a copy of the first, and additive
                positions have mean -1
     normal     GPT-2's: N(0, 0.02), projections back into the residual N(0, 0.02/sqrt(2 depth)), biases 0
+    spectral   normal, and to every head's queries, keys and values the identity's rows are added, head h those from h rank on: the
+               fixed term of spectral conditioning, which without weight decay is a start
+    orthogonal normal, but every head's queries and keys are drawn with orthonormal rows and its values are the identity's rows
 
     The maps that read vectors in and out are U(+-1/sqrt(fan in)) under each, biases too.
     """
@@ -247,8 +250,11 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
     blocks: list[Block] = list(model.blocks)  # type: ignore[arg-type]
     with torch.no_grad():
         _reset(model)
+        normal = scheme not in ("library", "published")
         for block in blocks:
-            (_normal_block if scheme == "normal" else _library_block)(block, shape, generator)
+            (_normal_block if normal else _library_block)(block, shape, generator)
+            if scheme in ("spectral", "orthogonal"):
+                _conditioned_block(block, shape, scheme, generator)
         if scheme == "published":
             for block in blocks[1:]:
                 block.load_state_dict(blocks[0].state_dict())
@@ -258,7 +264,7 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
         for table in (model.embedding, model.head):
             if table is not None:
                 table.normal_(0.0, 0.02, generator=generator)
-        if model.positions is not None and scheme == "normal":
+        if model.positions is not None and normal:
             model.positions.normal_(0.0, 0.02, generator=generator)
         elif model.positions is not None and shape.positions == "additive":
             model.positions.normal_(-1.0 if scheme == "published" else 0.0, 1.0, generator=generator)
@@ -306,6 +312,24 @@ def _normal_block(block: Block, shape: Shape, generator: torch.Generator) -> Non
         if isinstance(part, Linear):
             shrink = math.sqrt(2 * shape.depth) if any(part is b for b in back) else 1.0
             part.weight.normal_(0.0, 0.02 / shrink, generator=generator)
+
+
+def _conditioned_block(block: Block, shape: Shape, scheme: str, generator: torch.Generator) -> None:
+    H, R, D = shape.num_heads, shape.head_dim, shape.dim
+    if shape.latent or shape.num_kv_heads != H or shape.v_head_dim != R or R > D:
+        raise UsageError(
+            f"init {scheme} is for plain heads of at most the model's rank, got rank {R}, dim {D}, {shape.num_kv_heads} KV heads"
+        )
+    weights = block.attention.qkv.weight.view(3, H, R, D)
+    rows = torch.arange(H * R, device=weights.device).view(H, R) % D
+    identity = torch.eye(D, dtype=weights.dtype, device=weights.device)[rows]
+    if scheme == "spectral":
+        weights += identity
+        return
+    for score in weights[:2]:
+        for head in score:
+            nn.init.orthogonal_(head, generator=generator)
+    weights[2] = identity
 
 
 def fresh(shape: Shape, scheme: str, seeds: list[int], derive: Callable[[int], torch.Generator]) -> Encoder | Decoder:

@@ -177,13 +177,14 @@ def test_the_figure_draws_gaps_and_all_tasks(tasks, tmp_path):
 
 def test_rows_carry_the_conditioning_of_the_models_they_are_about(tmp_path):
     runs = heads_map.runs(dataclasses.replace(TINY, tasks=("farthest", "recall"), heads=(2,), ranks=(4,), depths=(2,), pairs=2))[::2]
+    runs = [dataclasses.replace(run, seed=1) for run in runs]
     rows = train(runs, device="cpu", folder=tmp_path, keep_weights=True, probe=heads_map.probe, advance=lambda n: None)
     from safetensors.torch import load_file
 
     for run, row in zip(runs, rows, strict=True):
         model = build(run.shape)
         model.load_state_dict(load_file(tmp_path / run.id / "weights.safetensors"))
-        inputs, _ = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), 16)
+        inputs, _ = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), 8)
         assert row["kappa_end"] == attention_spectra(model, inputs)[-1]["kappa"]
         assert row["kappa_start"] != row["kappa_end"]
         assert math.isfinite(row["effective_rank_start"])
@@ -226,6 +227,6 @@ def test_the_command_makes_both_rounds_once_and_the_page(tmp_path: Path):
     assert again["points"] == answer["points"]
     rows = Store(tmp_path / "s").rows()
     assert {r["seed"] for r in rows} == {0, 1, 2}
-    assert all(r["kappa_end"] > 0 for r in rows)
+    assert {r["seed"]: r.get("kappa_end", 0) > 0 for r in rows} == {0: False, 1: True, 2: False}, "one seed a cell is probed"
     bad = headwise("run", "map", "--task", "chess", "--store", str(tmp_path / "s"))
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)

@@ -30,6 +30,7 @@ from headwise.experiments import (
     map,
     positions,
     regression,
+    removable,
     representation,
     theory,
 )
@@ -38,6 +39,7 @@ from headwise.shape import UsageError, nearest
 EXPERIMENTS: dict[str, ModuleType] = {
     "fig1": fig1, "learned": learned, "length": length, "positions": positions, "dimension": dimension, "regression": regression,
     "features": features, "representation": representation, "theory": theory, "conditioning": conditioning, "map": map, "leaner": leaner,
+    "removable": removable,
 }  # fmt: skip
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 

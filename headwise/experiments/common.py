@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, ClassVar
 
-from headwise.runs import Recipe, Row, Run
+from headwise.runs import Recipe, Row, Run, derive
 from headwise.shape import Shape, UsageError, nearest
-from headwise.stats import mean
+from headwise.stats import Mean, mean
 from headwise.tasks import Farthest, Images, ListOps, Recall, Task, Text
 
 CHOICES = ("farthest", "recall", "text", "images", "listops")
+PROBED = ("kappa", "kappa_centred", "stable_rank", "effective_rank")
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
 
 
@@ -140,10 +141,10 @@ def merit(row: Row) -> tuple[float, float]:
 
 
 def second_round(first: list[Run], rows: list[Row], seeds: int) -> list[Run]:
-    """After tuning on seed 0: every shape of every task at its best rate, `seeds` other seeds."""
+    """After tuning on seed 0: every shape of every task, from every start, at its best rate, `seeds` other seeds."""
     found, best = {row["id"]: row for row in rows}, dict[Any, tuple[tuple[float, float], Run]]()
     for run in first:
-        key, value = (run.task, run.shape), merit(found[run.id])
+        key, value = (run.task, run.shape, run.recipe.init), merit(found[run.id])
         if key not in best or value < best[key][0]:
             best[key] = value, run
     return [dataclasses.replace(run, seed=seed) for _, run in best.values() for seed in range(1, seeds + 1)]
@@ -166,6 +167,42 @@ def measured(rows: list[Row]) -> dict[str, Any]:
         "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
         "accuracy": mean(right).mean if right else None,
     }  # fmt: skip
+
+
+def logmean(values: list[float | None]) -> float | None:
+    """The geometric mean of those that are there and finite."""
+    good = [math.log(v) for v in values if v is not None and 0 < v < math.inf]
+    return math.exp(math.fsum(good) / len(good)) if good else None
+
+
+def change(gap: Mean) -> str:
+    """A difference with its interval; where that covers zero, none is found."""
+    if gap.low is None or gap.high is None:
+        return f"{gap.mean:+.4f} (one seed)"
+    half = (gap.high - gap.low) / 2
+    return f"none found ({gap.mean:+.4f} ± {half:.4f})" if gap.low <= 0 <= gap.high else f"{gap.mean:+.4f} ± {half:.4f}"
+
+
+def how_conditioned(run: Run, weights: dict[str, Any]) -> Row:
+    """How well conditioned the heads' outputs are before and after training, on eight sequences: means over the layers. Of one
+    seed a cell, the first that is counted: cells differ by orders of magnitude, seeds do not."""
+    if run.seed != 1:
+        return {}
+    import torch
+
+    from headwise.models import build, fresh
+    from headwise.theory.conditioning import attention_spectra
+
+    inputs, _ = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), 8)
+    first = fresh(run.shape, run.recipe.init, [run.seed], lambda seed: torch.Generator().manual_seed(derive(seed, "init")))
+    out: Row = {}
+    for when, state in (("start", {name: p[0] for name, p in first.named_parameters()}), ("end", weights)):
+        model = build(run.shape)
+        model.load_state_dict(state)
+        average = attention_spectra(model, inputs)[-1]
+        values = {name: float(average[name]) for name in PROBED}
+        out |= {f"{name}_{when}": value if math.isfinite(value) else None for name, value in values.items()}
+    return out
 
 
 def check_lists(settings: Any, numbers: tuple[str, ...], words: tuple[str, ...] = ()) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from headwise.experiments.common import (
     OverTasks,
+    change,
     check_lists,
     counted,
     measured,
@@ -29,7 +30,7 @@ from headwise.experiments.common import (
 from headwise.policies import Budget, narrower, shallower, spend_on_depth, spend_on_ffn, split, trade, widen, widen_iso
 from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError
-from headwise.stats import Mean, difference, group
+from headwise.stats import difference, group
 
 QUESTION = "Do more heads let you drop layers?"
 COLUMNS = (
@@ -71,8 +72,8 @@ PRESETS = {
     ),
     "paper": Settings(
         tasks=("text",), dim=64, depth=8, heads=4, ffn_dim=256, more=(2, 4), lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0,
-        points=16, pairs=32, length=128, seeds=3, steps=8000, batch=64, warmup=0.1, schedule="cosine", protocols=("stream",),
-        init="normal", precision="fp16", epoch=500,
+        points=16, pairs=8, length=64, seeds=3, steps=4000, batch=64, warmup=0.1, schedule="cosine", protocols=("stream",),
+        init="normal", precision="fp16", epoch=500, evals=2,
     ),
 }  # fmt: skip
 
@@ -149,17 +150,10 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
                 {
                     "task": task, "arm": arm, "depth": shape.depth, "heads": shape.num_heads, "rank": shape.head_dim, "ffn": shape.ffn_dim,
                     "params": shape.params, "off": shape.params / found[BASE].params - 1 if BASE in found else None, **value,
-                    "gap": gap, "change": _told(gap) if gap else None,
+                    "gap": gap, "change": change(gap) if gap else None,
                 }
             )  # fmt: skip
     return out
-
-
-def _told(gap: Mean) -> str:
-    if gap.low is None or gap.high is None:
-        return f"{gap.mean:+.4f} (one seed)"
-    half = (gap.high - gap.low) / 2
-    return f"none found ({gap.mean:+.4f} ± {half:.4f})" if gap.low <= 0 <= gap.high else f"{gap.mean:+.4f} ± {half:.4f}"
 
 
 def headline(points: list[dict[str, Any]]) -> list[str]:

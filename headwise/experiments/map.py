@@ -11,12 +11,22 @@ pay). Every cell's learning rate is tuned with the same effort, on a seed of its
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import OverTasks, check_lists, counted, measured, recipe_of, second_round, shape_of, task_of
-from headwise.runs import Row, Run, derive
+from headwise.experiments.common import (
+    OverTasks,
+    check_lists,
+    counted,
+    how_conditioned,
+    logmean,
+    measured,
+    recipe_of,
+    second_round,
+    shape_of,
+    task_of,
+)
+from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stats import difference, group, rank_correlation
 from headwise.tasks import Task
@@ -33,7 +43,6 @@ CAPTION = (
 )
 BUDGETS = ("params", "flops")
 PREDICTORS = ("rank", "heads", "depth", "kappa_start", "kappa_end")
-PROBED = ("kappa", "kappa_centred", "stable_rank", "effective_rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +72,9 @@ PRESETS = {
         schedule="cosine", protocols=("stream",), init="normal", held_out=1024, evals=1,
     ),
     "paper": Settings(
-        tasks=("recall",), dim=64, heads=(1, 2, 4, 8, 16), ranks=(4, 8, 16, 32, 64), depths=(1, 2, 4), base=(4, 4, 16, 256),
-        budget="params", lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0, points=16, pairs=32, length=128, seeds=3, steps=8000,
-        batch=64, warmup=0.1, schedule="cosine", protocols=("stream",), init="normal", precision="fp16", epoch=500,
+        tasks=("farthest",), dim=64, heads=(1, 2, 4, 8, 16), ranks=(4, 8, 16, 32, 64), depths=(1, 2, 4), base=(4, 4, 16, 256),
+        budget="params", lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0, points=16, pairs=8, length=64, seeds=3, steps=4000,
+        batch=64, warmup=0.1, schedule="cosine", protocols=("stream",), init="normal", precision="fp16", epoch=500, evals=2,
     ),
 }  # fmt: skip
 
@@ -110,23 +119,7 @@ def then(settings: Settings, rows: list[Row]) -> list[Run]:
     return second_round(runs(settings), rows, settings.seeds)
 
 
-def probe(run: Run, weights: dict[str, Any]) -> Row:
-    """How well conditioned the heads' outputs are before and after training, on sixteen sequences: means over the layers."""
-    import torch
-
-    from headwise.models import build, fresh
-    from headwise.theory.conditioning import attention_spectra
-
-    inputs, _ = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), 16)
-    first = fresh(run.shape, run.recipe.init, [run.seed], lambda seed: torch.Generator().manual_seed(derive(seed, "init")))
-    out: Row = {}
-    for when, state in (("start", {name: p[0] for name, p in first.named_parameters()}), ("end", weights)):
-        model = build(run.shape)
-        model.load_state_dict(state)
-        average = attention_spectra(model, inputs)[-1]
-        values = {name: float(average[name]) for name in PROBED}
-        out |= {f"{name}_{when}": value if math.isfinite(value) else None for name, value in values.items()}
-    return out
+probe = how_conditioned  # of every trained run
 
 
 # ---- points
@@ -141,17 +134,12 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
             {
                 "task": task, "depth": depth, "heads": heads, "rank": rank, "ffn": first["ffn_dim"], "dim": first["dim"],
                 "params": first["params"], "flops": first["flops"], **measured(these),
-                **{key: _logmean([r.get(key) for r in these]) for key in ("kappa_start", "kappa_end", "kappa_centred_end")},
+                **{key: logmean([r.get(key) for r in these]) for key in ("kappa_start", "kappa_end", "kappa_centred_end")},
             }
         )  # fmt: skip
     for same in group(out, "task").values():
         _place(same)
     return out
-
-
-def _logmean(values: list[float | None]) -> float | None:
-    good = [math.log(v) for v in values if v is not None and 0 < v < math.inf]
-    return math.exp(math.fsum(good) / len(good)) if good else None
 
 
 def _place(points: list[dict[str, Any]]) -> None:
