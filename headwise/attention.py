@@ -19,6 +19,7 @@ from headwise import backends
 from headwise.backends import BACKENDS, Call, Choice, choose_backend, dtype_name, forced
 from headwise.kernels.short import short, short_packed
 from headwise.kernels.unit import unit
+from headwise.kernels.wide import attend_wide
 from headwise.shape import Shape, UsageError, nearest
 
 _FUSED = {
@@ -114,6 +115,8 @@ def attend(
         return plain(q, k, v, scale, mask_of(call.queries, call.keys, causal, window, q.device), hard)
     if choice.backend == "blocked":
         return _blocked(q, k, v, scale, causal, window, hard)
+    if choice.backend == "wide":
+        return attend_wide(q, k, v, scale, causal, window)
     if choice.repeat_kv:
         k, v = _repeat(k, call.heads), _repeat(v, call.heads)
     if choice.backend == "short":

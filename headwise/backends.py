@@ -10,7 +10,7 @@ import torch
 from headwise.kernels import has_triton
 from headwise.shape import Shape, UsageError, nearest
 
-BACKENDS = ("short", "heads", "cudnn", "flash", "efficient", "plain", "blocked")
+BACKENDS = ("short", "heads", "cudnn", "flash", "wide", "efficient", "plain", "blocked")
 BLOCK_BYTES = 256 << 20  # scores above this are computed in query blocks and recomputed in the backward pass
 
 
@@ -138,6 +138,12 @@ def _try_plain_short(c: Call) -> Choice | str:
     return Choice("plain", f"few tokens: fused tiles of 64 would be mostly empty; writes {_size(c.score_bytes)} of scores")
 
 
+def _try_wide(c: Call) -> Choice | str:
+    if max(c.rank, c.width) <= 256:
+        return f"fused kernels are faster up to width 256, got {c.rank} and {c.width}"
+    return Choice("wide", "beyond width 256: products of whole blocks, scores written out a block of queries at a time")
+
+
 def _try_efficient(c: Call) -> Choice | str:
     if c.device != "cuda":
         return f"it needs a GPU, the device is {c.device}"
@@ -175,7 +181,8 @@ def choose_backend(call: Call) -> Choice:
         ]
         short_n = [("short", _try_short)] if call.device == "cpu" else [("plain", _try_plain_short)]
         own = [("heads", _try_heads)] if call.device == "cuda" else []
-        attempts = own + (fused[:2] + short_n + fused[2:] if call.half else short_n + fused) + attempts
+        wide = [("wide", _try_wide)] if call.device == "cuda" else []
+        attempts = own + (fused[:2] + short_n if call.half else short_n + fused[:2]) + wide + fused[2:] + attempts
     refused: list[tuple[str, str]] = [("any fused kernel", "none computes hardmax")] if call.hard else []
     for name, attempt in attempts:
         answer = attempt(call)
@@ -236,12 +243,12 @@ def forced(backend: str, call: Call) -> Choice:
     """The backend that was asked for by name, or an error that says why it cannot run this call."""
     attempts = {
         "short": _try_short, "heads": _try_heads, "cudnn": _try_cudnn, "flash": _try_flash,
-        "efficient": _try_efficient, "plain": _try_plain, "blocked": _try_blocked,
+        "wide": _try_wide, "efficient": _try_efficient, "plain": _try_plain, "blocked": _try_blocked,
     }  # fmt: skip
     if backend not in attempts:
         raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *attempts))}")
-    if backend == "plain":
-        return Choice("plain", "asked for")
+    if backend == "plain" or (backend == "wide" and not call.hard):
+        return Choice(backend, "asked for")
     if call.hard and backend != "blocked":
         raise UsageError(f"backend {backend} does not compute hardmax; choices: plain, blocked")
     answer = attempts[backend](call)

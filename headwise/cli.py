@@ -170,7 +170,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     module, name = find(args.experiment), Path(args.experiment).stem
     changes = [*args.changes, *([f"tasks={args.task}"] if getattr(args, "task", None) else [])]
     if len(changes) > len(args.changes) and not hasattr(next(iter(module.PRESETS.values())), "tasks"):
-        raise UsageError(f"{name} has one task; --task goes with experiments over tasks: leaner, map")
+        raise UsageError(f"{name} has one task; --task goes with experiments over tasks: leaner, map, removable")
     settings = settings_of(module, args.preset, changes, args.seeds)
     runs = module.runs(settings)
     pick_device(args.device)

@@ -5,7 +5,11 @@ A description is plain: {"title", "x_label", "y_label", "reference": {"label", "
 In labels d^2.5 has its exponent raised.
 
 With "kind": "heat" it is a table of colours: {"title", "x_label", "y_label", "x", "y": what stands at the axes, "columns", "panels": [
-{"title", "z": rows of numbers or None, "least", "most": the ends of its colours, "paths": [{"label", "colour", "x", "y": places}]}]}.
+{"title", "z": rows of numbers or None, "least", "most": the ends of its colours, "paths": [{"label", "colour", "x", "y": places}],
+and maybe "marks": [{"label", "symbol": "star" | "diamond", "x", "y": a place}]}]}.
+
+With "kind": "ranges" it is a list of intervals beside their names: {"title", "columns", "panels": [{"title", "x_label", "rows": [{"name",
+"label": what its colour means, "colour", "mean", "low", "high"}]}]}; rows without an interval have low and high None.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ from typing import Any
 COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b", "#c0392b", "#2a9d9d")
 GREY = "#8b919a"
 HEAT, BEST = "viridis", "#c0392b"
+SYMBOLS = {"star": "*", "diamond": "D"}
 
 
 def save(description: dict[str, Any], path: Path) -> None:
     """Write the figure as an image; the ending decides (png, pdf, svg)."""
     if description.get("kind") == "heat":
         return _save_heat(description, path)
+    if description.get("kind") == "ranges":
+        return _save_ranges(description, path)
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,7 +113,10 @@ def _save_heat(description: dict[str, Any], path: Path) -> None:
                 colour = COLOURS[line["colour"] % len(COLOURS)]
                 shift = 0.13 * (line["colour"] - 1)  # paths that share cells stay apart
                 at = [x + shift for x in line["x"]], [y - 0.3 + shift for y in line["y"]]
-                ax.plot(*at, "-o", color=colour, ms=3, lw=1.3, label=line["label"])
+                ax.plot(*at, "-o", color=colour, ms=3 if len(line["x"]) > 1 else 5, lw=1.3, label=line["label"])
+            for mark in panel.get("marks", ()):
+                at = mark["x"] + 0.33, mark["y"] + 0.28
+                ax.plot(*at, SYMBOLS[mark["symbol"]], color="white", mec="black", mew=0.7, ms=7, ls="none", label=mark["label"])
             ax.set(title=panel["title"], xticks=range(len(description["x"])), yticks=range(len(description["y"])))
             ax.set_xticklabels(description["x"])
             ax.set_yticklabels(description["y"])
@@ -117,13 +127,55 @@ def _save_heat(description: dict[str, Any], path: Path) -> None:
                 ax.set_ylabel(description["y_label"])
         handles = {label: h for ax in axes.flat[: len(panels)] for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
         order = {line["label"]: line["colour"] for panel in panels for line in panel["paths"]}
-        handles = {label: handles[label] for label in sorted(handles, key=lambda label: order[label])}
+        handles = {label: handles[label] for label in sorted(handles, key=lambda label: (order.get(label, len(COLOURS)), label))}
         figure.suptitle(description["title"], x=0.01, ha="left", fontweight="bold", fontsize=10)
         if handles:
             figure.legend(handles.values(), handles.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
         figure.tight_layout()
         figure.savefig(path, dpi=160, bbox_inches="tight", metadata=_no_date(path))
         plt.close(figure)
+
+
+def _save_ranges(description: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = description["panels"]
+    columns = min(description["columns"], len(panels)) or 1
+    rows = max(1, -(-len(panels) // columns))
+    longest = max((len(panel["rows"]) for panel in panels), default=1)
+    style = {"font.family": "DejaVu Sans", "font.size": 8.5, "axes.titlesize": 9.5, "svg.hashsalt": "headwise"}
+    with plt.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False}):
+        size = (4.6 * columns + 1.4, (0.24 * longest + 1.0) * rows + 0.4)
+        figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+        for ax in axes.flat[len(panels) :]:
+            ax.remove()
+        for ax, panel in zip(axes.flat, panels, strict=False):
+            for y, row in enumerate(panel["rows"]):
+                colour = COLOURS[row["colour"] % len(COLOURS)]
+                ax.plot(row["mean"], y, "o", ms=4.5, color=colour, label=row["label"])
+                if row["low"] is not None:
+                    ax.plot([row["low"], row["high"]], [y, y], "-", lw=1.8, color=colour, solid_capstyle="butt")
+            ax.axvline(0, color=GREY, lw=0.8)
+            ax.set(title=panel["title"], xlabel=panel["x_label"], yticks=range(len(panel["rows"])))
+            ax.set_yticklabels(_once([row["name"] for row in panel["rows"]]))
+            ax.tick_params(axis="y", length=0)
+            ax.invert_yaxis()
+            ax.grid(axis="x", color="#e6e8eb", lw=0.6)
+            ax.set_axisbelow(True)
+            handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+            ax.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+        figure.suptitle(description["title"], x=0.01, ha="left", fontweight="bold", fontsize=10)
+        figure.tight_layout()
+        figure.savefig(path, dpi=160, bbox_inches="tight", metadata=_no_date(path))
+        plt.close(figure)
+
+
+def _once(names: list[str]) -> list[str]:
+    """A name that stands for several rows, at the first of them."""
+    return [name if i == 0 or name != names[i - 1] else "" for i, name in enumerate(names)]
 
 
 def _short(value: float) -> str:
@@ -192,6 +244,8 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     """The same figure as Plotly's data and layout (plain values; the page carries the library)."""
     if description.get("kind") == "heat":
         return _plotly_heat(description)
+    if description.get("kind") == "ranges":
+        return _plotly_ranges(description)
     panels, data, floor = description["panels"], [], _floor(description)
     columns = min(description["columns"], len(panels))
     rows = -(-len(panels) // columns)
@@ -286,6 +340,49 @@ def _plotly_heat(description: dict[str, Any]) -> dict[str, Any]:
                  "line": {"color": colour, "width": 2}, "marker": {"size": 6}, "xaxis": f"x{tail}", "yaxis": f"y{tail}"}
             )  # fmt: skip
             seen.add(line["label"])
+        for mark in panel.get("marks", ()):
+            data.append(
+                {"type": "scatter", "mode": "markers", "x": [mark["x"] + 0.33], "y": [mark["y"] + 0.28], "name": mark["label"],
+                 "legendgroup": mark["label"], "showlegend": mark["label"] not in seen, "hoverinfo": "name", "xaxis": f"x{tail}",
+                 "yaxis": f"y{tail}",
+                 "marker": {"symbol": mark["symbol"], "size": 13, "color": "white", "line": {"color": "black", "width": 1}}}
+            )  # fmt: skip
+            seen.add(mark["label"])
+    return {"data": data, "layout": layout}
+
+
+def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
+    panels, data = description["panels"], []
+    columns = min(description["columns"], len(panels)) or 1
+    rows = max(1, -(-len(panels) // columns))
+    gap, drop = 0.12, 0.16 if rows > 1 else 0.0
+    wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
+    layout = _page(description["title"], 160 + rows * 24 * max((len(panel["rows"]) for panel in panels), default=1))
+    for i, panel in enumerate(panels):
+        tail, seen = "" if i == 0 else str(i + 1), set[str]()
+        left, low = (i % columns) * (wide + gap), 1 - tall - (i // columns) * (tall + drop)
+        names = [row["name"] for row in panel["rows"]]
+        layout[f"xaxis{tail}"] = {
+            "domain": [left, left + wide], "anchor": f"y{tail}", "gridcolor": "#eceef1", "zeroline": True, "zerolinecolor": GREY,
+            "title": {"text": panel["x_label"]},
+        }  # fmt: skip
+        layout[f"yaxis{tail}"] = {
+            "domain": [low, low + tall], "anchor": f"x{tail}", "range": [len(names) - 0.5, -0.5], "showgrid": False, "zeroline": False,
+            "tickvals": list(range(len(names))), "ticktext": _once(names), "automargin": True,
+        }  # fmt: skip
+        layout["annotations"].append(_above(panel["title"], left + wide / 2, low + tall))
+        for y, row in enumerate(panel["rows"]):
+            whole, colour = row["low"] is not None, COLOURS[row["colour"] % len(COLOURS)]
+            error = {"array": [row["high"] - row["mean"]], "arrayminus": [row["mean"] - row["low"]]} if whole else {"array": [0]}
+            data.append(
+                {"type": "scatter", "mode": "markers", "x": [row["mean"]], "y": [y], "name": row["label"],
+                 "showlegend": row["label"] not in seen,
+                 "legendgroup": f"{i} {row['label']}", "legendgrouptitle": {"text": "" if seen else panel["title"]},
+                 "marker": {"size": 9, "color": colour}, "xaxis": f"x{tail}", "yaxis": f"y{tail}",
+                 "error_x": {"type": "data", "symmetric": False, **error, "thickness": 2, "width": 0, "color": colour},
+                 "hovertemplate": f"{row['name']}, {row['label']}: %{{x:.3g}}<extra></extra>"}
+            )  # fmt: skip
+            seen.add(row["label"])
     return {"data": data, "layout": layout}
 
 

@@ -492,6 +492,9 @@ def call(device="cpu", dtype=torch.float32, tokens=1024, rank=64, width=None, **
 BF16 = torch.bfloat16
 
 
+NARROW = ("wide", "faster up to width 256, got 64 and 64")
+
+
 @pytest.mark.parametrize(
     ("given_", "backend", "refusals"),
     [
@@ -528,7 +531,13 @@ BF16 = torch.bfloat16
         (
             call("cuda", tokens=257),
             "efficient",
-            [("heads", "got 257 tokens at rank 64"), ("plain", "beyond 64 tokens"), ("cudnn", "got float32"), ("flash", "got float32")],
+            [
+                ("heads", "got 257 tokens at rank 64"),
+                ("plain", "beyond 64 tokens"),
+                ("cudnn", "got float32"),
+                ("flash", "got float32"),
+                NARROW,
+            ],
         ),
         (
             call("cuda"),
@@ -538,40 +547,33 @@ BF16 = torch.bfloat16
                 ("plain", "fused kernels win beyond 64 tokens"),
                 ("cudnn", "float16 and bfloat16, got float32"),
                 ("flash", "got float32"),
+                NARROW,
             ],
         ),
         (
             call("cuda", BF16, window=100),
             "efficient",
-            [("heads", "no mask"), ("cudnn", "a mask of its own"), ("flash", "no mask for windows"), ("plain", "beyond 64 tokens")],
+            [("heads", "no mask"), ("cudnn", "a mask of its own"), ("flash", "no mask for windows"), ("plain", "beyond 64 tokens"), NARROW],
         ),
         (
             call("cuda", BF16, queries=100, causal=True),
             "efficient",
-            [("heads", "no mask"), ("cudnn", "a mask of its own"), ("flash", "unequal lengths"), ("plain", "beyond 64 tokens")],
+            [("heads", "no mask"), ("cudnn", "a mask of its own"), ("flash", "unequal lengths"), ("plain", "beyond 64 tokens"), NARROW],
         ),
         (
             call("cuda", BF16, rank=320),
-            "plain",
+            "wide",
             [
                 ("heads", "at rank 320"),
                 ("cudnn", "stops at width"),
                 ("flash", "stops at width 256, got 320 and 320"),
                 ("plain", "beyond 64 tokens"),
-                ("efficient", "above width 256"),
             ],
         ),
         (
-            call("cuda", BF16, rank=320, batch=9),
-            "blocked",
-            [
-                ("heads", "at rank 320"),
-                ("cudnn", "stops at width"),
-                ("flash", "stops at width 256"),
-                ("plain", "288 MiB"),
-                ("efficient", "got 320 and 320"),
-                ("plain", "more than 256 MiB"),
-            ],
+            call("cuda", width=320, window=100),
+            "wide",
+            [("heads", "no mask"), ("plain", "beyond 64 tokens"), ("cudnn", "got float32"), ("flash", "got float32")],
         ),
         (
             call("cuda", BF16, rank=16, width=64, keys=1, queries=1),
@@ -590,6 +592,7 @@ BF16 = torch.bfloat16
                 ("plain", "beyond 64"),
                 ("cudnn", "got float64"),
                 ("flash", "got float64"),
+                NARROW,
                 ("efficient", "does not take float64"),
             ],
         ),

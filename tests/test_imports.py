@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 LATE = {("shape", "families")}  # inside a function, against the flow: a shape that reads a public config
-FOR_GPUS = {"heads", "layer", "points", "pre"}  # of the kernels: they import triton, so others import them inside functions only
+FOR_GPUS = {"heads", "layer", "points", "pre", "rows"}  # of the kernels: they import triton, so others import them inside functions only
 STANDARD_ONLY = {
     "headwise",
     "shape",

@@ -584,6 +584,10 @@ def test_normal_values(name):
 @pytest.mark.parametrize("scheme", INITS)
 def test_initial_values_follow_the_generator_alone(scheme, name):
     shape = BIG[name]
+    if scheme in ("spectral", "orthogonal") and (shape.latent or shape.num_kv_heads != shape.num_heads):
+        with pytest.raises(UsageError, match="is for plain heads"):
+            drawn(shape, scheme, seed=5)
+        return
     torch.manual_seed(1)
     model = drawn(shape, scheme, seed=5)
     torch.manual_seed(2)
@@ -606,7 +610,9 @@ def test_fresh_models_are_drawn_alone():
 
 
 def test_unknown_schemes_are_refused():
-    with pytest.raises(UsageError, match=r"^unknown init 'libary'; did you mean library\? choices: library, normal, published$"):
+    with pytest.raises(
+        UsageError, match=r"^unknown init 'libary'; did you mean library\? choices: library, normal, orthogonal, published, spectral$"
+    ):
         drawn(paper_shape(64), "libary")
 
 

@@ -164,6 +164,7 @@ def measured(rows: list[Row]) -> dict[str, Any]:
     right = [r["held_out_accuracy"] for r in good if r.get("held_out_accuracy") is not None]
     return {
         "lr": rows[0]["lr"] if rows else None, "n": len(good), "diverged": len(rows) - len(good), "values": [r["held_out"] for r in good],
+        "seeds": [r["seed"] for r in good],
         "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
         "accuracy": mean(right).mean if right else None,
     }  # fmt: skip
@@ -178,9 +179,13 @@ def logmean(values: list[float | None]) -> float | None:
 def change(gap: Mean) -> str:
     """A difference with its interval; where that covers zero, none is found."""
     if gap.low is None or gap.high is None:
-        return f"{gap.mean:+.4f} (one seed)"
-    half = (gap.high - gap.low) / 2
-    return f"none found ({gap.mean:+.4f} ± {half:.4f})" if gap.low <= 0 <= gap.high else f"{gap.mean:+.4f} ± {half:.4f}"
+        return f"{_signed(gap.mean)} (one seed)"
+    told = f"{_signed(gap.mean)} ± {_signed((gap.high - gap.low) / 2)[1:]}"
+    return f"none found ({told})" if gap.low <= 0 <= gap.high else told
+
+
+def _signed(x: float) -> str:
+    return f"{x:+.4f}" if abs(x) >= 0.001 or x == 0 else f"{x:+.1e}"
 
 
 def how_conditioned(run: Run, weights: dict[str, Any]) -> Row:

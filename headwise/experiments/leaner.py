@@ -57,7 +57,7 @@ class Settings(OverTasks):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_lists(self, ("more",))
-        if self.dim % self.heads or any(k < 2 or (self.dim // self.heads) % k for k in self.more):
+        if self.heads < 1 or self.dim % self.heads or any(k < 2 or (self.dim // self.heads) % k for k in self.more):
             given = f"more {','.join(map(str, self.more))}, dim {self.dim}, heads {self.heads}"
             raise UsageError(f"more must be numbers of at least 2 that divide the rank, got {given}")
         if self.depth < 2 or self.ffn_dim < 2:

@@ -11,6 +11,7 @@ pay). Every cell's learning rate is tuned with the same effort, on a seed of its
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from headwise.experiments.common import (
 )
 from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError, nearest
-from headwise.stats import difference, group, rank_correlation
+from headwise.stats import Mean, difference, group, rank_correlation
 from headwise.tasks import Task
 
 QUESTION = "At one exact budget, how many heads, of what rank, how deep?"
@@ -39,10 +40,14 @@ COLUMNS = (
 )  # fmt: skip
 CAPTION = (
     "Colour and number: held-out loss, mean over seeds at the tuned learning rate; darker is better, the best cell of a task is framed. "
-    "Empty cells cannot be built within the budget. Lines: ways to add heads, from few to many."
+    "Empty cells cannot be built within the budget. Lines: ways to add heads, from few to many. Star: what the rank paper advises, one "
+    "head of full rank; diamond: what the leaner paper does, more heads of the same rank in half of the layers."
 )
+PATHS = ("split", "widen", "trade")
+ADVICE = {"the rank paper": "star", "the leaner paper": "diamond"}
 BUDGETS = ("params", "flops")
 PREDICTORS = ("rank", "heads", "depth", "kappa_start", "kappa_end")
+PREDICTED = ("rank", "heads", "layers", "kappa at start", "kappa at end")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +168,9 @@ def _place(points: list[dict[str, Any]]) -> None:
         if base and p["rank"] == base["rank"] and p["heads"] * p["depth"] == base["heads"] * deepest:
             on.append("trade")
         p["paths"] = ", ".join(on) or None
+        widest = p["depth"] == deepest and (p["heads"], p["rank"]) == (1, dim)
+        halved = "trade" in on and 2 * p["depth"] == deepest
+        p["advice"] = "the rank paper" if widest else "the leaner paper" if halved else None
 
 
 def headline(points: list[dict[str, Any]]) -> list[str]:
@@ -174,19 +182,26 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
             continue
         best = min(known, key=lambda p: p["held_out"])
         lines.append(f"{task}: best {_name(best)}, held-out loss {best['held_out']:.4f}")
-        for path in ("split", "widen", "trade"):
-            along = sorted((p for p in known if path in (p["paths"] or "")), key=lambda p: p["heads"])
-            if len(along) > 1:
-                lines.append(f"{task}, {path}: {_verdict(along[0], along[-1])}")
+        lines += [f"{task}, {path}: {_verdict(*ends)}" for path in PATHS if (ends := _ends(known, path))]
         told = [f"{what} {rho}" for what in PREDICTORS if (rho := _predicts(known, what))]
         if told:
             lines.append(f"{task}: rank correlation of the loss over {len(known)} cells with " + ", ".join(told))
     return lines
 
 
-def _predicts(points: list[dict[str, Any]], what: str) -> str:
+def _ends(points: list[dict[str, Any]], path: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """A path's cells of fewest and of most heads."""
+    along = sorted((p for p in points if path in (p["paths"] or "")), key=lambda p: p["heads"])
+    return (along[0], along[-1]) if len(along) > 1 else None
+
+
+def _goes_with(points: list[dict[str, Any]], what: str) -> Mean:
     there = [p for p in points if p[what] is not None]
-    rho = rank_correlation([p[what] for p in there], [p["held_out"] for p in there])
+    return rank_correlation([p[what] for p in there], [p["held_out"] for p in there])
+
+
+def _predicts(points: list[dict[str, Any]], what: str) -> str:
+    rho = _goes_with(points, what)
     return "" if rho.low is None else f"{rho.mean:+.2f} ({rho.low:+.2f} to {rho.high:+.2f})"
 
 
@@ -218,15 +233,58 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
             at = {(p["heads"], p["rank"]): p for p in here}
             z = [[at[h, r]["held_out"] if (h, r) in at else None for r in ranks] for h in heads]
             paths = []
-            for colour, path in enumerate(("split", "widen", "trade")):
+            for colour, path in enumerate(PATHS):
                 along = sorted((p for p in here if path in (p["paths"] or "")), key=lambda p: p["heads"])
                 places = {"x": [ranks.index(p["rank"]) for p in along], "y": [heads.index(p["heads"]) for p in along]}
                 if along:
                     paths.append({"label": path, "colour": colour, **places})
             ends = {"least": min(known, default=None), "most": max(known, default=None)}
             title = f"{task}, {depth} layer{'s' * (depth > 1)}"
-            panels.append({"title": title, "z": z, "paths": paths, **ends})
+            marks = [
+                {"label": p["advice"], "symbol": ADVICE[p["advice"]], "x": ranks.index(p["rank"]), "y": heads.index(p["heads"])}
+                for p in here if p["advice"]
+            ]  # fmt: skip
+            panels.append({"title": title, "z": z, "paths": paths, "marks": marks, **ends})
     return {
         "kind": "heat", "title": "Held-out loss at one budget", "x": [str(r) for r in ranks], "y": [str(h) for h in heads],
         "x_label": "rank of a head", "y_label": "heads", "panels": panels, "columns": len({p["depth"] for p in points}),
     }  # fmt: skip
+
+
+def over_tasks(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """All tasks at a glance: what each way to add heads does to the loss, and what the loss goes with."""
+    changes, told = [], []
+    for (task,), same in group(points, "task").items():
+        known = [p for p in same if p["held_out"] is not None]
+        losses = [p["held_out"] for p in known]
+        whole = (max(losses) - min(losses)) / 100 if len(set(losses)) > 1 else math.nan
+        for colour, path in enumerate(PATHS):
+            if (ends := _ends(known, path)) and whole > 0:
+                few, many = ends
+                gap = difference(many["values"], few["values"])
+                spread = (
+                    {"low": None, "high": None}
+                    if gap.low is None or gap.high is None
+                    else {"low": gap.low / whole, "high": gap.high / whole}
+                )
+                label = f"{path}: {_goes(few, many)}"
+                changes.append({"name": task, "label": label, "colour": colour, "mean": gap.mean / whole, **spread})
+        for colour, (what, label) in enumerate(zip(PREDICTORS, PREDICTED, strict=True)):
+            rho = _goes_with(known, what)
+            if rho.low is not None:
+                told.append({"name": task, "label": label, "colour": colour, "mean": rho.mean, "low": rho.low, "high": rho.high})
+    return {
+        "kind": "ranges", "title": "More heads or fewer, at one budget", "columns": 2,
+        "panels": [
+            {"title": "from few heads to many", "x_label": "change of the held-out loss, % of best to worst cell", "rows": changes},
+            {"title": "what the loss goes with, over all cells", "x_label": "rank correlation", "rows": told},
+        ],
+    }  # fmt: skip
+
+
+def _goes(few: dict[str, Any], many: dict[str, Any]) -> str:
+    layers = f"{few['depth']} layers" if few["depth"] == many["depth"] else f"{few['depth']} to {many['depth']} layers"
+    return f"{few['heads']} x {few['rank']} to {many['heads']} x {many['rank']}, {layers}"
+
+
+VIEWS = {"summary": over_tasks}

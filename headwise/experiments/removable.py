@@ -4,10 +4,10 @@
     headwise run removable --preset paper --task text      width 64, 8, 4 and 2 layers; one GPU, a minute or two a task
 
 The paper holds that more heads condition attention better and that layers can therefore go. Here heads and sizes stay as they
-are and the condition number alone is changed, by the start: `normal` (GPT-2's), `spectral` (the identity added to every head's
-queries, keys and values) and `orthogonal` (orthonormal queries and keys, values the identity's rows). Each start and depth has its
-learning rate tuned with the same effort. Expected, if conditioning is the cause: the better conditioned the start, the less it
-costs to drop half of the layers.
+are and the condition number is changed by the start: `normal` (GPT-2's), `spectral` (the identity added to every head's
+queries, keys and values) and `orthogonal` (orthonormal queries and keys, values the identity's rows). Both also make the heads' outputs
+larger and the softmax sharper; spectral starts near a copy of each token. Each start and depth has its learning rate tuned with the
+same effort. Expected, if conditioning is the cause: the better conditioned the start, the less it costs to drop half of the layers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Settings(OverTasks):
         for start in self.starts:
             if start not in INITS:
                 raise UsageError(f"unknown start {start!r}; {nearest(start, INITS)}")
-        if self.dim % self.heads:
+        if self.heads < 1 or self.dim % self.heads:
             raise UsageError(f"heads must divide dim, got heads {self.heads}, dim {self.dim}")
 
 
@@ -126,7 +126,8 @@ def _costs(shallow: dict[str, Any] | None, deep: dict[str, Any] | None) -> list[
     """What dropping layers costs, seed by seed."""
     if not shallow or not deep:
         return []
-    return [a - b for a, b in zip(shallow["values"], deep["values"], strict=False)]
+    before = dict(zip(deep["seeds"], deep["values"], strict=True))
+    return [loss - before[seed] for seed, loss in zip(shallow["seeds"], shallow["values"], strict=True) if seed in before]
 
 
 def headline(points: list[dict[str, Any]]) -> list[str]:
@@ -135,7 +136,11 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
     for (task,), same in group(points, "task").items():
         most = max(p["depth"] for p in same)
         for (depth,), here in sorted(group(same, "depth").items(), reverse=True):
-            told = [f"{_name(p)} {p['held_out']:.4f}" if depth == most else f"{_name(p)} {p['cost']}" for p in here if p["values"]]
+            told = [
+                f"{_name(p)} {p['held_out']:.4f}" if depth == most else f"{_name(p)} {p['cost']}"
+                for p in here
+                if p["values"] and (depth == most or p["cost"])
+            ]
             if not told:
                 continue
             what = f"loss with {depth} layers" if depth == most else f"from {most} to {depth} layer{'s' * (depth > 1)} the loss changes by"
