@@ -148,8 +148,8 @@ def _save_ranges(description: dict[str, Any], path: Path) -> None:
     longest = max((len(panel["rows"]) for panel in panels), default=1)
     style = {"font.family": "DejaVu Sans", "font.size": 8.5, "axes.titlesize": 9.5, "svg.hashsalt": "headwise"}
     with plt.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False}):
-        size = (4.6 * columns + 1.4, (0.24 * longest + 1.0) * rows + 0.4)
-        figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+        tall = max(1.8, 0.24 * longest + 0.3)
+        figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns + 0.6, (tall + 0.7) * rows + 0.4), squeeze=False)
         for ax in axes.flat[len(panels) :]:
             ax.remove()
         for ax, panel in zip(axes.flat, panels, strict=False):
@@ -158,6 +158,8 @@ def _save_ranges(description: dict[str, Any], path: Path) -> None:
                 ax.plot(row["mean"], y, "o", ms=4.5, color=colour, label=row["label"])
                 if row["low"] is not None:
                     ax.plot([row["low"], row["high"]], [y, y], "-", lw=1.8, color=colour, solid_capstyle="butt")
+                if y and row["name"] != panel["rows"][y - 1]["name"]:
+                    ax.axhline(y - 0.5, color="#e6e8eb", lw=0.8)
             ax.axvline(0, color=GREY, lw=0.8)
             ax.set(title=panel["title"], xlabel=panel["x_label"], yticks=range(len(panel["rows"])))
             ax.set_yticklabels(_once([row["name"] for row in panel["rows"]]))
@@ -166,7 +168,7 @@ def _save_ranges(description: dict[str, Any], path: Path) -> None:
             ax.grid(axis="x", color="#e6e8eb", lw=0.6)
             ax.set_axisbelow(True)
             handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-            ax.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+            ax.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(0.0, -0.6 / tall), frameon=False, fontsize=8)
         figure.suptitle(description["title"], x=0.01, ha="left", fontweight="bold", fontsize=10)
         figure.tight_layout()
         figure.savefig(path, dpi=160, bbox_inches="tight", metadata=_no_date(path))

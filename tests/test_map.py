@@ -175,6 +175,54 @@ def test_the_figure_draws_gaps_and_all_tasks(tasks, tmp_path):
     assert len({trace["name"] for trace in page["data"] if trace.get("showlegend")}) >= 2
 
 
+def test_both_papers_advice_is_marked_at_its_cells():
+    settings = dataclasses.replace(TINY, heads=(1, 2, 4, 8), ranks=(2, 4, 8, 16))
+    points = all_points(settings=settings)
+    assert {(p["depth"], p["heads"], p["rank"]): p["advice"] for p in points if p["advice"]} == {
+        (2, 1, settings.dim): "the rank paper", (1, 8, 4): "the leaner paper",
+    }  # fmt: skip
+    description = heads_map.figure(points)
+    marks = {
+        (panel["title"], mark["label"]): (description["y"][mark["y"]], description["x"][mark["x"]])
+        for panel in description["panels"] for mark in panel["marks"]
+    }  # fmt: skip
+    assert marks == {("farthest, 2 layers", "the rank paper"): ("1", "16"), ("farthest, 1 layer", "the leaner paper"): ("8", "4")}
+    named = [trace["name"] for trace in figures.plotly_figure(description)["data"] if trace.get("name")]
+    assert {"the rank paper", "the leaner paper"} <= set(named)
+
+
+def test_the_summary_over_tasks_says_what_the_headline_says(tmp_path):
+    settings = dataclasses.replace(TINY, tasks=("farthest", "recall"), heads=(1, 2, 4), ranks=(2, 4, 8, 16))
+    points = all_points(settings=settings)
+    description = heads_map.VIEWS["summary"](points)
+    json.dumps(description, allow_nan=False)
+    changes, told = (panel["rows"] for panel in description["panels"])
+    losses = [p["held_out"] for p in points if p["task"] == "farthest"]
+    at = {(p["depth"], p["heads"], p["rank"]): p["held_out"] for p in points if p["task"] == "farthest"}
+    split = next(row for row in changes if row["name"] == "farthest" and row["label"].startswith("split: 1 x 16 to 4 x 4"))
+    assert split["mean"] == pytest.approx(100 * (at[2, 4, 4] - at[2, 1, 16]) / (max(losses) - min(losses)))
+    assert split["low"] < split["mean"] < split["high"]
+    rank = next(row for row in told if (row["name"], row["label"]) == ("recall", "rank"))
+    assert rank["low"] <= rank["mean"] <= rank["high"] < 0
+    assert {row["name"] for row in changes} == {row["name"] for row in told} == {"farthest", "recall"}
+    figures.save(description, tmp_path / "summary.png")
+    figures.save(description, tmp_path / "summary.svg")
+    page = figures.plotly_figure(description)
+    json.dumps(page, allow_nan=False)
+    assert len(page["data"]) == len(changes) + len(told)
+    assert page["layout"]["yaxis"]["ticktext"].count("farthest") == 1
+
+
+def test_the_summary_is_drawn_from_one_seed_and_from_cells_that_are_all_alike(tmp_path):
+    one = heads_map.over_tasks(all_points(settings=dataclasses.replace(TINY, seeds=1)))
+    assert all(row["low"] is None for row in one["panels"][0]["rows"])
+    alike = heads_map.over_tasks(all_points(lambda run: 1.0))
+    assert alike["panels"][0]["rows"] == []
+    for number, description in enumerate((one, alike)):
+        figures.save(description, tmp_path / f"{number}.png")
+        json.dumps(figures.plotly_figure(description), allow_nan=False)
+
+
 def test_rows_carry_the_conditioning_of_the_models_they_are_about(tmp_path):
     runs = heads_map.runs(dataclasses.replace(TINY, tasks=("farthest", "recall"), heads=(2,), ranks=(4,), depths=(2,), pairs=2))[::2]
     runs = [dataclasses.replace(run, seed=1) for run in runs]

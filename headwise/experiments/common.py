@@ -179,12 +179,13 @@ def logmean(values: list[float | None]) -> float | None:
 def change(gap: Mean) -> str:
     """A difference with its interval; where that covers zero, none is found."""
     if gap.low is None or gap.high is None:
-        return f"{_signed(gap.mean)} (one seed)"
-    told = f"{_signed(gap.mean)} ± {_signed((gap.high - gap.low) / 2)[1:]}"
+        return f"{signed(gap.mean)} (one seed)"
+    told = f"{signed(gap.mean)} ± {signed((gap.high - gap.low) / 2)[1:]}"
     return f"none found ({told})" if gap.low <= 0 <= gap.high else told
 
 
-def _signed(x: float) -> str:
+def signed(x: float) -> str:
+    """A difference to four places, or to two digits where those would all be zero."""
     return f"{x:+.4f}" if abs(x) >= 0.001 or x == 0 else f"{x:+.1e}"
 
 

@@ -25,6 +25,7 @@ from headwise.experiments.common import (
     recipe_of,
     second_round,
     shape_of,
+    signed,
     task_of,
 )
 from headwise.runs import Row, Run
@@ -210,14 +211,11 @@ def _name(p: dict[str, Any]) -> str:
 
 
 def _verdict(few: dict[str, Any], many: dict[str, Any]) -> str:
-    gap = difference(many["values"], few["values"])
-    told = f"from {_name(few)} to {_name(many)} the loss changes by {gap.mean:+.4f}"
+    gap, way = difference(many["values"], few["values"]), f"from {_name(few)} to {_name(many)}"
     if gap.low is None or gap.high is None:
-        return told + " (one seed)"
-    half = (gap.high - gap.low) / 2
-    if gap.low <= 0 <= gap.high:
-        return f"from {_name(few)} to {_name(many)} no difference is found ({gap.mean:+.4f} ± {half:.4f})"
-    return f"{told} ± {half:.4f}"
+        return f"{way} the loss changes by {signed(gap.mean)} (one seed)"
+    told = f"{signed(gap.mean)} ± {signed((gap.high - gap.low) / 2)[1:]}"
+    return f"{way} no difference is found ({told})" if gap.low <= 0 <= gap.high else f"{way} the loss changes by {told}"
 
 
 # ---- the figure
