@@ -2,7 +2,7 @@
 
 A description is plain: {"title", "x_label", "y_label", "reference": {"label", "y"}, "columns": panels a row, "panels": [
 {"title", "lines": [{"label", "colour", "style": "solid" | "dashed" | "dots", "x", "y", and maybe "low", "high", "text"}]}]}.
-In labels d^2.5 has its exponent raised.
+In labels d^2.5 has its exponent raised. Panels share their axes, with "own_y" only the x axis.
 
 With "kind": "heat" it is a table of colours: {"title", "x_label", "y_label", "x", "y": what stands at the axes, "columns", "panels": [
 {"title", "z": rows of numbers or None, "least", "most": the ends of its colours, "paths": [{"label", "colour", "x", "y": places}],
@@ -50,7 +50,7 @@ def save(description: dict[str, Any], path: Path) -> None:
     }
     with plt.rc_context(style):
         size = (3.6 * columns + 2.2, 3.0 * rows + 0.7)
-        figure, axes = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+        figure, axes = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=not description.get("own_y"), squeeze=False)
         ticks, (x_scale, y_scale) = _ticks(panels), _scales(description)
         for ax in axes.flat[len(panels) :]:
             ax.remove()
@@ -251,7 +251,7 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     panels, data, floor = description["panels"], [], _floor(description)
     columns = min(description["columns"], len(panels))
     rows = -(-len(panels) // columns)
-    gap, drop = 0.04, 0.16 if rows > 1 else 0.0
+    gap, drop = 0.08 if description.get("own_y") else 0.04, 0.16 if rows > 1 else 0.0
     wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
     ticks, (x_scale, y_scale) = _ticks(panels), _scales(description)
     layout = _page(description["title"], 140 + 320 * rows)
@@ -260,7 +260,7 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
         tail = "" if i == 0 else str(i + 1)
         left, low = (i % columns) * (wide + gap), 1 - tall - (i // columns) * (tall + drop)
         axis = {"gridcolor": "#eceef1", "zeroline": False, "linecolor": GREY, "ticks": "outside", "tickcolor": GREY}
-        last, first = i + columns >= len(panels), i % columns == 0
+        last, first, own = i + columns >= len(panels), i % columns == 0, bool(description.get("own_y"))
         layout[f"xaxis{tail}"] = {
             **axis, "domain": [left, left + wide], "anchor": f"y{tail}", "showgrid": False, "type": x_scale,
             "title": {"text": description["x_label"] if last else ""},
@@ -268,12 +268,14 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
         if x_scale == "log":
             layout[f"xaxis{tail}"] |= {"tickvals": ticks, "ticktext": [_fraction(x) for x in ticks]}
         layout[f"yaxis{tail}"] = {
-            **axis, "domain": [low, low + tall], "anchor": f"x{tail}", "showticklabels": first, "type": y_scale, "exponentformat": "power",
-            **({"dtick": 1} if y_scale == "log" and floor > 1e-6 else {}),
+            **axis, "domain": [low, low + tall], "anchor": f"x{tail}", "showticklabels": first or own, "type": y_scale,
+            "exponentformat": "power", **({"dtick": 1} if y_scale == "log" and floor > 1e-6 else {}),
             "title": {"text": description["y_label"] if first else "", "standoff": 8}, "automargin": True,
         }  # fmt: skip
         if i:
-            layout[f"xaxis{tail}"]["matches"], layout[f"yaxis{tail}"]["matches"] = "x", "y"
+            layout[f"xaxis{tail}"]["matches"] = "x"
+        if i and not own:
+            layout[f"yaxis{tail}"]["matches"] = "y"
         layout["annotations"].append(_above(panel["title"], left + wide / 2, low + tall))
         if description.get("reference"):
             y = description["reference"]["y"]

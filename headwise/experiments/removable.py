@@ -166,6 +166,6 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
                 lines.append(solid(init, colour, [p["depth"] for p in known], known))
         panels.append({"title": task, "lines": lines})
     return {
-        "title": "Layers dropped from three starts", "x_label": "layers", "y_label": "held-out loss", "y_scale": "linear", "panels": panels,
-        "columns": min(3, max(1, len(panels))),
+        "title": "Layers dropped from three starts", "x_label": "layers", "y_label": "held-out loss", "y_scale": "linear", "own_y": True,
+        "panels": panels, "columns": min(3, max(1, len(panels))),
     }  # fmt: skip

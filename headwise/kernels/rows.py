@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+MOST = 4096  # scores of a row that a program holds at once
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
@@ -103,7 +104,7 @@ def dots(a, b, out, n, BLOCK: tl.constexpr):
 def soften_rows(s: Tensor, p: Tensor, lse: Tensor, scale: float, per: int, query0: int, key0: int, causal: bool, window: int) -> None:
     """Of contiguous (..., rows, n) scores; p and lse are contiguous too."""
     n = s.shape[-1]
-    block = min(4096, triton.next_power_of_2(n))
+    block = min(MOST, triton.next_power_of_2(n))
     soften[(s.numel() // n,)](
         s, p, lse, n, scale, per, query0, key0, window, CAUSAL=causal, WINDOW=window > 0, BLOCK=block, ONE=n <= block,
         num_warps=max(1, min(8, block // 256)),

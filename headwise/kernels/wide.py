@@ -82,7 +82,8 @@ class _Wide(torch.autograd.Function):
         B, H = grad.shape[:2]
         g = grad.reshape(o.shape).contiguous()
         delta = _dots(g, o)
-        dq, dk, dv = q.new_empty(q.shape), *(t.new_zeros(t.shape) for t in (k, v))  # keys before every query's window stay at zero
+        start = torch.zeros if ctx.span.window else torch.empty  # keys before every query's window stay at zero
+        dq, dk, dv = (start(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
         most = _most(ctx.span, q.shape[1], q.dtype, ctx.work, 2)
         chunk = ctx.span.keys if most else _chunk(ctx.span, q.shape[1], q.dtype, ctx.work)
         for z in _pieces(len(q), max(1, most)):
@@ -117,6 +118,8 @@ def _chunk(span: Span, group: int, dtype: torch.dtype, work: int) -> int:
 
 def _pieces(count: int, most: int) -> list[slice]:
     """Slices of about equal length, none longer than `most`."""
+    if not count:
+        return []
     size = math.ceil(count / math.ceil(count / most))
     return [slice(at, min(at + size, count)) for at in range(0, count, size)]
 
