@@ -2,10 +2,11 @@
 
 Fused kernels keep a tile of queries, keys and sums of one head on the chip; beyond rank 256 it does not fit and they crawl. Then
 scores are few beside the operands (one number for a pair of tokens against `rank` products), so they may as well be written
-out, a block of queries at a time: scores = q k^T over the keys the block sees, p = softmax, o = p v. The backward pass makes the
-scores again. Gradients of keys and values are sums over queries: p and ds of as many queries as see a chunk of keys are kept
-side by side, so that each is one product and no sum is rounded on the way. When one chunk takes all keys, ds serves for the
-queries' gradient too; for longer sequences it is made once more. Temporary memory is `work` bytes, whatever the length.
+out, a block of queries at a time: scores = q k^T over the keys the block sees, p = softmax, o = p v. Where p of the whole is small
+beside the operands it is kept for the backward pass; else that makes the scores again. Gradients of keys and values are sums over
+queries: p and ds of as many queries as see a chunk of keys stand side by side, so that each is one product and no sum is rounded on
+the way. When one chunk takes all keys, ds serves for the queries' gradient too; for longer sequences it is made once more.
+Temporary memory is about `work` bytes, whatever the length.
 
 Axes: Z batch x KV heads, G query heads that share keys, Q queries, N keys, R rank, V value width.
 """
@@ -21,7 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BLOCK = 512  # queries and keys of a block
-WORK = 256 << 20  # bytes of scores and what is made of them at one time
+WORK = 1 << 30  # bytes of scores and what is made of them at one time; a quarter of it for LONG sequences
+LONG = 8192
+KEEP = 2.0  # p is kept if it is not larger than this many times q, k, v and o together
 
 
 @dataclass(frozen=True)
@@ -35,60 +38,81 @@ class Span:
     block: int
 
     @property
+    def shift(self) -> int:
+        """The first query's place among the keys."""
+        return self.keys - self.queries
+
+    @property
     def blocks(self) -> list[tuple[int, int]]:
         """Queries, first and last, of each block."""
         return [(at, min(at + self.block, self.queries)) for at in range(0, self.queries, self.block)]
 
     def of(self, first: int, last: int) -> tuple[int, int]:
         """Keys that some query of [first, last) sees, in whole blocks of keys."""
-        shift = self.keys - self.queries
-        low = max(0, first + shift - self.window + 1) if self.window else 0
+        low = max(0, first + self.shift - self.window + 1) if self.window else 0
         high = self.keys
         if self.causal:
-            high = last + shift
+            high = last + self.shift
         elif self.window:
-            high = min(self.keys, last + shift + self.window - 1)
+            high = min(self.keys, last + self.shift + self.window - 1)
         return low // self.block * self.block, min(self.keys, -(-high // self.block) * self.block)
 
 
 def attend_wide(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, window: int = 0, *, block: int = BLOCK, work: int = WORK
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool = False,
+    window: int = 0,
+    *,
+    block: int = BLOCK,
+    work: int = 0,
+    keep: float = KEEP,
 ) -> Tensor:
     """softmax(scale q k^T) v for q (batch, heads, queries, rank), k (batch, KV heads, keys, rank), v (batch, KV heads, keys, width)."""
-    out: Tensor = _Wide.apply(q, k, v, scale, causal, window if 0 < window < k.shape[2] else 0, block, work)  # type: ignore[assignment]
+    keys = k.shape[2]
+    span = Span(q.shape[2], keys, causal, window if 0 < window < keys else 0, block)
+    work = work or (WORK if keys <= LONG else WORK // 4)
+    out: Tensor = _Wide.apply(q, k, v, scale, span, work, keep)  # type: ignore[assignment]
     return out
 
 
 class _Wide(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, block: int, work: int
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, span: Span, work: int, keep: float) -> Tensor:
         B, H, Q, R = q.shape
         KV, N, V = k.shape[1], k.shape[2], v.shape[3]
-        ctx.span, ctx.scale, ctx.work = Span(Q, N, causal, window, block), scale, work
+        ctx.span, ctx.scale, ctx.work = span, scale, work
         q_ZGQR, k_ZNR, v_ZNV = q.reshape(B * KV, H // KV, Q, R), k.reshape(B * KV, N, R), v.reshape(B * KV, N, V)
         o_ZGQV = q.new_empty(B * KV, H // KV, Q, V)
         lse_ZGQ = torch.empty(B * KV, H // KV, Q, dtype=_sums(q.dtype), device=q.device)
-        for z in _pieces(B * KV, _most(ctx.span, H // KV, q.dtype, work, 1)):
-            _forward(q_ZGQR[z], k_ZNR[z], v_ZNV[z], o_ZGQV[z], lse_ZGQ[z], ctx.span, scale)
-        ctx.save_for_backward(q_ZGQR, k_ZNR, v_ZNV, o_ZGQV, lse_ZGQ)
+        kept = any(ctx.needs_input_grad) and keep * (q.numel() + k.numel() + v.numel() + o_ZGQV.numel()) >= B * H * Q * N
+        p_ZQN = q.new_empty(B * KV, H // KV * Q, N) if kept else None
+        for z in _pieces(B * KV, work // _bytes(span, H // KV, q.dtype, 1, 0 if kept else span.block, N)):
+            _forward(q_ZGQR[z], k_ZNR[z], v_ZNV[z], o_ZGQV[z], lse_ZGQ[z], None if p_ZQN is None else p_ZQN[z], span, scale)
+        ctx.save_for_backward(q_ZGQR, k_ZNR, v_ZNV, o_ZGQV, lse_ZGQ, p_ZQN)
         return o_ZGQV.view(B, H, Q, V)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q, k, v, o, lse = ctx.saved_tensors
-        B, H = grad.shape[:2]
+        q, k, v, o, lse, p = ctx.saved_tensors
+        span, (B, H), G = ctx.span, grad.shape[:2], q.shape[1]
         g = grad.reshape(o.shape).contiguous()
         delta = _dots(g, o)
-        start = torch.zeros if ctx.span.window else torch.empty  # keys before every query's window stay at zero
+        start = torch.zeros if span.window else torch.empty  # keys before every query's window stay at zero
         dq, dk, dv = (start(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-        most = _most(ctx.span, q.shape[1], q.dtype, ctx.work, 2)
-        chunk = ctx.span.keys if most else _chunk(ctx.span, q.shape[1], q.dtype, ctx.work)
-        for z in _pieces(len(q), max(1, most)):
-            _backward(q[z], k[z], v[z], g[z], lse[z], delta[z], dq[z], dk[z], dv[z], ctx.span, ctx.scale, chunk)
-        return dq.view(B, H, *dq.shape[2:]), dk.view(B, -1, *dk.shape[1:]), dv.view(B, -1, *dv.shape[1:]), None, None, None, None, None
+        matrices = 1 if p is not None else 2
+        most = ctx.work // _bytes(span, G, q.dtype, matrices, matrices * span.queries, span.keys)
+        chunk = span.keys
+        if not most and p is None:
+            chunk = max(1, ctx.work // _bytes(span, G, q.dtype, 2, 2 * span.queries, span.block)) * span.block
+        for z in _pieces(len(q), most):
+            of_z = [t[z] for t in (q, k, v, g, lse, delta, dq, dk, dv)]
+            _backward(*of_z, None if p is None else p[z], span, ctx.scale, chunk)
+        dk, dv = (t.view(B, H // G, *t.shape[1:]) for t in (dk, dv))
+        return dq.view(B, H, *dq.shape[2:]), dk, dv, None, None, None, None
 
 
 # ---- sizes
@@ -98,51 +122,37 @@ def _sums(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _bytes(span: Span, group: int, dtype: torch.dtype, rows: int, keys: int) -> int:
-    """Of one z: scores and their gradient for a block, p and ds for `rows` queries a head."""
-    return group * keys * (2 * span.block * _sums(dtype).itemsize + 2 * rows * dtype.itemsize)
-
-
-def _most(span: Span, group: int, dtype: torch.dtype, work: int, passes: int) -> int:
-    """How many z are worked on at once; 0 where the backward pass's rows of one do not fit."""
-    rows = span.queries if passes == 2 else span.block
-    each = _bytes(span, group, dtype, rows, span.keys)
-    return work // each if passes == 2 else max(1, work // each)
-
-
-def _chunk(span: Span, group: int, dtype: torch.dtype, work: int) -> int:
-    """Keys whose p and ds of all queries fit, in whole blocks."""
-    each = _bytes(span, group, dtype, span.queries, span.block)
-    return max(1, work // each) * span.block
+def _bytes(span: Span, group: int, dtype: torch.dtype, blocks: int, rows: int, keys: int) -> int:
+    """Of one z: `blocks` blocks of scores, and `rows` rows a head of what is made of them, over `keys` keys."""
+    return group * keys * (blocks * span.block * _sums(dtype).itemsize + rows * dtype.itemsize)
 
 
 def _pieces(count: int, most: int) -> list[slice]:
-    """Slices of about equal length, none longer than `most`."""
+    """Slices of about equal length, none longer than `most` or one."""
     if not count:
         return []
-    size = math.ceil(count / math.ceil(count / most))
+    size = math.ceil(count / math.ceil(count / max(1, most)))
     return [slice(at, min(at + size, count)) for at in range(0, count, size)]
 
 
 # ---- one piece
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, span: Span, scale: float) -> None:
-    Z, G = q.shape[:2]
+def _forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, kept: Tensor | None, span: Span, scale: float) -> None:
+    G = q.shape[1]
     for first, last in span.blocks:
         low, high = span.of(first, last)
         s = _scores(_rows(q, first, last), k[:, low:high])
-        p, sums = s.new_empty(s.shape, dtype=q.dtype), s.new_empty(Z, G, last - first)
-        _soften(s, p, sums, scale, last - first, first, low, span)
-        lse[:, :, first:last] = sums
-        o[:, :, first:last] = torch.bmm(p, v[:, low:high]).view(Z, G, last - first, -1)
+        p = s.new_empty(s.shape, dtype=q.dtype) if kept is None else kept[:, G * first : G * last, low:high]
+        _soften(s, p, lse[:, :, first:last], scale, first, low, span)
+        _product(p, v[:, low:high], o[:, :, first:last])
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, kept: Tensor | None,
     span: Span, scale: float, chunk: int,
 ) -> None:  # fmt: skip
-    (Z, G, _, R), N = q.shape, span.keys
+    (Z, G, _, _), N = q.shape, span.keys
     whole = chunk >= N
     for start in range(0, N, chunk):
         stop = min(start + chunk, N)
@@ -150,13 +160,14 @@ def _backward(
         if not here:
             continue
         top, rows = here[0][0], here[-1][1] - here[0][0]
-        p, ds = (q.new_empty(Z, G * rows, stop - start) for _ in range(2))
+        ds = q.new_empty(Z, G * rows, stop - start)
+        p = q.new_empty(Z, G * rows, stop - start) if kept is None else kept[:, G * top : G * (top + rows)]
         for first, last in here:
             low, high = _common(span.of(first, last), start, stop)
             into = slice(G * (first - top), G * (last - top)), slice(low - start, high - start)
-            _slopes(q, k, v, g, lse, delta, p[:, *into], ds[:, *into], first, last, low, high, span, scale)
+            _slopes(q, k, v, g, lse, delta, p[:, *into], ds[:, *into], first, last, low, high, span, scale, kept is not None)
             if whole:
-                dq[:, :, first:last] = torch.bmm(ds[:, *into], k[:, low:high]).view(Z, G, last - first, R)
+                _product(ds[:, *into], k[:, low:high], dq[:, :, first:last])
         q_rows, g_rows = (torch.cat([_rows(t, *at) for at in here], 1) if G > 1 else t[:, 0, top : top + rows] for t in (q, g))
         for at in range(start, stop, span.block):
             end = min(at + span.block, stop)
@@ -171,18 +182,18 @@ def _backward(
     for first, last in span.blocks:
         low, high = span.of(first, last)
         ds = q.new_empty(Z, G * (last - first), high - low)
-        _slopes(q, k, v, g, lse, delta, None, ds, first, last, low, high, span, scale)
-        dq[:, :, first:last] = torch.bmm(ds, k[:, low:high]).view(Z, G, last - first, R)
+        _slopes(q, k, v, g, lse, delta, None, ds, first, last, low, high, span, scale, False)
+        _product(ds, k[:, low:high], dq[:, :, first:last])
 
 
 def _slopes(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor, p: Tensor | None, ds: Tensor,
-    first: int, last: int, low: int, high: int, span: Span, scale: float,
+    first: int, last: int, low: int, high: int, span: Span, scale: float, kept: bool,
 ) -> None:  # fmt: skip
-    """p and ds of a block of queries over keys [low, high)."""
-    s, dp = _scores(_rows(q, first, last), k[:, low:high]), _scores(_rows(g, first, last), v[:, low:high])
-    sums, deltas = (t[:, :, first:last].reshape(len(q), -1) for t in (lse, delta))
-    _slope(s, dp, sums, deltas, p, ds, scale, last - first, first, low, span)
+    """ds of a block of queries over keys [low, high), and p unless it is kept."""
+    s = None if kept else _scores(_rows(q, first, last), k[:, low:high])
+    dp = _scores(_rows(g, first, last), v[:, low:high])
+    _slope(s, dp, lse[:, :, first:last], delta[:, :, first:last], p, ds, scale, first, low, span)
 
 
 def _meets(keys: tuple[int, int], start: int, stop: int) -> bool:
@@ -198,7 +209,19 @@ def _rows(t_ZGQR: Tensor, first: int, last: int) -> Tensor:
     return t_ZGQR[:, :, first:last].flatten(1, 2)
 
 
+def _product(a: Tensor, b: Tensor, out_ZGQR: Tensor) -> None:
+    """a b into a block of queries."""
+    if out_ZGQR.shape[1] == 1:
+        torch.bmm(a, b, out=out_ZGQR[:, 0])
+    else:
+        out_ZGQR.copy_(torch.bmm(a, b).view(out_ZGQR.shape))
+
+
 # ---- what is a kernel on a GPU and a few operations elsewhere
+
+
+def _by_kernels(t: Tensor) -> bool:
+    return t.device.type == "cuda" and t.dtype != torch.float64
 
 
 def _scores(a: Tensor, b: Tensor) -> Tensor:
@@ -211,31 +234,32 @@ def _scores(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
-    if a.device.type == "cuda" and a.dtype != torch.float64:
+    if _by_kernels(a):
         from headwise.kernels.rows import dots_of
 
         return dots_of(a, b)
     return (a.to(_sums(a.dtype)) * b).sum(-1)
 
 
-def _unseen(span: Span, per: int, query0: int, key0: int, n: int, rows: int, device: torch.device) -> Tensor | None:
+def _unseen(span: Span, per: int, rows: int, query0: int, key0: int, n: int, device: torch.device) -> Tensor | None:
     """Which entries of (rows, n) are masked."""
     if not span.causal and not span.window:
         return None
-    token = span.keys - span.queries + query0 + torch.arange(rows, device=device).unsqueeze(1) % per
+    token = span.shift + query0 + torch.arange(rows, device=device).unsqueeze(1) % per
     key = key0 + torch.arange(n, device=device)
     out = key > token if span.causal else torch.zeros(rows, n, dtype=torch.bool, device=device)
     return out | ((key - token).abs() >= span.window) if span.window else out
 
 
-def _soften(s: Tensor, p: Tensor, lse: Tensor, scale: float, per: int, query0: int, key0: int, span: Span) -> None:
-    if s.device.type == "cuda" and s.dtype != torch.float64:
+def _soften(s: Tensor, p: Tensor, lse: Tensor, scale: float, query0: int, key0: int, span: Span) -> None:
+    """p = softmax(scale s) and lse = log sum exp(scale s) over what each row sees, into views."""
+    if _by_kernels(s):
         from headwise.kernels.rows import soften_rows
 
-        soften_rows(s, p, lse, scale, per, query0 + span.keys - span.queries, key0, span.causal, span.window)
+        soften_rows(s, p, lse, scale, span.shift + query0, key0, span.causal, span.window)
         return
     s = s * scale
-    unseen = _unseen(span, per, query0, key0, s.shape[2], s.shape[1], s.device)
+    unseen = _unseen(span, lse.shape[2], s.shape[1], query0, key0, s.shape[2], s.device)
     if unseen is not None:
         s = s.masked_fill(unseen, -math.inf)
     lse.copy_(s.logsumexp(-1).view(lse.shape))
@@ -243,18 +267,23 @@ def _soften(s: Tensor, p: Tensor, lse: Tensor, scale: float, per: int, query0: i
 
 
 def _slope(
-    s: Tensor, dp: Tensor, lse: Tensor, delta: Tensor, p: Tensor | None, ds: Tensor,
-    scale: float, per: int, query0: int, key0: int, span: Span,
+    s: Tensor | None, dp: Tensor, lse: Tensor, delta: Tensor, p: Tensor | None, ds: Tensor,
+    scale: float, query0: int, key0: int, span: Span,
 ) -> None:  # fmt: skip
-    if s.device.type == "cuda" and s.dtype != torch.float64:
+    """ds = p (dp - delta) scale into a view; p is made from the scores, and written if there is a place, or there when there are none."""
+    if _by_kernels(dp):
         from headwise.kernels.rows import slope_rows
 
-        slope_rows(s, dp, lse, delta, p, ds, scale, per, query0 + span.keys - span.queries, key0, span.causal, span.window)
+        slope_rows(s, dp, lse, delta, p, ds, scale, span.shift + query0, key0, span.causal, span.window)
         return
-    e = (s * scale - lse.unsqueeze(-1)).exp()
-    unseen = _unseen(span, per, query0, key0, s.shape[2], s.shape[1], s.device)
-    if unseen is not None:
-        e = e.masked_fill(unseen, 0.0)
-    if p is not None:
-        p.copy_(e)
-    ds.copy_(e * (dp - delta.unsqueeze(-1)) * scale)
+    if s is None:
+        assert p is not None
+        e = p.to(dp.dtype)
+    else:
+        e = (s * scale - lse.flatten(1).unsqueeze(-1)).exp()
+        unseen = _unseen(span, lse.shape[2], s.shape[1], query0, key0, s.shape[2], s.device)
+        if unseen is not None:
+            e = e.masked_fill(unseen, 0.0)
+        if p is not None:
+            p.copy_(e)
+    ds.copy_(e * (dp - delta.flatten(1).unsqueeze(-1)) * scale)

@@ -1,0 +1,199 @@
+"""Attention of every shape against PyTorch's, forward and backward, on one GPU in one run.
+
+    python -m benchmarks.attention --out attention.json        about two minutes on an H200
+
+Three tables. `width`: one inner width of 1792 cut into 14 to 1 heads, and queries wider than values; B=8, N=2048, causal, bfloat16; ours,
+the best of PyTorch's backends at the same shape, and both against the best at 14 x 128. `grid`: 60 shapes, ours against what
+`scaled_dot_product_attention` chooses by itself. `exact` and `memory`: errors against float64 beside PyTorch's own, and the
+peak at 32,768 tokens against operands, output and their gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from headwise import attend
+from headwise.attention import mask_of, plain
+from headwise.backends import Call, choose_backend
+
+WIDTHS = ((14, 128, 128), (7, 256, 256), (4, 448, 448), (2, 896, 896), (1, 1792, 1792), (14, 256, 128), (14, 512, 128))
+KINDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}  # fmt: skip
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def operands(batch: int, heads: int, kv: int, tokens: int, rank: int, width: int, dtype: torch.dtype) -> list[Tensor]:
+    """q, k and v from one seed."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = ((heads, rank), (kv, rank), (kv, width))
+    return [
+        torch.randn(batch, h, tokens, r, generator=generator, device="cuda").to(dtype).requires_grad_() for h, r in sizes
+    ]  # fmt: skip
+
+
+def milliseconds(f: Attend, given: list[Tensor], seconds: float = 0.25) -> float:
+    """Of one forward and backward pass: the median of several stretches, each long enough to hide the launch of the first."""
+    grad = torch.randn_like(f(*given))
+
+    def once() -> None:
+        torch.autograd.grad(f(*given), given, grad)
+
+    once()
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def stretch(times: int) -> float:
+        start.record()
+        for _ in range(times):
+            once()
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop) / times
+
+    each = stretch(2)
+    times = max(2, min(50, round(seconds / 3 * 1000 / each)))
+    return sorted(stretch(times) for _ in range(3))[1]
+
+
+def stock(kind: SDPBackend | None, causal: bool, grouped: bool) -> Attend:
+    """PyTorch's attention by one backend, or by its own choice."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if kind is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        with sdpa_kernel(kind):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+    return f
+
+
+def tried(f: Attend, given: list[Tensor]) -> float | None:
+    """Its time, None where it refuses or runs out of memory."""
+    try:
+        return milliseconds(f, given)
+    except (RuntimeError, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return None
+
+
+def name_of(given: list[Tensor], causal: bool) -> str:
+    """The backend that ours takes."""
+    q, k, v = given
+    call = Call("cuda", q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], causal)
+    return choose_backend(call).backend
+
+
+def width_rows() -> list[dict[str, Any]]:
+    """The inner width 1792, cut every way."""
+    out = []
+    for heads, rank, width in WIDTHS:
+        given = operands(8, heads, heads, 2048, rank, width, torch.bfloat16)
+        times = {name: tried(stock(kind, True, False), given) for name, kind in KINDS.items() if name != "math" or rank > 1000}
+        best = min((t, name) for name, t in times.items() if t is not None)
+        ours = milliseconds(lambda q, k, v: attend(q, k, v, causal=True), given)
+        work = 3.5 * 2 * 8 * heads * 2048**2 * (rank + width) / 2
+        out.append(
+            {
+                "heads": heads, "rank": rank, "width": width, "ours_ms": ours, "backend": name_of(given, True), "stock_ms": best[0],
+                "stock": best[1], "ratio": best[0] / ours, "tflops": work / ours / 1e9,
+            }
+        )  # fmt: skip
+        out[-1]["against_14x128"] = ours / out[0]["stock_ms"]
+        print(json.dumps(out[-1]), flush=True)
+    return out
+
+
+def grid_rows() -> list[dict[str, Any]]:
+    """60 shapes against PyTorch's own choice."""
+    out = []
+    kinds = ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True))
+    shapes = (
+        (16, 16, 64, 64),
+        (8, 2, 128, 128),
+        (4, 4, 256, 256),
+        (4, 4, 320, 320),
+        (2, 1, 512, 512),
+        (8, 8, 512, 128),
+        (1, 1, 1024, 1024),
+    )
+    places = [
+        *itertools.product(kinds, shapes, ((8, 512), (2, 2048))),
+        *itertools.product(kinds[:2], shapes[:6:2] + shapes[5:], ((4, 64), (1, 8192))),
+    ]
+    for (dtype, causal), (heads, kv, rank, width), (batch, tokens) in places[:60]:
+        given = operands(batch, heads, kv, tokens, rank, width, dtype)
+        ours = milliseconds(lambda q, k, v, causal=causal: attend(q, k, v, causal=causal), given, 0.1)
+        theirs = tried(stock(None, causal, heads != kv), given)
+        out.append(
+            {
+                "dtype": str(dtype).removeprefix("torch."), "causal": causal, "heads": heads, "kv": kv, "rank": rank, "width": width,
+                "batch": batch, "tokens": tokens, "ours_ms": ours, "backend": name_of(given, causal), "stock_ms": theirs,
+                "ratio": None if theirs is None else theirs / ours,
+            }
+        )  # fmt: skip
+        print(json.dumps(out[-1]), flush=True)
+    return out
+
+
+def error_rows() -> list[dict[str, Any]]:
+    """Relative errors of output and gradients against float64, ours and PyTorch's memory-efficient kernel."""
+    out = []
+    for heads, rank, width in WIDTHS[2:]:
+        given = operands(1, heads, heads, 1024, rank, width, torch.bfloat16)
+        exact = [t.detach().double().requires_grad_() for t in given]
+        truth = plain(*exact, rank**-0.5, mask_of(1024, 1024, True, 0, "cuda"))  # type: ignore[arg-type]
+        grad = torch.randn_like(truth).bfloat16()
+        wanted = (truth, *torch.autograd.grad(truth, exact, grad.double()))
+        row: dict[str, Any] = {"heads": heads, "rank": rank, "width": width}
+        for name, f in (("ours", lambda q, k, v: attend(q, k, v, causal=True)), ("stock", stock(KINDS["efficient"], True, False))):
+            o = f(*given)
+            got = (o, *torch.autograd.grad(o, given, grad))
+            row[name] = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, wanted, strict=True)]
+        row["ratio"] = max(a / b for a, b in zip(row["ours"], row["stock"], strict=True))
+        out.append(row)
+        print(json.dumps(row), flush=True)
+    return out
+
+
+def memory_rows() -> list[dict[str, Any]]:
+    """Peak memory of both passes at 32,768 tokens against q, k, v, o and their gradients."""
+    out = []
+    for heads, rank in ((1, 1792), (4, 448)):
+        given = operands(1, heads, heads, 32_768, rank, rank, torch.bfloat16)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() - sum(t.nbytes for t in given)
+        o = attend(*given, causal=True)  # type: ignore[misc]
+        torch.autograd.grad(o, given, torch.ones_like(o))
+        peak, whole = torch.cuda.max_memory_allocated() - before, 8 * o.nbytes
+        out.append({"heads": heads, "rank": rank, "peak_bytes": peak, "operands_bytes": whole, "ratio": peak / whole})
+        print(json.dumps(out[-1]), flush=True)
+    return out
+
+
+def main() -> None:
+    """Every table, written as it goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="where the tables go, as JSON")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks.attention needs a GPU, torch sees none")
+    tables: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for name, make in (("width", width_rows), ("exact", error_rows), ("memory", memory_rows), ("grid", grid_rows)):
+        tables[name] = make()
+        args.out.write_text(json.dumps(tables, indent=1))
+
+
+if __name__ == "__main__":
+    main()
