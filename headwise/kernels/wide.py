@@ -109,8 +109,8 @@ class _Wide(torch.autograd.Function):
         if not most and p is None:
             chunk = max(1, ctx.work // _bytes(span, G, q.dtype, 2, 2 * span.queries, span.block)) * span.block
         for z in _pieces(len(q), most):
-            of_z = [t[z] for t in (q, k, v, g, lse, delta, dq, dk, dv)]
-            _backward(*of_z, None if p is None else p[z], span, ctx.scale, chunk)
+            kept = None if p is None else p[z]
+            _backward(q[z], k[z], v[z], g[z], lse[z], delta[z], dq[z], dk[z], dv[z], kept, span, ctx.scale, chunk)
         dk, dv = (t.view(B, H // G, *t.shape[1:]) for t in (dk, dv))
         return dq.view(B, H, *dq.shape[2:]), dk, dv, None, None, None, None
 
