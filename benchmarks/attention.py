@@ -96,7 +96,7 @@ def name_of(given: list[Tensor], causal: bool) -> str:
 
 def width_rows() -> list[dict[str, Any]]:
     """The inner width 1792, cut every way."""
-    out = []
+    out: list[dict[str, Any]] = []
     for heads, rank, width in WIDTHS:
         given = operands(8, heads, heads, 2048, rank, width, torch.bfloat16)
         times = {name: tried(stock(kind, True, False), given) for name, kind in KINDS.items() if name != "math" or rank > 1000}
@@ -116,7 +116,7 @@ def width_rows() -> list[dict[str, Any]]:
 
 def grid_rows() -> list[dict[str, Any]]:
     """60 shapes against PyTorch's own choice."""
-    out = []
+    out: list[dict[str, Any]] = []
     kinds = ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True))
     shapes = (
         (16, 16, 64, 64),
@@ -148,7 +148,7 @@ def grid_rows() -> list[dict[str, Any]]:
 
 def error_rows() -> list[dict[str, Any]]:
     """Relative errors of output and gradients against float64, ours and PyTorch's memory-efficient kernel."""
-    out = []
+    out: list[dict[str, Any]] = []
     for heads, rank, width in WIDTHS[2:]:
         given = operands(1, heads, heads, 1024, rank, width, torch.bfloat16)
         exact = [t.detach().double().requires_grad_() for t in given]
@@ -168,7 +168,7 @@ def error_rows() -> list[dict[str, Any]]:
 
 def memory_rows() -> list[dict[str, Any]]:
     """Peak memory of both passes at 32,768 tokens against q, k, v, o and their gradients."""
-    out = []
+    out: list[dict[str, Any]] = []
     for heads, rank in ((1, 1792), (4, 448)):
         given = operands(1, heads, heads, 32_768, rank, rank, torch.bfloat16)
         torch.cuda.synchronize()
