@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise import backends
 from headwise.backends import BACKENDS, Call, Choice, choose_backend, dtype_name, forced
+from headwise.cache import LayerCache
 from headwise.kernels.short import short, short_packed
 from headwise.kernels.unit import unit
 from headwise.kernels.wide import attend_wide
@@ -301,13 +302,16 @@ class Attention(nn.Module):
         self.out_bias = nn.Parameter(torch.zeros(*lead, shape.average, D)) if shape.out_bias else None
 
     @overload
-    def forward(self, x: Tensor, keep: Literal[False] = False) -> Tensor: ...
+    def forward(self, x: Tensor, keep: Literal[False] = False, cache: LayerCache | None = None) -> Tensor: ...
     @overload
     def forward(self, x: Tensor, keep: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
-    def forward(self, x: Tensor, keep: bool = False) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The layer's output; with `keep` also q, k, v, scores, weights and head outputs by name."""
+    def forward(self, x: Tensor, keep: bool = False, cache: LayerCache | None = None) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """The layer's output; with `keep` also q, k, v, scores, weights and head outputs by name; with `cache` x follows what is
+        in it, and joins it."""
         s, out = self.shape, {}
-        if s.latent:
+        if cache is not None:
+            o, weight = self._cached(x, cache), self.out.weight
+        elif s.latent:
             o, weight = self._mix(s, *self._latent(x), out if keep else None), self.out.weight
         else:
             o, weight = self._grouped(x, out if keep else None)
@@ -365,22 +369,90 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor, width: int) -> Tensor:
         return x.unflatten(-1, (-1, width)).transpose(-3, -2)
 
-    def _direct(self, s: Shape, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _direct(self, s: Shape, qkv: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         R, KV = s.head_dim, s.num_kv_heads
         q, k, v = qkv.split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
-        q, k, v = self._heads(q, R), self._heads(k, R), self._heads(v, s.v_head_dim)
+        return self._place(s, q, "q_norm", start), self._place(s, k, "k_norm", start), self._heads(v, s.v_head_dim)
+
+    def _place(self, s: Shape, t: Tensor, norm: str, start: int) -> Tensor:
+        """Queries or keys by head, normalised and rotated; the first stands at position `start`."""
+        heads = self._heads(t, s.head_dim)
         if s.qk_norm != "none":  # before the rotation: a gain after it would make the scores depend on absolute positions
-            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)  # under autocast a norm answers in float32
-        q, k = (rotate(t, s.qk_rope_head_dim, s.rope_theta) for t in (q, k))
-        return q, k, v
+            heads = getattr(self, norm)(heads).to(t.dtype)  # under autocast a norm answers in float32
+        return rotate(heads, s.qk_rope_head_dim, s.rope_theta, start)
 
     def _latent(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self._latent_q(x), *self._grow(*self._compress(x))
+
+    def _latent_q(self, x: Tensor, start: int = 0) -> Tensor:
+        s = self.shape
+        q = self._heads(self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x), s.head_dim)
+        return rotate(q, s.qk_rope_head_dim, s.rope_theta, start)
+
+    def _compress(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+        """The latent, and the rotated key that all heads share."""
+        s = self.shape
+        latent, shared = self.kv_down(x).split((s.kv_lora_rank, s.qk_rope_head_dim), -1)
+        return self.kv_norm(latent), rotate(shared, s.qk_rope_head_dim, s.rope_theta, start)
+
+    def _grow(self, latent: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
+        """Every head's keys and values."""
         s = self.shape
         rope, nope = s.qk_rope_head_dim, s.head_dim - s.qk_rope_head_dim
-        q = self._heads(self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x), s.head_dim)
-        latent, shared = self.kv_down(x).split((s.kv_lora_rank, rope), -1)
-        k, v = self._heads(self.kv(self.kv_norm(latent)), nope + s.v_head_dim).split((nope, s.v_head_dim), -1)
+        k, v = self._heads(self.kv(latent), nope + s.v_head_dim).split((nope, s.v_head_dim), -1)
         if rope:
-            shared = rotate(shared, rope, s.rope_theta).unsqueeze(-3)
-            k = torch.cat((k, shared.expand(*k.shape[:-1], rope)), -1)
-        return rotate(q, rope, s.rope_theta), k, v
+            k = torch.cat((k, shared.unsqueeze(-3).expand(*k.shape[:-1], rope)), -1)
+        return k, v
+
+    # ---- with a cache: x (batch, tokens, dim) follows the tokens in it
+
+    def _cached(self, x: Tensor, cache: LayerCache) -> Tensor:
+        s, start, absorb = self.shape, cache.length, cache.absorb and x.shape[-2] == 1
+        if cache.kind == "keys":
+            q, k, v = self._direct(s, self.qkv(x), start)
+            return self._look(q, *cache.append(k, v))
+        if cache.kind == "latent":
+            (rows,) = cache.append(torch.cat(self._compress(x, start), -1))
+            return self._from_latent(self._latent_q(x, start), rows, absorb)
+        (seen,) = cache.append(x, ordered=s.qk_rope_head_dim > 0)
+        first = cache.length - seen.shape[-2]
+        if s.latent:
+            return self._from_latent(self._latent_q(x, start), torch.cat(self._compress(seen, first), -1), absorb)
+        return self._from_input(x, start, seen, first, absorb)
+
+    def _from_latent(self, q: Tensor, rows: Tensor, absorb: bool) -> Tensor:
+        s = self.shape
+        if not absorb:
+            return self._look(q, *self._grow(*rows.split((s.kv_lora_rank, s.qk_rope_head_dim), -1)))
+        nope = s.head_dim - s.qk_rope_head_dim
+        grow_k, grow_v = self.kv.weight.unflatten(0, (s.num_heads, nope + s.v_head_dim)).split((nope, s.v_head_dim), 1)
+        return self._absorbed(q, rows, grow_k, grow_v)
+
+    def _from_input(self, x: Tensor, start: int, seen: Tensor, first: int, absorb: bool) -> Tensor:
+        s = self.shape
+        H, R, V, KV = s.num_heads, s.head_dim, s.v_head_dim, s.num_kv_heads
+        weights = self.qkv.weight.split((H * R, KV * R, KV * V))
+        biases = (None, None, None) if self.qkv.bias is None else self.qkv.bias.split((H * R, KV * R, KV * V))
+        q = self._place(s, linear(x, weights[0], biases[0]), "q_norm", start)
+        if absorb and s.qk_norm == "none" and not s.qk_rope_head_dim:  # a key's bias adds one number to all scores of a query
+            o = self._absorbed(q, seen, weights[1].unflatten(0, (KV, R)), weights[2].unflatten(0, (KV, V)))
+            return o if biases[2] is None else o + biases[2].view(KV, 1, V).expand(KV, H // KV, V).flatten()
+        k = self._place(s, linear(seen, weights[1], biases[1]), "k_norm", first)
+        return self._look(q, k, self._heads(linear(seen, weights[2], biases[2]), V))
+
+    def _look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One query sees all that is kept, so its heads are as many queries to their KV head: no mask, no repeated keys."""
+        s = self.shape
+        if q.shape[-2] > 1:
+            return self._mix(s, q, k, v)
+        o = attend(q.reshape(len(q), s.num_kv_heads, -1, s.head_dim), k, v, scale=s.scale, hard=self.hard, backend=self.backend)
+        return o.reshape(len(q), 1, -1)
+
+    def _absorbed(self, q_BH1R: Tensor, rows_BNC: Tensor, grow_k_KRC: Tensor, grow_v_KVC: Tensor) -> Tensor:
+        """One query against what keys and values grow from, C numbers and a rotated rest: W_K goes to the query, W_V to the result."""
+        KV, R, C = grow_k_KRC.shape
+        q_BKGR, rest = q_BH1R.reshape(len(q_BH1R), KV, -1, q_BH1R.shape[-1]).split((R, q_BH1R.shape[-1] - R), -1)
+        q_BHC = torch.cat((torch.einsum("bkgr,krc->bkgc", q_BKGR, grow_k_KRC), rest), -1).flatten(1, 2)
+        rows_B1NC = rows_BNC.unsqueeze(1)  # also the values: as wide as the keys, so that no backend pads and copies them
+        o_BHC = attend(q_BHC.unsqueeze(1), rows_B1NC, rows_B1NC, scale=self.shape.scale, hard=self.hard, backend=self.backend)[:, 0, :, :C]
+        return torch.einsum("bkgc,kvc->bkgv", o_BHC.unflatten(1, (KV, -1)), grow_v_KVC).reshape(len(o_BHC), 1, -1)

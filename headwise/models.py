@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.attention import Attention, Linear, Norm, drawn, linear
+from headwise.cache import Cache, LayerCache
 from headwise.shape import Shape, UsageError, nearest
 
 Splits = Sequence[tuple[int, Shape]]
@@ -64,12 +65,12 @@ class Block(nn.Module):
         self.after1 = norm() if sandwich else None
         self.after2 = norm() if sandwich and self.feed is not None else None
 
-    def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, keep: bool = False, cache: LayerCache | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         out: dict[str, Tensor] = {}
 
         def attention(z: Tensor) -> Tensor:
             if not keep:
-                return self.attention(z)
+                return self.attention(z, cache=cache)
             y, kept = self.attention(z, keep=True)
             out.update(kept, attention=y)
             return y
@@ -123,9 +124,19 @@ class _Stack(nn.Module):
                 out[f"layer {i}"] = kept
         return self.leave(h), out
 
-    def enter(self, x: Tensor) -> Tensor:
-        """What the first block gets."""
-        return self._position(self._embed(x))
+    def follow(self, x: Tensor, cache: Cache) -> Tensor:
+        """The last block's output for inputs that follow those in the cache, and join it."""
+        if self.models is not None:
+            raise UsageError(f"a cache is for one model, got {self.models} stacked")
+        cache.check(self.shape, len(x))
+        h = self.enter(x, cache.length)
+        for block, layer in zip(self.blocks, cache.layers, strict=True):
+            h, _ = block(h, cache=layer)
+        return h
+
+    def enter(self, x: Tensor, start: int = 0) -> Tensor:
+        """What the first block gets; the first input stands at position `start`."""
+        return self._position(self._embed(x), start)
 
     def leave(self, h: Tensor) -> Tensor:
         """What becomes of the last block's output."""
@@ -140,13 +151,13 @@ class _Stack(nn.Module):
         rows = x + offset.view(-1, *([1] * (x.ndim - 1)))
         return F.embedding(rows, self.embedding.flatten(0, 1))
 
-    def _position(self, h: Tensor) -> Tensor:
+    def _position(self, h: Tensor, start: int) -> Tensor:
         if self.positions is None:
             return h
-        tokens = h.shape[-2]
-        if tokens > self.shape.num_positions:
-            raise UsageError(f"at most num_positions {self.shape.num_positions} tokens fit the position table, got {tokens}")
-        table = self.positions[..., :tokens, :].unsqueeze(-3)
+        stop = start + h.shape[-2]
+        if stop > self.shape.num_positions:
+            raise UsageError(f"at most num_positions {self.shape.num_positions} tokens fit the position table, got {stop}")
+        table = self.positions[..., start:stop, :].unsqueeze(-3)
         if self.shape.positions == "additive":
             return h + table
         return torch.cat((h, table.expand(*h.shape[:-1], self.shape.position_dim)), -1)

@@ -338,18 +338,21 @@ class Shape:
         scores = self.num_heads * (self.head_dim + self.v_head_dim) * sum(self.pairs(tokens, i) for i in range(self.depth))
         return 2 * batch * (tokens * weights + scores) * (3 if training else 1)
 
-    def kv_width(self) -> int:
-        """Numbers that one token leaves in one layer's cache: n_kv (r + v), or latent + rotary part."""
-        if self.latent:
-            return self.kv_lora_rank + self.qk_rope_head_dim
-        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+    def kv_width(self, inputs: bool = False) -> int:
+        """Numbers that one token leaves in one layer's cache: n_kv (r + v), or latent + rotary part.
 
-    def kv_bytes(self, tokens: int = 1, *, batch: int = 1, bytes_per: int = 2) -> int:
-        """Bytes of the key/value cache after `tokens` tokens; a windowed layer keeps its window only."""
+        With `inputs` a layer may keep its input, d numbers, from which keys and values are made anew: the fewer of the two.
+        """
+        latent = self.kv_lora_rank + self.qk_rope_head_dim
+        width = latent if self.latent else self.num_kv_heads * (self.head_dim + self.v_head_dim)
+        return min(width, self.dim) if inputs else width
+
+    def kv_bytes(self, tokens: int = 1, *, batch: int = 1, bytes_per: int = 2, inputs: bool = False) -> int:
+        """Bytes of the key/value cache after `tokens` tokens; a windowed layer keeps its window only. `inputs` as in `kv_width`."""
         _positive("tokens", tokens)
         _positive("batch", batch)
         kept = sum(min(tokens, self.window(i) or tokens) for i in range(self.depth))
-        return batch * kept * self.kv_width() * bytes_per
+        return batch * kept * self.kv_width(inputs) * bytes_per
 
     def activation_bytes(self, tokens: int, *, batch: int = 1, bytes_per: int = 4) -> int:
         """Bytes that one training step keeps for the backward pass: this package's modules and the loss.
