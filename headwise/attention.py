@@ -445,7 +445,9 @@ class Attention(nn.Module):
         s = self.shape
         if q.shape[-2] > 1:
             return self._mix(s, q, k, v)
-        o = attend(q.reshape(len(q), s.num_kv_heads, -1, s.head_dim), k, v, scale=s.scale, hard=self.hard, backend=self.backend)
+        padded = self.backend == "auto" and s.head_dim != s.v_head_dim and q.device.type == "cpu"  # all that is kept, at every token
+        backend = "plain" if padded else self.backend
+        o = attend(q.reshape(len(q), s.num_kv_heads, -1, s.head_dim), k, v, scale=s.scale, hard=self.hard, backend=backend)
         return o.reshape(len(q), 1, -1)
 
     def _absorbed(self, q_BH1R: Tensor, rows_BNC: Tensor, grow_k_KRC: Tensor, grow_v_KVC: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The command line: `headwise run | theory | list | report | draw | cost | policies | explain`.
+"""The command line: `headwise run | theory | list | report | draw | cost | policies | explain | infer`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line. Heavy imports happen
 inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage.
@@ -131,6 +131,19 @@ def _parser() -> _Parser:
     why.add_argument("--batch", type=_whole, default=1, metavar="N", help="sequences; default 1")
     why.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     why.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or float64; default float32")
+
+    infer = add(
+        "infer",
+        "Measure prefill and decode of a shape with random weights: with a cache, and with everything computed anew.",
+        "headwise infer --set dim=256 depth=4 num_heads=8 num_kv_heads=2 vocab_size=1000 causal=true --batch 1,8",
+    )
+    infer.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
+    infer.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed")
+    infer.add_argument("--tokens", type=_whole, metavar="N", help="where decoding ends; default 512, or as many as there are positions for")
+    infer.add_argument("--steps", type=_whole, default=16, metavar="N", help="tokens decoded, the last of --tokens; default 16")
+    infer.add_argument("--batch", type=_wholes, default=(1, 8), metavar="N,N", help="sequences at once; default 1,8")
+    infer.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
+    infer.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or float64; default float32")
     return top
 
 
@@ -374,8 +387,8 @@ def _field(key: str, text: str, kind: str) -> Any:
     return text
 
 
-def _tokens(shape: Shape, asked: int | None) -> int:
-    n = asked or min(2048, shape.num_positions or 2048)
+def _tokens(shape: Shape, asked: int | None, most: int = 2048) -> int:
+    n = asked or min(most, shape.num_positions or most)
     if shape.num_positions and n > shape.num_positions:
         raise UsageError(f"tokens must not exceed the model's {shape.num_positions} positions, got {n}")
     return n
@@ -391,6 +404,7 @@ def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "flops_training": shape.flops(n, training=True),
         "kv_bytes_per_token": shape.kv_bytes(1),
         "kv_bytes": shape.kv_bytes(n),
+        "input_bytes_per_token": shape.kv_bytes(1, inputs=True),
         "activation_bytes": shape.activation_bytes(n, bytes_per=2),
     }
     heads = f"{shape.num_heads} heads of rank {shape.head_dim} (values {shape.v_head_dim}, {shape.num_kv_heads} KV heads"
@@ -398,6 +412,11 @@ def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     cache = (
         ("KV cache a token, 16-bit", f"{answer['kv_bytes_per_token']:,} B"),
         (f"KV cache, {n} tokens", f"{answer['kv_bytes']:,} B"),
+        *(
+            [("  inputs kept instead, a token", f"{answer['input_bytes_per_token']:,} B")]
+            if shape.kv_width(True) < shape.kv_width()
+            else []
+        ),
     )
     kind = "causal" if shape.causal else "not causal"
     print(f"{kind}, {shape.depth} layers, dim {shape.dim}, {heads}, feed-forward {shape.ffn_dim} {shape.activation}")
@@ -442,18 +461,25 @@ def _policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     return {"budget": args.budget, "tokens": n, "base": dataclasses.asdict(base), "arms": rows}
 
 
+def _dtype(name: str) -> Any:
+    import torch
+
+    kinds = ("float32", "bfloat16", "float16", "float64")
+    if name not in kinds:
+        raise UsageError(f"unknown dtype {name!r}; {nearest(name, kinds)}")
+    return getattr(torch, name)
+
+
 def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     import torch
 
     from headwise.backends import explain
 
-    kinds = ("float32", "bfloat16", "float16", "float64")
-    if args.dtype not in kinds:
-        raise UsageError(f"unknown dtype {args.dtype!r}; {nearest(args.dtype, kinds)}")
+    dtype = _dtype(args.dtype)
     if args.device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"unknown device {args.device!r}; {nearest(args.device, ('auto', 'cpu', 'cuda'))}")
     shape = _shape(args.changes, args.config)
-    choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=getattr(torch, args.dtype))
+    choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=dtype)
     print(choice)
     told: dict[str, Any] = {"backend": choice.backend, "why": choice.why, "refused": dict(choice.refused)}
     if args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
@@ -467,6 +493,40 @@ def _explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         else:
             print(f"a training step: plain modules. The fused step cannot: {told['step']}. Fused blocks cannot: {told['blocks']}.")
     return told
+
+
+def _infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.engine import pick_device
+    from headwise.infer import bandwidth, measure
+
+    shape, dtype, device = _shape(args.changes, args.config), _dtype(args.dtype), pick_device(args.device)
+    n = _tokens(shape, args.tokens, 512)
+    rate = bandwidth(device)
+    rows = [row for batch in args.batch for row in measure(shape, batch, n, args.steps, device, dtype, rate)]
+    graphs = ("graph tokens/s",) if device.type == "cuda" else ()
+    speed = f"a copy at {rate / 1e9:.1f} GB/s"
+    print(f"{shape.params:,} parameters in {args.dtype} on {device}, {speed}; {args.steps} tokens behind {n - args.steps}")
+    head = (
+        "batch",
+        "kept",
+        "bytes a token",
+        "cache bytes",
+        "prefill tokens/s",
+        "decode tokens/s",
+        *graphs,
+        "bandwidth",
+        "times recomputing",
+    )
+    _print_table([head, *map(_infer_cells, rows)])
+    about = {"params": shape.params, "device": str(device), "dtype": args.dtype, "tokens": n, "steps": args.steps, "bandwidth": rate}
+    return {**about, "rows": rows}
+
+
+def _infer_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    filled = f"{row['prefill_tokens_per_s']:,.0f}" if row["cache_bytes"] else "-"
+    graph = (f"{row['batch'] / row['graph_step_s']:,.0f}",) if "graph_step_s" in row else ()
+    rates = filled, f"{row['decode_tokens_per_s']:,.0f}", *graph, f"{row['bandwidth_share']:.0%}", f"{row['faster']:.1f}"
+    return str(row["batch"]), row["keeps"], f"{row['bytes_per_token']:,}", f"{row['cache_bytes']:,}", *rates
 
 
 def _theory(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
@@ -487,6 +547,7 @@ COMMANDS = {
     "cost": _cost,
     "policies": _policies,
     "explain": _explain,
+    "infer": _infer,
 }
 
 
