@@ -445,10 +445,15 @@ class Attention(nn.Module):
         s = self.shape
         if q.shape[-2] > 1:
             return self._mix(s, q, k, v)
-        padded = self.backend == "auto" and s.head_dim != s.v_head_dim and q.device.type == "cpu"  # all that is kept, at every token
-        backend = "plain" if padded else self.backend
-        o = attend(q.reshape(len(q), s.num_kv_heads, -1, s.head_dim), k, v, scale=s.scale, hard=self.hard, backend=backend)
-        return o.reshape(len(q), 1, -1)
+        return self._ask(q.reshape(len(q), s.num_kv_heads, -1, s.head_dim), k, v).reshape(len(q), 1, -1)
+
+    def _ask(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A handful of queries, unmasked, to keys that grow by one at every token: no kernel that pads, hence copies, them all, and
+        not cuDNN, which is planned anew for every number of keys."""
+        width, half = q.shape[-1], q.dtype in (torch.float16, torch.bfloat16)
+        fits = q.device.type == "cpu" or (half and width <= 256 and width % 8 == 0)
+        best = "flash" if fits and width == v.shape[-1] and not self.hard else "plain"
+        return attend(q, k, v, scale=self.shape.scale, hard=self.hard, backend=best if self.backend == "auto" else self.backend)
 
     def _absorbed(self, q_BH1R: Tensor, rows_BNC: Tensor, grow_k_KRC: Tensor, grow_v_KVC: Tensor) -> Tensor:
         """One query against what keys and values grow from, C numbers and a rotated rest: W_K goes to the query, W_V to the result."""
@@ -456,5 +461,5 @@ class Attention(nn.Module):
         q_BKGR, rest = q_BH1R.reshape(len(q_BH1R), KV, -1, q_BH1R.shape[-1]).split((R, q_BH1R.shape[-1] - R), -1)
         q_BHC = torch.cat((torch.einsum("bkgr,krc->bkgc", q_BKGR, grow_k_KRC), rest), -1).flatten(1, 2)
         rows_B1NC = rows_BNC.unsqueeze(1)  # also the values: as wide as the keys, so that no backend pads and copies them
-        o_BHC = attend(q_BHC.unsqueeze(1), rows_B1NC, rows_B1NC, scale=self.shape.scale, hard=self.hard, backend=self.backend)[:, 0, :, :C]
+        o_BHC = self._ask(q_BHC.unsqueeze(1), rows_B1NC, rows_B1NC)[:, 0, :, :C]
         return torch.einsum("bkgc,kvc->bkgv", o_BHC.unflatten(1, (KV, -1)), grow_v_KVC).reshape(len(o_BHC), 1, -1)

@@ -385,6 +385,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
         "policies": ["policies", "--set", *SHAPE, "--policy", "widen-iso", "spend-on-ffn", "--to", "2,6", "--tokens", "7"],
         "explain": ["explain", "--set", *SHAPE, "--device", "cpu"],
         "explain a GPU": ["explain", "--set", *SHAPE, "--device", "cuda"],
+        "infer": ["infer", "--set", *SHAPE, "causal=true", "--device", "cpu", "--tokens", "20", "--steps", "3", "--batch", "1,2"],
     }
     answers: dict[str, Any] = {}
     for name, words in lines.items():
@@ -409,6 +410,11 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
     assert [arm["residual"] for arm in answers["policies"]["arms"]] == [0] * 4
     assert set(answers["explain"]) == {"backend", "why", "refused"}
     assert answers["explain a GPU"]["step"], "why the fused step does not take it"
+    assert [(row["batch"], row["keeps"]) for row in answers["infer"]["rows"]] == [
+        (batch, kept) for batch in (1, 2) for kept in ("keys, values", "inputs", "nothing")
+    ]
+    assert [row["cache_bytes"] for row in answers["infer"]["rows"]] == [20 * 96, 20 * 48, 0, 2 * 20 * 96, 2 * 20 * 48, 0]
+    assert answers["cost"]["input_bytes_per_token"] * 2 == answers["cost"]["kv_bytes_per_token"]
     assert Path(answers["draw another view"]["figure"]).name == "fig1-depth.png"
     assert answers["theory"]["failed"] == 0
     assert all(check["holds"] for check in answers["theory"]["checks"])

@@ -30,7 +30,7 @@ FAMILY = {
     "rotary, free norms": BASE.replace(qk_norm="free", qk_rope_head_dim=4),
     "learned positions": BASE.replace(num_kv_heads=2, positions="additive", num_positions=31),
     "biases, averaged modules": BASE.replace(average=2, qkv_bias=True, out_bias=True, ffn_bias=True, num_kv_heads=3),
-    "windows": BASE.replace(depth=3, windows=(3, 0, 5), num_kv_heads=2, qk_rope_head_dim=4),
+    "windows": BASE.replace(depth=3, windows=(3, 0, 5), num_kv_heads=3, qk_rope_head_dim=4),
     "narrow windows": BASE.replace(windows=(1, 2)),
     "windows, biases, norms": BASE.replace(windows=(4,), qkv_bias=True, qk_norm="head"),
     "latent": LATENT,
@@ -225,6 +225,21 @@ def test_a_single_query_goes_to_what_is_kept_and_no_key_is_made(name, inputs, mo
     assert set(seen) == {3, 2}
     check_reading(model, ids(2, 9), [3, 1, 1, 1, 2, 1], inputs=inputs, absorb=False)
     assert set(seen) == {3, 2, 1}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_one_token_copies_nothing_that_is_kept(name, monkeypatch):
+    """No backend pads or repeats keys and values, which would move all of them at every token."""
+    model = filled(Decoder(FAMILY[name]))
+    cache = Cache(model.shape, 2, 9)
+    prefill(model, ids(2, 5), cache)
+
+    def never(*args, **options):
+        raise AssertionError("copied")
+
+    monkeypatch.setattr("headwise.attention.F.pad", never)
+    monkeypatch.setattr(torch.Tensor, "repeat_interleave", never)
+    decode(model, ids(2, 1)[:, 0], cache)
 
 
 @examples(80)
