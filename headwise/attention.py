@@ -254,6 +254,14 @@ def rotate(x: Tensor, width: int, theta: float, start: int = 0) -> Tensor:
     return torch.cat((rest, a * cos - b * sin, b * cos + a * sin), -1)
 
 
+def decode_backend(device: str, dtype: torch.dtype, rank: int, width: int, hard: bool) -> str:
+    """What a few queries go to when the keys grow by one at every token: no kernel that pads, hence copies, all of them, and not
+    cuDNN, which is planned anew for every number of keys."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    fits = device == "cpu" or (half and rank <= 256 and rank % 8 == 0)
+    return "flash" if fits and rank == width and not hard else "plain"
+
+
 class Attention(nn.Module):
     """Self-attention with heads, rank, value width, KV heads and latent all free.
 
@@ -448,11 +456,8 @@ class Attention(nn.Module):
         return self._ask(q.reshape(len(q), s.num_kv_heads, -1, s.head_dim), k, v).reshape(len(q), 1, -1)
 
     def _ask(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """A handful of queries, unmasked, to keys that grow by one at every token: no kernel that pads, hence copies, them all, and
-        not cuDNN, which is planned anew for every number of keys."""
-        width, half = q.shape[-1], q.dtype in (torch.float16, torch.bfloat16)
-        fits = q.device.type == "cpu" or (half and width <= 256 and width % 8 == 0)
-        best = "flash" if fits and width == v.shape[-1] and not self.hard else "plain"
+        """A handful of queries, unmasked."""
+        best = decode_backend(q.device.type, q.dtype, q.shape[-1], v.shape[-1], self.hard)
         return attend(q, k, v, scale=self.shape.scale, hard=self.hard, backend=best if self.backend == "auto" else self.backend)
 
     def _absorbed(self, q_BH1R: Tensor, rows_BNC: Tensor, grow_k_KRC: Tensor, grow_v_KVC: Tensor) -> Tensor:

@@ -121,3 +121,6 @@ class Cache:
             raise UsageError(f"cache and model must have one shape, got {other}")
         if batch != self.batch:
             raise UsageError(f"the cache is for a batch of {self.batch}, got {batch}")
+        if any(layer.length != self.length for layer in self.layers):
+            held = ", ".join(str(layer.length) for layer in self.layers)
+            raise UsageError(f"a step was interrupted and the layers of the cache hold {held} tokens: clear() it and read again")

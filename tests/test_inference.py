@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tolerance import STANDARD_ERRORS, close, examples, same, seeded
 
 from headwise import infer
-from headwise.attention import Attention
+from headwise.attention import Attention, decode_backend
+from headwise.backends import Call, forced
 from headwise.cache import Cache, LayerCache
 from headwise.cli import main
 from headwise.generate import decode, generate, pick, prefill, read
@@ -242,6 +243,19 @@ def test_one_token_copies_nothing_that_is_kept(name, monkeypatch):
     decode(model, ids(2, 1)[:, 0], cache)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rank", "width"), [(1, 1), (64, 64), (128, 96), (256, 256), (264, 264), (576, 576)])
+def test_the_backend_of_one_token_takes_keys_as_they_are(device, dtype, rank, width):
+    for hard in (False, True):
+        call = Call(device, dtype, 3, 2, 2, 5, 1000, rank, width, hard=hard)
+        choice = forced(decode_backend(device, dtype, rank, width, hard), call)
+        assert choice.pad == (0, 0)
+        assert not choice.repeat_kv
+        fused = not hard and rank == width and (device == "cpu" or (dtype == torch.bfloat16 and rank in (64, 256)))
+        assert choice.backend == ("flash" if fused else "plain")
+
+
 @examples(80)
 @given(st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.booleans())
 def test_a_window_is_a_ring(window, sizes, ordered):
@@ -345,6 +359,22 @@ def test_a_cache_of_another_model_is_refused():
             layer, one, cache=Cache(FAMILY["3 KV heads"], 2, 5).layers[0],
         )  # fmt: skip
     refused("a cache is for inference: read into it under torch.no_grad()", layer, one, cache=Cache(BASE, 2, 5).layers[0])
+
+
+def test_an_interrupted_step_is_noticed(monkeypatch):
+    model = filled(Decoder(BASE)).double()
+    cache = Cache(BASE, 2, 9, dtype=torch.float64)
+    first = prefill(model, ids(2, 5), cache)
+    with monkeypatch.context() as broken:
+        broken.setattr(model.blocks[1].attention, "_cached", lambda x, cache: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            decode(model, ids(2, 1)[:, 0], cache)
+    refused(
+        "a step was interrupted and the layers of the cache hold 6, 5 tokens: clear() it and read again",
+        decode, model, ids(2, 1)[:, 0], cache,
+    )  # fmt: skip
+    cache.clear()
+    same(prefill(model, ids(2, 5), cache), first)
 
 
 @pytest.mark.parametrize("name", ["plain heads", "narrow windows", "latent"])
