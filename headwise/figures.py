@@ -361,7 +361,10 @@ def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
     rows = max(1, -(-len(panels) // columns))
     gap, drop = 0.12, 0.16 if rows > 1 else 0.0
     wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
-    layout = _page(description["title"], 160 + rows * 24 * max((len(panel["rows"]) for panel in panels), default=1))
+    tall_enough = rows * 24 * max((len(panel["rows"]) for panel in panels), default=1)
+    layout = _page(description["title"], 300 + tall_enough)
+    layout["legend"] |= {"orientation": "h", "x": 0, "y": -90 / (tall_enough + 60), "yanchor": "top"}
+    layout["margin"] |= {"b": 180}
     for i, panel in enumerate(panels):
         tail, seen = "" if i == 0 else str(i + 1), set[str]()
         left, low = (i % columns) * (wide + gap), 1 - tall - (i // columns) * (tall + drop)
@@ -381,7 +384,7 @@ def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
             data.append(
                 {"type": "scatter", "mode": "markers", "x": [row["mean"]], "y": [y], "name": row["label"],
                  "showlegend": row["label"] not in seen,
-                 "legendgroup": f"{i} {row['label']}", "legendgrouptitle": {"text": "" if seen else panel["title"]},
+                 "legendgroup": f"{i} {row['label']}",
                  "marker": {"size": 9, "color": colour}, "xaxis": f"x{tail}", "yaxis": f"y{tail}",
                  "error_x": {"type": "data", "symmetric": False, **error, "thickness": 2, "width": 0, "color": colour},
                  "hovertemplate": f"{row['name']}, {row['label']}: %{{x:.3g}}<extra></extra>"}

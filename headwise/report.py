@@ -73,7 +73,7 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
         "settings": asked["settings"],
         "headline": module.headline(points),
         "note": getattr(module, "NOTES", {}).get(asked["preset"]),
-        "figure": plotly_figure(module.figure(points)) if points else None,
+        "figures": [plotly_figure(draw(points)) for draw in (module.figure, *getattr(module, "VIEWS", {}).values())] if points else [],
         "caption": getattr(module, "CAPTION", CAPTION),
         "trained": not hasattr(module, "make"),
         "headings": [heading for _, heading in module.COLUMNS],
