@@ -73,7 +73,7 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
         "settings": asked["settings"],
         "headline": module.headline(points),
         "note": getattr(module, "NOTES", {}).get(asked["preset"]),
-        "figures": [plotly_figure(draw(points)) for draw in (module.figure, *getattr(module, "VIEWS", {}).values())] if points else [],
+        "figures": _figures(module, points) if points else [],
         "caption": getattr(module, "CAPTION", CAPTION),
         "trained": not hasattr(module, "make"),
         "headings": [heading for _, heading in module.COLUMNS],
@@ -89,6 +89,13 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
         "devices": sorted({r["device"] for r in rows}),
         "curves": _curves([r for r in rows if "curve" in r]),
     }
+
+
+def _figures(module: ModuleType, points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The figure, and its other views that have something in every panel."""
+    views = [view(points) for view in getattr(module, "VIEWS", {}).values()]
+    whole = [view for view in views if all(any(panel.get(part) for part in ("lines", "rows", "z")) for panel in view["panels"])]
+    return [plotly_figure(description) for description in (module.figure(points), *whole)]
 
 
 def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
