@@ -13,15 +13,18 @@ from typing import Any
 from headwise.shape import UsageError, nearest
 from headwise.tasks.images import Images
 from headwise.tasks.listops import ListOps
+from headwise.tasks.masked import Masked
 from headwise.tasks.neighbors import BiasedNearest, Farthest, Nearest
 from headwise.tasks.recall import Recall
 from headwise.tasks.regression import Regression
+from headwise.tasks.sentences import Sentences
 from headwise.tasks.task import Task
 from headwise.tasks.text import Text
 
 TASKS: dict[str, type[Any]] = {
     "farthest": Farthest, "nearest": Nearest, "biased-nearest": BiasedNearest, "regression": Regression,
     "text": Text, "images": Images, "listops": ListOps, "recall": Recall,
+    "sentences": Sentences, "masked": Masked,
 }  # fmt: skip
 
 
@@ -53,9 +56,11 @@ __all__ = [
     "Farthest",
     "Images",
     "ListOps",
+    "Masked",
     "Nearest",
     "Recall",
     "Regression",
+    "Sentences",
     "Task",
     "Text",
     "task_name",

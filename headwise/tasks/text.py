@@ -1,7 +1,8 @@
 """Predict the next character or byte of a text.
 
-The text is a file, or a folder of `.txt` files taken in order of name; the last tenth is held out. Without one, `source`
-"" is a text that is generated: short scenes whose people and things come back, so that there is something to look up.
+The text is a file, or a folder of `.txt` files taken in order of name, or the column `text` of a data set of the hub (`hf:NAME`);
+the last tenth is held out. Without one, `source` "" is a text that is generated: short scenes whose people and things come back, so
+that there is something to look up.
 Levels: `char` gives every character of the text an id (rare ones, beyond the `most` commonest, share one), `byte` has 256.
 """
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from headwise.shape import UsageError, nearest
+from headwise.tasks import hub
 from headwise.tasks.task import Classified, whole, words
 
 LEVELS = ("char", "byte")
@@ -34,7 +36,7 @@ class Text(Classified):
     """
 
     length: int
-    source: str = ""  # a file, a folder of .txt files, or "" for a generated text
+    source: str = ""  # a file, a folder of .txt files, hf:NAME, or "" for a generated text
     level: str = "char"
     most: int = 255  # ids of characters; the rest share one more
     digest: str = ""  # of the text; found when not given, checked when given
@@ -111,6 +113,16 @@ def _name(source: str) -> str:
 def _bytes(source: str) -> bytes:
     if not source:
         return generated(GENERATED).encode()
+    if hub.on_hub(source):
+        data = "\n".join(map(str, hub.column(source, hub.part(source, "train"), "text"))).encode()
+    else:
+        data = _file_bytes(source)
+    if not data.strip():
+        raise UsageError(f"the text at {source} is empty")
+    return data
+
+
+def _file_bytes(source: str) -> bytes:
     path = Path(source)
     try:
         if not path.exists():
@@ -118,12 +130,9 @@ def _bytes(source: str) -> bytes:
         files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"the folder {source} holds no .txt files")
-        data = b"\n".join(file.read_bytes() for file in files)
+        return b"\n".join(file.read_bytes() for file in files)
     except OSError as e:
         raise UsageError(f"{source} cannot be read: {e.strerror}") from None
-    if not data.strip():
-        raise UsageError(f"the text at {source} is empty")
-    return data
 
 
 def _cut(length: int) -> int:
