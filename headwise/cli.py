@@ -197,13 +197,13 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     what = f"{len(runs)} {'runs' if trained else 'rows'}"
     _say(f"{name} ({args.preset}): {what}, {len(runs) - len(missing)} already in {store.path}{resumed}")
 
-    def train_all(some: list[Any]) -> list[Any]:
+    def train_all(some: list[Any], keep: bool = False) -> list[Any]:
         return sweep(
-            some, store, device=args.device, workers=args.workers, label=name, keep_weights=args.keep_weights,
+            some, store, device=args.device, workers=args.workers, label=name, keep_weights=keep or args.keep_weights,
             checkpoint_every=args.checkpoint_every, probe=getattr(module, "probe", None),
         )  # fmt: skip
 
-    rows = train_all(runs) if trained else compute(runs, module.make, store, device=args.device, label=name)
+    rows = train_all(runs, getattr(module, "KEEP", False)) if trained else compute(runs, module.make, store, device=args.device, label=name)
     if hasattr(module, "then"):
         later = module.then(settings, rows)
         waiting = store.missing(later)

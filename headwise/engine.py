@@ -31,7 +31,7 @@ from headwise import fused, trunk
 from headwise.files import write_whole
 from headwise.models import build, score_geometry
 from headwise.progress import Progress
-from headwise.runs import CHECKPOINT_FILE, Row, Run, block_steps, stack_key
+from headwise.runs import CHECKPOINT_FILE, WEIGHTS_FILE, Row, Run, block_steps, stack_key
 from headwise.shape import UsageError, nearest
 from headwise.stack import ALIGN, Stack, State, begin, fused_refusal, numerics, trunk_refusal
 
@@ -73,11 +73,11 @@ def _save(folder: Path, state: State) -> None:
 
 def _load(folder: Path | None, run: Run) -> State:
     """The run's state from its checkpoint, else from the start: the row is the same, so what cannot be read costs only time."""
-    start = begin(run)
     if folder is None or not _checkpoint_path(folder, run).exists():
-        return start
+        return begin(run, _parent_weights(folder, run))
     from safetensors import SafetensorError, safe_open
 
+    like = begin(run).weights
     try:
         with safe_open(_checkpoint_path(folder, run), "pt") as f:
             told = f.metadata() or {}
@@ -86,15 +86,38 @@ def _load(folder: Path | None, run: Run) -> State:
             state = State(run, *(f.get_tensor(name) for name in ("weights", "mean", "square")), **json.loads(told["state"]))
         if not 0 < state.epoch < run.recipe.epochs or len(state.curve) != state.epoch:
             raise ValueError(f"epoch {state.epoch} of {run.recipe.epochs}")
-        if any(t.shape != start.weights.shape or t.dtype != torch.float32 for t in (state.weights, state.mean, state.square)):
+        if any(t.shape != like.shape or t.dtype != torch.float32 for t in (state.weights, state.mean, state.square)):
             raise ValueError("sizes of another model")
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
         why = " ".join(f"{type(e).__name__}: {e}".split())
         print(f"headwise: run {run.id} starts again, its checkpoint cannot be used ({why})", file=sys.stderr, flush=True)
-        return start
+        return begin(run, _parent_weights(folder, run))
     state.held_out_curve = [(e, v) for e, v in state.held_out_curve]
     state.resumed += 1
     return state
+
+
+def _parent_weights(folder: Path | None, run: Run) -> dict[str, Tensor] | None:
+    """The weights that a run starts from, where its init names another run."""
+    parent = run.recipe.parent
+    if not parent:
+        return None
+    if folder is None:
+        raise UsageError(f"init run:{parent} takes that run's weights from a store, so it needs one; got no folder")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / parent / WEIGHTS_FILE
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        again = "; its row is there already, so remove that folder before" if path.parent.is_dir() else ""
+        raise UsageError(f"init run:{parent} needs {path}, which is not there: train that run with --keep-weights first{again}") from None
+    except (SafetensorError, OSError) as e:
+        why = " ".join(str(e).split())
+        raise UsageError(
+            f"init run:{parent} needs {path}, which cannot be read ({why}): remove its folder and train that run again"
+        ) from None
 
 
 @functools.cache
@@ -371,4 +394,4 @@ def _drop(
 def _keep(folder: Path, state: State, weights: dict[str, Tensor]) -> None:
     from safetensors.torch import save
 
-    write_whole(folder / state.run.id / "weights.safetensors", save(weights, {"run": json.dumps(state.run.spec())}))
+    write_whole(folder / state.run.id / WEIGHTS_FILE, save(weights, {"run": json.dumps(state.run.spec())}))

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from headwise.tasks import Task, task_name, task_of
 
 SCHEDULES = ("cosine", "published", "constant")
 CHECKPOINT_FILE = "checkpoint.safetensors"  # in the folder of a run that is under way
+WEIGHTS_FILE = "weights.safetensors"  # in the folder of a run whose weights were kept
+AFTER = "run:"  # an init that begins so, with a run's id behind, goes on from that run's weights
 PROTOCOLS = ("stream", "replay")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MEASURED = frozenset(  # what differs when the same run is made again
@@ -46,7 +49,7 @@ class Recipe:
     eps: float = 1e-8
     protocol: str = "stream"  # fresh data at every step; "replay": the same epoch again and again
     epoch: int = 100  # steps over which the training loss is averaged
-    init: str = "library"
+    init: str = "library"  # or "run:" and the id of a run of the same store whose weights were kept
     precision: str = "fp32"  # of the operands of products; "fp16": TF32's 11 bits in half the bytes
     held_out: int = 12_800  # fresh sequences on which the held-out error is measured, rounded up to batches of 128
     evals: int = 10  # how often it is measured along the way
@@ -69,13 +72,25 @@ class Recipe:
                 raise UsageError(f"{name} must be a number from {low} to {high}, got {value!r}")
             object.__setattr__(self, name, float(value))  # 1 and 1.0 are one run
         for name, choices in (("schedule", SCHEDULES), ("protocol", PROTOCOLS), ("init", INITS), ("precision", PRECISIONS)):
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in choices and not (name == "init" and self._checked_parent()):
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}; {nearest(str(getattr(self, name)), choices)}")
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise UsageError(f"{name} must be below 1, got {getattr(self, name)}")
         if self.steps % self.epoch:
             raise UsageError(f"steps must be a multiple of epoch, got steps {self.steps}, epoch {self.epoch}")
+
+    def _checked_parent(self) -> bool:
+        if not isinstance(self.init, str) or not self.init.startswith(AFTER):
+            return False
+        if not re.fullmatch("[0-9a-f]{16}", self.parent):
+            raise UsageError(f"init {AFTER} must be followed by a run's id, 16 digits and letters a to f, got {self.init!r}")
+        return True
+
+    @property
+    def parent(self) -> str:
+        """The id of the run whose weights this one starts from; empty: none."""
+        return self.init.removeprefix(AFTER) if self.init.startswith(AFTER) else ""
 
     @property
     def epochs(self) -> int:

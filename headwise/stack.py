@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from headwise.fused import STORED, Fused, adamw, gain_of
 from headwise.kernels import has_triton
 from headwise.models import build, fresh
 from headwise.runs import Recipe, Run, block_steps, derive, draw_block, generator_of
-from headwise.shape import Shape
+from headwise.shape import Shape, UsageError
 from headwise.trunk import Trunk
 
 ALIGN = 16  # floats: a model's numbers start on a 64-byte line, so that products take the same path at any place in a stack
@@ -307,12 +307,28 @@ def numerics(precision: str, device: torch.device) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-def begin(run: Run) -> State:
-    """A run before its first step."""
-    model = fresh(run.shape, run.recipe.init, [run.seed], lambda seed: generator_of(torch.device("cpu"), derive(seed, "init")))
+def begin(run: Run, given: Mapping[str, Tensor] | None = None) -> State:
+    """A run before its first step; of the weights `given` it takes those of its parameters' names and sizes, and draws the rest."""
+    scheme = "normal" if run.recipe.parent else run.recipe.init
+    model = fresh(run.shape, scheme, [run.seed], lambda seed: generator_of(torch.device("cpu"), derive(seed, "init")))
+    if given is not None:
+        _take(model, given, run)
     params = list(model.parameters())
     places, length = _layout(params)
     weights = torch.zeros(length)
     for p, (at, size) in zip(params, places, strict=True):
         weights[at : at + size] = p.detach().flatten()
     return State(run, weights, torch.zeros(length), torch.zeros(length))
+
+
+def _take(model: torch.nn.Module, given: Mapping[str, Tensor], run: Run) -> None:
+    fitting = {name: p for name, p in model.named_parameters() if name in given and given[name].shape == p.shape[1:]}
+    if not any(name.startswith("blocks.") for name in fitting):
+        shape = run.shape
+        raise UsageError(
+            f"none of the blocks of run {run.recipe.parent} fits a model of width {shape.dim}, {shape.num_heads} heads of rank "
+            f"{shape.head_dim}, feed-forward {shape.ffn_dim}; init {run.recipe.init} needs a run of the same sizes"
+        )
+    with torch.no_grad():
+        for name, p in fitting.items():
+            p[0].copy_(given[name])

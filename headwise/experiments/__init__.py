@@ -4,9 +4,10 @@ A module has `QUESTION` (one sentence), `PRESETS` (name -> frozen settings), `ru
 dicts, one a point, with intervals and published values), `COLUMNS` (which of their values are shown, and their headings),
 `headline(points)` (the claim in numbers) and `figure(points)` (what `headwise.figures` draws), and may have `NOTES` (preset
 -> what a reader should bear in mind), `CAPTION` (what the figure's lines are), `VIEWS` (name -> another figure of the
-same points) and `then(settings, rows)` (runs that depend on the first ones' rows). Where nothing is trained, `runs` gives
-values with an `id` and a `spec()`, and `make(value, device)` computes one's row. Its docstring holds the command, the
-hardware, the time and the expected numbers. A file of your own with the same parts is run by its path.
+same points), `then(settings, rows)` (runs that depend on the first ones' rows) and `KEEP` (whether the first ones' weights are kept,
+for the others to start from). Where nothing is trained, `runs` gives values with an `id` and a `spec()`, and `make(value,
+device)` computes one's row. Its docstring holds the command, the hardware, the time and the expected numbers. A file of your own
+with the same parts is run by its path.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from headwise.experiments import (
     dimension,
     features,
     fig1,
+    finetune,
     leaner,
     learned,
     length,
@@ -39,7 +41,7 @@ from headwise.shape import UsageError, nearest
 EXPERIMENTS: dict[str, ModuleType] = {
     "fig1": fig1, "learned": learned, "length": length, "positions": positions, "dimension": dimension, "regression": regression,
     "features": features, "representation": representation, "theory": theory, "conditioning": conditioning, "map": map, "leaner": leaner,
-    "removable": removable,
+    "removable": removable, "finetune": finetune,
 }  # fmt: skip
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 

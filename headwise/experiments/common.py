@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 from headwise.runs import Recipe, Row, Run, derive
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stats import Mean, mean
-from headwise.tasks import Farthest, Images, ListOps, Recall, Task, Text
+from headwise.tasks import Farthest, Images, ListOps, Recall, Sentences, Task, Text
 
-CHOICES = ("farthest", "recall", "text", "images", "listops")
+CHOICES = ("farthest", "recall", "text", "images", "listops", "sentences")
+SOURCED = ("text", "images", "sentences")  # those that take data from a source
 PROBED = ("kappa", "kappa_centred", "stable_rank", "effective_rank")
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
 
@@ -50,16 +51,16 @@ class OverTasks(Training):
     weight_decay: float
     points: int  # of the farthest-neighbour task
     pairs: int  # of recall
-    length: int  # of text and ListOps
-    source: str = ""  # data of text or images
+    length: int  # of text, ListOps and sentences
+    source: str = ""  # data of text, images or sentences
 
     def __post_init__(self) -> None:
         check_lists(self, (), ("tasks", "lrs"))
         for task in self.tasks:
             if task not in CHOICES:
                 raise UsageError(f"unknown task {task!r}; {nearest(task, CHOICES)}")
-        if self.source and not set(self.tasks) <= {"text", "images"}:
-            raise UsageError(f"source goes with the tasks text and images, got {', '.join(self.tasks)}")
+        if self.source and not set(self.tasks) <= set(SOURCED):
+            raise UsageError(f"source goes with the tasks {', '.join(SOURCED)}, got {', '.join(self.tasks)}")
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def task_of(name: str, s: OverTasks) -> Task:
             return Text(s.length, s.source)
         case "images":
             return Images(4, s.source)
+        case "sentences":
+            return Sentences(s.length, s.source, "word")
         case _:
             return ListOps(length=s.length)
 

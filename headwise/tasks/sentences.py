@@ -287,7 +287,11 @@ def _part(task: Sentences, held_out: bool, device: torch.device) -> tuple[Tensor
 # ---- sentences where there are none
 
 
-FORMS = ("{person} took the {colour} {thing} to the {place}.", "{person} has the {colour} {thing}.", "the {thing} of {person} is in the {place}.")
+FORMS = (
+    "{person} took the {colour} {thing} to the {place}.",
+    "{person} has the {colour} {thing}.",
+    "the {thing} of {person} is in the {place}.",
+)
 WORDS = {"person": PEOPLE, "colour": COLOURS, "thing": THINGS, "place": PLACES}
 
 
