@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from headwise.shape import UsageError
+from headwise.tasks import hub as hub_module
 from headwise.tasks import images as images_module
+from headwise.tasks import sentences as sentences_module
 from headwise.tasks import text as text_module
 
 
@@ -49,7 +51,12 @@ def written(path, text):
 
 def forget():
     """What a new process knows of files."""
-    for module, names in ((text_module, ("_read", "_part", "_counted")), (images_module, ("_load", "_part"))):
+    for module, names in (
+        (text_module, ("_read", "_part", "_counted")),
+        (images_module, ("_load", "_part")),
+        (sentences_module, ("_load", "_vocabulary", "_ids", "_part")),
+        (hub_module, ("_load",)),
+    ):
         for name in names:
             getattr(module, name).cache_clear()
 

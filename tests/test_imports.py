@@ -78,7 +78,7 @@ STANDARD_ONLY = {
     "__main__",
 }
 EXTRAS = {  # inside functions only
-    "tasks": {"PIL"},
+    "tasks": {"PIL", "datasets"},
     "experiments": {"numpy", "torch"},
     "store": {"duckdb"},
     "figures": {"matplotlib"},
@@ -200,6 +200,7 @@ def test_nothing_is_allowed_that_is_not_used() -> None:
         ("tasks", "from headwise.models import build"),
         ("tasks", "from PIL import Image"),
         ("tasks", "def f():\n    import torchvision"),
+        ("tasks", "from datasets import load_dataset"),
         ("tasks", "from headwise.kernels.points import farthest"),
         ("stack", "from headwise.kernels import has_triton, layer as K"),
         ("stack", "def f():\n    import triton"),

@@ -111,7 +111,7 @@ BAD = [
     (["more=3"], "more must be numbers of at least 2 that divide the rank, got more 3, dim 32, heads 2"),
     (["more=1"], "more must be numbers of at least 2"),
     (["depth=1"], "depth and ffn_dim must be at least 2 to be halved, got 1 and 128"),
-    (["source=a.txt"], "source goes with the tasks text and images, got farthest"),
+    (["source=a.txt"], "source goes with the tasks text, images, sentences, got farthest"),
 ]
 
 

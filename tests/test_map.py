@@ -245,7 +245,7 @@ BAD = [
     (["base=2,4,8,0"], "base must be layers,heads,rank,feed-forward, got 2,4,8,0"),
     (["lrs="], "lrs must not be empty"),
     (["heads=0,1"], "heads must be at least 1, got 0"),
-    (["source=x.txt"], "source goes with the tasks text and images, got farthest"),
+    (["source=x.txt"], "source goes with the tasks text, images, sentences, got farthest"),
 ]
 
 

@@ -25,17 +25,21 @@ NAMED = {
     "nearest of two": Nearest(3, 2),
 }
 NEIGHBORS = sorted(name for name, kind in TASKS.items() if issubclass(kind, Neighbors))
-# the others have tests of their own in test_regression.py and test_real_tasks.py; here is what all have in common
+# the others have tests of their own in test_regression.py, test_real_tasks.py and test_sentences.py; here is what all have in common
 SMALL = {
     **{name: {"dim": 7, "points": 5} for name in (*NEIGHBORS, "regression")},
     "text": {"length": 7},
     "images": {"patch": 8},
     "listops": {"length": 11, "depth": 2, "examples": 97},
     "recall": {"pairs": 5, "keys": 7, "values": 3},
+    "sentences": {"length": 29},
+    "masked": {"length": 13, "level": "byte"},
 }
 OTHER = {**{name: {"points": 6} for name in (*NEIGHBORS, "regression")}, "text": {"length": 5}, "images": {"patch": 2}} | {
     "listops": {"examples": 89},
     "recall": {"values": 2},
+    "sentences": {"examples": 101},
+    "masked": {"share": 0.3},
 }
 SIZES = {  # every whole number of every task, and the least it may be
     **{name: {"dim": 2, "points": 2} for name in NEIGHBORS},
@@ -44,8 +48,10 @@ SIZES = {  # every whole number of every task, and the least it may be
     "images": {"patch": 1},
     "listops": {"length": 5, "depth": 1, "arguments": 2, "examples": 1},
     "recall": {"pairs": 1, "keys": 1, "values": 2, "queries": 0},
+    "sentences": {"length": 3, "most": 1, "examples": 0},
+    "masked": {"length": 2, "most": 2},
 }
-WITH_DATA = {"text", "images", "listops"}  # what is judged is held out of what is trained on
+WITH_DATA = {"text", "images", "listops", "sentences", "masked"}  # what is judged is held out of what is trained on
 
 
 @pytest.fixture(params=NAMED)
@@ -342,7 +348,8 @@ def test_contract(name):
     assert target.shape[0] == 3
     assert target.ndim == 1 or 1 <= target.shape[1] <= task.tokens
     assert target.dtype == (torch.int64 if isinstance(task, Classified) else torch.float32)
-    assert not isinstance(task, Classified) or 0 <= target.min() <= target.max() < task.answer_dim == task.classes
+    answers = target[..., 0] if name == "masked" else target  # whose targets say also where
+    assert not isinstance(task, Classified) or 0 <= answers.min() <= answers.max() < task.answer_dim == task.classes
     assert isinstance(task, Classified) or 1 <= task.answer_dim <= 7
     assert not x.requires_grad
     assert not target.requires_grad

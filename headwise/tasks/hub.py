@@ -26,10 +26,13 @@ def part(source: str, *splits: str) -> Any:
 
 
 def column(source: str, table: Any, *names: str) -> list[Any]:
-    """One column of a part: the first of `names` that it has."""
+    """One column of a part, without gaps: the first of `names` that it has."""
     for name in names:
         if name in table.column_names:
-            return list(table[name])
+            values = list(table[name])
+            if (at := next((i for i, value in enumerate(values) if value is None), None)) is not None:
+                raise UsageError(f"the column {name} of {source} has nothing in row {at + 1}")
+            return values
     raise UsageError(f"{source} needs a column named {' or '.join(names)}, it has {', '.join(table.column_names)}")
 
 

@@ -1,9 +1,9 @@
 """Classify images cut into patches, as a vision transformer sees them.
 
 A source is a folder: MNIST's files (`train-images-idx3-ubyte` and so on, also gzipped), CIFAR-10's (`data_batch_1` ... or
-`data_batch_1.bin` ...), or folders `train` and `test` (or `val`) with one folder of images a class. Without one, `source` "" is a set
-that is drawn: ten patterns, each shifted at random on a noisy ground. Channels are scaled by the training part's mean and
-standard deviation. The test part is what is held out.
+`data_batch_1.bin` ...), or folders `train` and `test` (or `val`) with one folder of images a class; or a data set of the hub
+(`hf:NAME`). Without one, `source` "" is a set that is drawn: ten patterns, each shifted at random on a noisy ground. Channels are
+scaled by the training part's mean and standard deviation. The test part is what is held out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from headwise.shape import UsageError
+from headwise.tasks import hub
 from headwise.tasks.task import Classified, whole, words
 
 DRAWN_SIZE, DRAWN_CLASSES, DRAWN = 16, 10, (20_000, 4_000)  # images in training and held out
@@ -40,7 +41,7 @@ class Images(Classified):
     """
 
     patch: int = 4
-    source: str = ""  # a folder of images, or "" for drawn ones
+    source: str = ""  # a folder of images, hf:NAME, or "" for drawn ones
     digest: str = ""  # of both parts; found when not given, checked when given
 
     def __post_init__(self) -> None:
@@ -131,6 +132,8 @@ def _read(source: str) -> tuple[Any, Any, Any, Any]:
     """Training images (count, channels, height, width) and labels, then the held-out ones."""
     if not source:
         return drawn()
+    if hub.on_hub(source):
+        return *_from_hub(source, "train"), *_from_hub(source, "test", "validation")
     folder = Path(source)
     try:
         if not folder.is_dir():
@@ -147,6 +150,20 @@ def _read(source: str) -> tuple[Any, Any, Any, Any]:
     except OSError as e:
         raise UsageError(f"{source} cannot be read: {e.strerror or e}") from None
     raise UsageError(f"{source} holds neither MNIST's files (train-images-idx3-ubyte), nor CIFAR-10's (data_batch_1), nor a folder train")
+
+
+def _from_hub(source: str, *splits: str) -> tuple[Any, Any]:
+    table = hub.part(source, *splits)
+    labels = np.asarray(hub.column(source, table, "label", "fine_label"))
+    if labels.dtype.kind not in "iu":
+        raise UsageError(f"{source} should hold whole numbers as labels, got {labels.dtype}")
+    try:
+        images = [np.atleast_3d(np.asarray(image, np.uint8)) for image in hub.column(source, table, "image", "img")]
+    except (TypeError, ValueError, OSError, ImportError) as e:
+        raise UsageError(f"{source} holds images that cannot be read ({type(e).__name__})") from None
+    if len({image.shape for image in images}) > 1:
+        raise UsageError(f"images must have one size, got {len({image.shape for image in images})} sizes in {source}")
+    return np.stack(images).transpose(0, 3, 1, 2) if images else np.zeros((0, 3, 1, 1), np.uint8), labels
 
 
 def _there(folder: Path, name: str) -> Path | None:

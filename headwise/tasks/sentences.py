@@ -137,8 +137,8 @@ def _load(source: str) -> _Data:
     if strange:
         raise UsageError(f"held-out classes must be among the training part's, {', '.join(names[:9])}, got {strange[0]!r} in {source}")
     told = hashlib.sha256(json.dumps([train, held]).encode()).hexdigest()[:12]
-    rows = ([Row(texts, known[label]) for texts, label in part] for part in (train, held))
-    return _Data(*rows, tuple(names), told)
+    rows, held_rows = ([Row(texts, known[label]) for texts, label in part] for part in (train, held))
+    return _Data(rows, held_rows, tuple(names), told)
 
 
 def _order(label: str) -> tuple[bool, int, str]:
@@ -157,7 +157,8 @@ def _raw(source: str) -> tuple[Raw, Raw]:
     try:
         if not folder.is_dir():
             raise UsageError(
-                f'there is no folder of sentences at {source}; give one with train.tsv and dev.tsv, hf:NAME/CONFIG, or "" for generated ones'
+                f"there is no folder of sentences at {source}; give one with train.tsv and dev.tsv, hf:NAME/CONFIG, "
+                'or "" for generated ones'
             )
         train, held = (_from_file(folder, names) for names in FILES)
     except OSError as e:
