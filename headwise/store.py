@@ -5,6 +5,7 @@
     STORE/runs/ID/run.json              the run's specification
     STORE/runs/ID/rows.jsonl            its rows, appended; the last complete one counts
     STORE/runs/ID/checkpoint.safetensors   where an unfinished run is
+    STORE/runs/ID/weights.safetensors   its weights, where they were kept
     STORE/runs/ID/lock                  held while somebody works on it; the system frees it when they die
 
 There is no index and no shared file, so a store can be copied, merged with cp -r and read while it grows.

@@ -7,7 +7,8 @@ One width is cut into several numbers of heads, all models with the same paramet
 and then fine-tuned to classify sentences, seed by seed; beside it the same model learns the sentences from scratch, in as many
 steps. Positions are rotary, so that no parameter depends on the length. Without `text` and `source` both are generated, of one
 small language. Learning rates are the preset's, not tuned: `lr` (pre-training), `tune_lr` and `scratch_lr` change them. Expected
-of quick: pre-training is best with 2 heads or 1 and fine-tuning beats scratch, most where pre-training went well.
+of quick, 3 seeds: 4 heads of rank 8 are best before and after, 8 of rank 4 worst; the former reach a loss of 0.17 and 94 % of the
+sentences after fine-tuning, 0.57 and 68 % from scratch.
 """
 
 from __future__ import annotations
@@ -147,8 +148,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
     if len(tuned) > 1:
         lines.append("after fine-tuning: " + _ranking(tuned, "held_out", "values"))
     if len(trained) > 1:
-        first, last = min(trained, key=lambda p: p["pre"]), min(trained, key=lambda p: p["held_out"])
-        lines.append(_verdict(first, last))
+        lines.append(_verdict(trained))
     if len(scratch) > 1:
         lines.append("from scratch: " + _ranking(scratch, "held_out", "values"))
     gains = [f"{_name(p)} {p['gain']}" for p in tuned if p["gain"]]
@@ -168,11 +168,16 @@ def _ranking(points: list[dict[str, Any]], key: str, values: str) -> str:
     return f"best {_name(best)}, loss {best[key]:.4f}; {_name(second)} {change(difference(second[values], best[values]))}"
 
 
-def _verdict(first: dict[str, Any], last: dict[str, Any]) -> str:
-    if first is last:
-        return f"the best in pre-training, {_name(first)}, is the best after fine-tuning"
-    gap = change(difference(first["values"], last["values"]))
-    return f"the best in pre-training, {_name(first)}, is not the best after fine-tuning, {_name(last)}; difference {gap}"
+def _verdict(points: list[dict[str, Any]]) -> str:
+    """Whether the best in pre-training is the best afterwards, and where the next best is not told apart from it."""
+    first, last = (min(points, key=lambda p: p[key]) for key in ("pre", "held_out"))
+    if first is not last:
+        gap = change(difference(first["values"], last["values"]))
+        return f"the best in pre-training, {_name(first)}, is not the best after fine-tuning, {_name(last)}; difference {gap}"
+    said = (("before", _ranking(points, "pre", "pre_values")), ("after", _ranking(points, "held_out", "values")))
+    close = " and ".join(when for when, told in said if "none found" in told)
+    doubt = f"; the next best is not told apart from it {close}" if close else ""
+    return f"the best in pre-training, {_name(first)}, is the best after fine-tuning{doubt}"
 
 
 def _name(p: dict[str, Any]) -> str:

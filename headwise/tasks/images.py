@@ -159,6 +159,8 @@ def _from_hub(source: str, *splits: str) -> tuple[Any, Any]:
         raise UsageError(f"{source} should hold whole numbers as labels, got {labels.dtype}")
     try:
         images = [np.atleast_3d(np.asarray(image, np.uint8)) for image in hub.column(source, table, "image", "img")]
+    except UsageError:
+        raise
     except (TypeError, ValueError, OSError, ImportError) as e:
         raise UsageError(f"{source} holds images that cannot be read ({type(e).__name__})") from None
     if len({image.shape for image in images}) > 1:
