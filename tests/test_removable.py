@@ -449,7 +449,7 @@ BAD = [
     (["depths=2,1,2"], "depths must differ from each other, got 2, 1, 2"),
     (["depths=2,0"], "depths must be at least 1, got 0"),
     (["depths="], "depths must not be empty"),
-    (["source=a.txt"], "source goes with the tasks text and images, got farthest"),
+    (["source=a.txt"], "source goes with the tasks text, images, sentences, got farthest"),
     (["heads=0"], "heads must"),
 ]
 

@@ -1,6 +1,6 @@
 """More heads or fewer? Held-out loss over heads x rank x depth at one exact budget, with both papers' advice on it.
 
-    headwise run map --task farthest        quick: width 32, 28 cells; 2 CPU cores, minutes; also recall, text, images, listops
+    headwise run map --task farthest        quick: width 32, 28 cells; 2 CPU cores, minutes; also recall, text, images, listops, sentences
     headwise run map --preset paper --task text --set source=FILE     width 64, 3 seeds after tuning; one GPU, minutes a task
 
 Every cell is a model of the same number of parameters (or FLOPs): what its heads do not use goes into the feed-forward. Ways to
