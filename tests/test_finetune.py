@@ -183,9 +183,12 @@ def test_weights_of_another_shape_are_refused(kept, tmp_path):
 
 
 def test_a_sweep_in_processes_says_the_same(tmp_path):
-    store = Store(tmp_path / "s")
-    message = refused(sweep, [run_of(init=f"run:{'0' * 16}", seed=s, lr=lr) for s in (0, 1) for lr in (0.1, 0.2)], store, workers=1)
-    assert message.startswith(f"init run:{'0' * 16} needs {tmp_path / 's' / 'runs'}")
+    gone = "0" * 16
+    runs = [run_of(init=f"run:{gone}", seed=seed) for seed in range(4)]
+    with pytest.raises(UsageError) as caught:
+        sweep(runs, Store(tmp_path / "s"), device="cpu", workers=2)
+    assert str(caught.value).startswith(f"init run:{gone} needs {tmp_path / 's' / 'runs' / gone}")
+    assert "\n" not in str(caught.value)
 
 
 # ---- the experiment
@@ -300,6 +303,19 @@ def test_bad_settings_die_in_one_line(changes, message):
     with pytest.raises(UsageError) as caught:
         settings_of(EXPERIMENTS["finetune"], "quick", changes)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "/nowhere"}, "there is no folder of sentences at /nowhere; "),
+        ({"text": "/nowhere"}, "there is no text at /nowhere; "),
+        ({"tune_steps": 150}, "steps must be a multiple of epoch, got steps 150, epoch 100"),
+        ({"scratch_lr": -1.0}, "lr must be a number from 0 to inf, got -1.0"),
+    ],
+)
+def test_what_the_second_round_lacks_is_said_before_the_first(changes, message):
+    assert refused(finetune.runs, dataclasses.replace(QUICK, **changes)).startswith(message)
 
 
 def headwise(*words):
