@@ -205,6 +205,6 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
         if along:
             after.append(solid(start, colour, [p["heads"] for p in along], along))
     return {
-        "title": "Heads before and after fine-tuning", "x_label": "heads", "y_label": "held-out loss", "y_scale": "linear",
+        "title": "Heads before and after fine-tuning", "x_label": "heads", "y_label": "held-out loss", "y_scale": "linear", "own_y": True,
         "panels": [{"title": "masked bytes", "lines": lines}, {"title": "sentences", "lines": after}], "columns": 2,
     }  # fmt: skip
