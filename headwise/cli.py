@@ -1,4 +1,4 @@
-"""The command line: `headwise run | theory | list | report | draw | cost | policies | explain | infer`.
+"""The command line: `headwise run | theory | pretrain | list | report | draw | cost | policies | explain | infer`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line. Heavy imports happen
 inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage.
@@ -7,13 +7,15 @@ inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,6 +76,7 @@ def _parser() -> _Parser:
     theory.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
     theory.add_argument("--no-report", action="store_true", help="only check and print")
 
+    _add_pretrain(add)
     lister = add("list", "List experiments and, with a store, what is in it.", "headwise list --store headwise-store --older")
     lister.add_argument("--store", metavar="DIR", help="list this store's runs")
     lister.add_argument("--older", action="store_true", help="only rows that another commit made")
@@ -145,6 +148,57 @@ def _parser() -> _Parser:
     infer.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     infer.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or float64; default float32")
     return top
+
+
+def _add_pretrain(add: Callable[[str, str, str], _Parser]) -> None:
+    train = add(
+        "pretrain",
+        "Train one decoder on a text, here or on many GPUs by torchrun, and measure bits per byte on the part held out.",
+        "headwise pretrain --text book.txt --set dim=256 depth=6 num_heads=2 head_dim=128 qk_rope_head_dim=128 --steps 1000\n"
+        "many GPUs: torchrun --nproc-per-node 8 -m headwise pretrain --preset base --text texts/ --shard fsdp --compile",
+    )
+    train.add_argument("config", nargs="?", help="the shape: a Hugging Face or nanochat config.json, or its folder")
+    train.add_argument(
+        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", dest="changes",
+        help="fields of Shape: a whole one when dim is among them, else changes of the preset's",
+    )  # fmt: skip
+    train.add_argument("--preset", default="quick", help="quick (a laptop, minutes) or base (125M parameters, a GPU); default quick")
+    train.add_argument("--text", default="", metavar="PATH", help="a file, or a folder of .txt files; default a generated text")
+    train.add_argument("--tokenizer", default="", metavar="FILE", help="a tokenizers JSON file; default bytes")
+    options: tuple[tuple[str, Callable[[str], Any], str], ...] = (
+        ("steps", _whole, "default the preset's, as for what follows"),
+        ("batch-tokens", _whole, "tokens in one step, over all processes"),
+        ("length", _whole, "tokens in a sequence"),
+        ("optimiser", str, "muon (AdamW beside it) or adamw; default muon"),
+        ("lr", _number, "the learning rate, of both"),
+        ("schedule", str, "trapezoid or cosine; default trapezoid"),
+        ("warmup", _number, "share of the steps; default 0.02"),
+        ("warmdown", _number, "share of the steps, of a trapezoid; default 0.4"),
+        ("weight-decay", _number, "of matrices and tables; default 0"),
+        ("clip", _number, "largest norm of the gradient, 0 for none; default 1"),
+        ("precision", str, "bf16, tf32 or fp32; default bf16 on a GPU, fp32 on a CPU"),
+        ("evals", _whole, "how often the held-out part is judged"),
+        ("eval-tokens", _whole, "how much of it at most"),
+        ("seed", int, "default 0"),
+    )
+    for name, kind, text in options:
+        train.add_argument(f"--{name}", type=kind, metavar="NAME" if kind is str else "N", help=text)
+    train.add_argument("--accumulate", type=_whole, default=1, metavar="N", help="parts in which a step's gradient is added up; default 1")
+    train.add_argument("--shard", default="ddp", help="under torchrun: ddp (a copy in each process) or fsdp (shards); default ddp")
+    train.add_argument("--compile", action="store_true", help="compile the blocks")
+    train.add_argument("--peak-tflops", type=_number, metavar="N", help="what one device can do, for the utilisation; default by its name")
+    train.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
+    train.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
+    train.add_argument(
+        "--checkpoint-every", type=_seconds, default=60.0, metavar="SECONDS", help="how often it is saved; 0: at every step; default 60"
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
 
 
 def _whole(text: str) -> int:
@@ -433,6 +487,81 @@ def _cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     return answer
 
 
+def _pretraining(args: argparse.Namespace, device: str) -> Any:
+    """What `headwise pretrain` was asked to train."""
+    from headwise.pretrain import PRESETS, Pretraining
+    from headwise.tokens import find_tokenizer, vocab_of
+
+    if args.preset not in PRESETS:
+        raise UsageError(f"unknown preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
+    fields, values = PRESETS[args.preset]
+    start = [f"vocab_size={-(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64}", "causal=true"]
+    whole = args.config or any(change.startswith("dim=") for change in args.changes)
+    shape = _shape([*([] if args.config else start), *([] if whole else fields), *args.changes], args.config)
+    names = {f.name for f in dataclasses.fields(Pretraining)}
+    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    settings: dict[str, Any] = {"precision": "bf16" if device.startswith("cuda") else "fp32", **values, **given}
+    return Pretraining(shape=shape, source=args.text, **settings)
+
+
+def _pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.engine import pick_device
+    from headwise.pretrain import pretrain
+    from headwise.ranks import from_first, joined, place, told
+    from headwise.store import Store
+    from headwise.sweep import check_space
+
+    ranks = told()
+    where = place(ranks, pick_device(args.device))
+    run, store = _pretraining(args, str(where)), Store(args.store)
+    with joined(ranks, where), contextlib.ExitStack() as held:
+
+        def claimed() -> dict[str, Any] | bool:
+            """The row if it is there, else whether the run is ours to train."""
+            row = store.row(run.id)
+            if row is None:
+                check_space(store.path, [run])
+                return bool(held.enter_context(store.claim([run])))
+            store.tidy([run])
+            return row
+
+        row = from_first(ranks, claimed)
+        if row is False:
+            raise UsageError(f"another process is training run {run.id} in {store.path}")
+        shape = run.shape
+        heads = f"{shape.depth} layers, dim {shape.dim}, {shape.num_heads} heads of rank {shape.head_dim}, {shape.params:,} parameters"
+        state = "to train" if row is True else "already"
+        _say(f"pretrain {run.id}: {heads}, {run.steps} steps of {run.batch_tokens:,} tokens, {state} in {store.path}")
+        if row is True:
+            row = pretrain(
+                run, device=args.device, folder=store.runs_path, cache=store.path / "tokens", ranks=ranks, accumulate=args.accumulate,
+                shard=args.shard, compiled=args.compile, peak=args.peak_tflops and args.peak_tflops * 1e12,
+                checkpoint_every=args.checkpoint_every, done=store.add,
+            )  # fmt: skip
+    _print_pretrained(row)
+    return {"store": str(store.path), "folder": str(store.runs_path / run.id), "row": row, "failed": int(row["status"] != "done")}
+
+
+def _print_pretrained(row: dict[str, Any]) -> None:
+    if row["status"] != "done":
+        print(f"diverged after {row['steps_done']} steps")
+        return
+
+    def error(name: str) -> str:
+        return f"{row[name]:.4f}" + (f" ± {row[f'{name}_se']:.4f}" if row[f"{name}_se"] is not None else "")
+
+    lines = [
+        ("held out, bits per byte", error("bits_per_byte")),
+        ("held out, nats per token", error("held_out")),
+        ("last step's training loss", f"{row['train_last']:.4f}"),
+        ("tokens", f"{row['tokens']:,}"),
+        ("tokens per second", f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "-"),
+        ("share of the devices' peak", f"{row['mfu']:.1%}" if row["mfu"] else "-"),
+        ("memory", f"{row['memory_bytes'] / 2**20:,.0f} MiB"),
+    ]
+    _print_table(lines)
+
+
 def _arm_cells(row: dict[str, Any]) -> tuple[str, ...]:
     sizes = (str(row[name]) for name in ("to", "num_heads", "head_dim", "depth", "ffn_dim"))
     off = (f"{row['residual']:+,}", f"{row['off']:+.3%}") if row["residual"] else ("0", "0%")
@@ -541,6 +670,7 @@ def _theory(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 COMMANDS = {
     "run": _run,
     "theory": _theory,
+    "pretrain": _pretrain,
     "list": _list,
     "report": _report,
     "draw": _draw,
@@ -551,8 +681,14 @@ COMMANDS = {
 }
 
 
+def _first() -> bool:
+    """Whether this is the first, or the only one, of the processes that torchrun started: it speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if _first():
+        print(text, file=sys.stderr, flush=True)
 
 
 def _dispatch(words: Sequence[str]) -> int:
@@ -579,7 +715,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return _dispatch(words)
+            with contextlib.nullcontext() if _first() else contextlib.redirect_stdout(io.StringIO()):
+                return _dispatch(words)
         finally:
             sys.stdout.flush()  # a reader that is gone shows here, not at exit
     except UsageError as e:
@@ -595,5 +732,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, RuntimeError) as e:
         if os.environ.get("HEADWISE_TRACEBACK"):
             raise
-        _say(f"headwise: error: {' '.join(str(e).split())} (HEADWISE_TRACEBACK=1 shows where)")
+        who = "" if _first() else f" in process {os.environ['RANK']}"
+        print(f"headwise: error{who}: {' '.join(str(e).split())} (HEADWISE_TRACEBACK=1 shows where)", file=sys.stderr, flush=True)
         return 1

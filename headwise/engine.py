@@ -149,7 +149,8 @@ def _device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory(device: torch.device) -> int:
+def memory(device: torch.device) -> int:
+    """The most bytes that this process held so far, on the GPU or at all."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource
@@ -185,7 +186,7 @@ def row_of(state: State, errors: Tensor | None, models: int, device: torch.devic
         "held_out_curve": state.held_out_curve,
         "seconds": round(state.seconds, 3),
         "models": models,
-        "memory_bytes": _memory(device),
+        "memory_bytes": memory(device),
         "resumed": state.resumed,
         "skipped": state.skipped,
         **provenance(device),

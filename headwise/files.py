@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
-    """Write a file so that a reader sees all of it or what was there before."""
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write beside its place, which it takes when it is finished: a reader sees all of it or what was there before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
     try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(data.encode() if isinstance(data, str) else data)
-            f.flush()
+        yield Path(name)
+        with open(name, "rb") as f:
             os.fsync(f.fileno())
         umask = os.umask(0)
         os.umask(umask)
@@ -25,6 +28,12 @@ def write_whole(path: Path, data: bytes | str) -> None:
         if os.path.exists(name):
             os.unlink(name)
         raise
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write a file so that a reader sees all of it or what was there before."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def append_line(path: Path, line: str) -> None:

@@ -22,8 +22,8 @@ def clock(seconds: float) -> str:
 class Progress:
     """Counts work that is done out of a total and says how long the rest takes."""
 
-    def __init__(self, total: int, label: str, stream: TextIO | None = None) -> None:
-        self.total, self.label, self.done = max(1, total), label, 0
+    def __init__(self, total: int, label: str, stream: TextIO | None = None, begun: int = 0) -> None:
+        self.total, self.label, self.done, self.begun = max(1, total), label, begun, begun  # begun: done before the clock started
         self.stream = stream or sys.stderr
         self.terminal = self.stream.isatty()
         self.start = self.shown = time.monotonic()
@@ -44,7 +44,8 @@ class Progress:
     def _show(self, note: str, now: float, last: bool = False) -> None:
         share = min(1.0, self.done / self.total)
         spent = now - self.start
-        left = f"{clock(spent)} in all" if last else f"{clock(spent / share * (1 - share))} left" if share else "starting"
+        made = self.done - self.begun
+        left = f"{clock(spent)} in all" if last else f"{clock(spent / made * max(0, self.total - self.done))} left" if made else "starting"
         text = f"{self.label} {100 * share:3.0f}%, {left}{', ' + note if note else ''}"
         if not self.terminal:
             print(text, file=self.stream, flush=True)

@@ -1,0 +1,497 @@
+"""Train one decoder on a text: `pretrain(Pretraining(...)) -> row`.
+
+The other regime than `engine`: one model of any size instead of hundreds of tiny ones, on one device or, started by torchrun,
+on many. A step sees the same rows however many processes share it and in however many parts its gradient is added up, and a
+run killed anywhere goes on from its last checkpoint as if nothing had happened; on a CPU bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.engine import memory, pick_device, provenance
+from headwise.files import whole_file
+from headwise.models import Decoder, initialise
+from headwise.optimise import OPTIMISERS, SCHEDULES, Optimiser, rate
+from headwise.progress import Progress
+from headwise.ranks import Ranks, add_up, all_of, from_first, mine, part_of, place, sending, sent, shared
+from headwise.runs import CHECKPOINT_FILE, MEASURED, Row, derive, generator_of
+from headwise.shape import Shape, UsageError, nearest
+from headwise.stack import numerics
+from headwise.tokens import Corpus, check_length, find_text, find_tokenizer, held_out_rows, held_out_starts, load, rows_at, vocab_of
+
+PRECISIONS = ("bf16", "fp32", "tf32")
+JUDGED = 8  # held-out windows in a batch, over which the standard error is taken
+CURVE = 1000  # points of a row's loss curve at most
+FORMAT = 1  # of checkpoints
+EXECUTION = frozenset({"tokens_per_second", "mfu", "peak_flops", "processes", "shard", "accumulate", "compiled", "source", "tokenizer"})
+UNLIKE = MEASURED | EXECUTION  # what differs when the same run is made again, elsewhere or by more processes
+
+# bf16 products without sparsity, operations a second, by what is in a card's name; makers' figures
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989.5e12,
+    "GH200": 989.5e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989.5e12,
+    "A100": 312e12,
+    "A40": 149.7e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX A6000": 154.8e12,
+    "RTX 4090": 165.2e12,
+    "RTX 3090": 71e12,
+    "MI300X": 1307e12,
+}
+
+
+# fields of a shape as the command line takes them, and what a run has unless it is given
+PRESETS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "quick": (
+        ("dim=64", "depth=3", "num_heads=2", "head_dim=32", "qk_rope_head_dim=32", "qk_norm=free", "activation=relu2"),
+        {"steps": 300, "batch_tokens": 4096, "length": 256, "lr": 0.01},
+    ),
+    "base": (
+        ("dim=768", "depth=12", "num_heads=6", "head_dim=128", "qk_rope_head_dim=128", "qk_norm=free", "activation=relu2"),
+        {"steps": 2000, "batch_tokens": 1 << 19, "length": 2048, "eval_tokens": 1 << 23, "evals": 8},
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """One decoder to train on one text. `id` is a hash of all of it, with the text's and the tokenizer's digests for their paths."""
+
+    shape: Shape
+    steps: int
+    batch_tokens: int  # in one step, over all processes
+    length: int  # of a sequence
+    source: str = ""  # a file, a folder of .txt files, or "" for a generated text
+    tokenizer: str = ""  # a `tokenizers` JSON file, or "" for bytes
+    optimiser: str = "muon"
+    lr: float = 3e-3
+    schedule: str = "trapezoid"
+    warmup: float = 0.02  # share of the steps
+    warmdown: float = 0.4  # share of the steps, for a trapezoid
+    weight_decay: float = 0.0  # of matrices and tables
+    clip: float = 1.0  # largest norm of the gradient; 0: as it is
+    precision: str = "bf16"
+    evals: int = 4  # how often the held-out part is judged
+    eval_tokens: int = 1 << 20  # of it at most
+    seed: int = 0
+    digest: str = ""  # of text and tokenizer; found when not given, checked when given
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_tokens", "length", "evals", "eval_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise UsageError(f"seed must be a whole number, got {self.seed!r}")
+        for name, high in (("lr", math.inf), ("warmup", 1), ("warmdown", 1), ("weight_decay", math.inf), ("clip", math.inf)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high or math.isinf(value):
+                raise UsageError(f"{name} must be a number from 0 to {high}, got {value!r}")
+            object.__setattr__(self, name, float(value))
+        for name, choices in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"unknown {name} {getattr(self, name)!r}; {nearest(str(getattr(self, name)), choices)}")
+        if self.schedule == "trapezoid" and self.warmup + self.warmdown > 1:
+            raise UsageError(f"warmup and warmdown must not exceed 1 together, got {self.warmup} and {self.warmdown}")
+        if self.batch_tokens % self.length:
+            raise UsageError(f"batch_tokens must be a multiple of length, got batch_tokens {self.batch_tokens}, length {self.length}")
+        self._check_shape()
+        self._check_text()
+
+    def _check_shape(self) -> None:
+        shape = self.shape
+        if not shape.causal:
+            raise UsageError("a decoder's shape must be causal, because later tokens are the answers; got causal False")
+        if shape.output_dim or shape.extras:
+            given = f"output_dim {shape.output_dim}, extras {shape.extras}"
+            raise UsageError(f"a decoder has tokens in and tokens out and no other parts, got {given}")
+        if shape.positions != "none" and shape.num_positions < self.length:
+            raise UsageError(f"num_positions must be at least length {self.length}, got {shape.num_positions}")
+
+    def _check_text(self) -> None:
+        tokenizer, of_tokenizer = find_tokenizer(self.tokenizer)
+        if self.shape.vocab_size < (vocab := vocab_of(tokenizer)):
+            name = self.tokenizer or "bytes"
+            raise UsageError(f"vocab_size must be at least the {vocab} ids of the tokenizer ({name}), got {self.shape.vocab_size}")
+        text = find_text(self.source)
+        found = text.digest + (f"+{of_tokenizer}" if of_tokenizer else "")
+        if self.digest and self.digest != found:
+            raise UsageError(f"{text.name} or its tokenizer is not what it was: digest {found}, expected {self.digest}")
+        object.__setattr__(self, "digest", found)
+
+    @property
+    def rows(self) -> int:
+        """Sequences in one step."""
+        return self.batch_tokens // self.length
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic of one step."""
+        return self.shape.flops(self.length, batch=self.rows, training=True)
+
+    def spec(self) -> dict[str, Any]:
+        """The run as plain values; `Pretraining.of` is its inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, spec: dict[str, Any]) -> Pretraining:
+        """A run from `spec()`, also after a round trip through JSON."""
+        rest = {name: value for name, value in spec.items() if name != "shape"}
+        return cls(shape=Shape.of(spec["shape"]), **rest)
+
+    @functools.cached_property
+    def id(self) -> str:
+        spec = {k: v for k, v in self.spec().items() if k not in ("source", "tokenizer")}
+        text = json.dumps({"pretrain": spec}, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# ---- one model in training
+
+
+class Training:
+    """A model, its optimiser and its loss curve between two steps."""
+
+    def __init__(
+        self, run: Pretraining, corpus: Corpus, device: torch.device, ranks: Ranks, accumulate: int, shard: str, compiled: bool
+    ) -> None:
+        self.run, self.corpus, self.device, self.ranks, self.accumulate = run, corpus, device, ranks, accumulate
+        with torch.random.fork_rng(devices=[]):
+            self.model = Decoder(run.shape)
+        initialise(self.model, "normal", generator_of(torch.device("cpu"), derive(run.seed, "init")))
+        self.model.to(device)
+        if compiled:
+            for block in self.model.blocks:
+                block.compile()
+        self.nats = torch.compile(_nats) if compiled else _nats
+        self.module = shared(self.model, shard, ranks, device)
+        self.named = dict(self.model.named_parameters())
+        dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
+        self.optimiser = Optimiser(self.named, run.shape, run.optimiser, run.weight_decay, ranks, dtype)
+        self.losses: list[float] = []
+        self.judged: list[tuple[int, float]] = []  # steps and bits per byte
+        self.seconds, self.timed, self.resumed = 0.0, 0, 0  # timed: steps, all but the first after a start
+        self.peak: float | None = None  # operations a second that one device can do
+
+    def speed(self) -> tuple[float | None, float | None]:
+        """Tokens a second, and the share of what the devices can do."""
+        if not self.timed:
+            return None, None
+        steps = self.timed / self.seconds
+        return steps * self.run.batch_tokens, steps * self.run.flops / (self.peak * self.ranks.world) if self.peak else None
+
+    def step(self, flag: bool = False) -> bool:
+        """One step; whether any process raised its flag."""
+        run, number = self.run, len(self.losses)
+        each = run.rows // (self.ranks.world * self.accumulate)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        total[1] = float(flag)
+        for part in range(self.accumulate):
+            first = number * run.rows + (self.ranks.rank * self.accumulate + part) * each
+            ids = self._here(rows_at(self.corpus, run.length, run.seed, first, each))
+            with sending(self.module, last=part == self.accumulate - 1):
+                nats = self._nats(self.module, ids)
+                (nats.sum() * (self.ranks.world / run.batch_tokens)).backward()  # what is sent is averaged
+            total[0] += nats.detach().sum(dtype=torch.float64)
+        if run.clip:
+            nn.utils.clip_grad_norm_(self.named.values(), run.clip)
+        self.optimiser.step(run.lr * rate(run.schedule, number, run.steps, run.warmup, run.warmdown))
+        self.model.zero_grad()
+        loss, flags = add_up(self.ranks, total).tolist()
+        self.losses.append(loss / run.batch_tokens)
+        return flags > 0
+
+    def _here(self, ids: Tensor) -> Tensor:
+        return ids.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else ids
+
+    def _nats(self, module: nn.Module, ids: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.run.precision == "bf16"):
+            logits, _ = module(ids[:, :-1])
+        return self.nats(logits, ids[:, 1:])
+
+    @torch.no_grad()
+    def judge(self) -> Tensor:
+        """Held-out nats, bytes and ids, batch by batch: (batches, 3). The ends of documents have no bytes and do not count."""
+        run, world = self.run, self.ranks.world
+        starts = held_out_starts(self.corpus, run.length, max(1, run.eval_tokens // run.length))
+        batches = [starts[i : i + JUDGED] for i in range(0, len(starts), JUDGED)]
+        found = torch.zeros(len(batches), 3, dtype=torch.float64, device=self.device)
+        for i in range(0, len(batches), world):  # every process makes as many calls: they exchange shards
+            b = min(i + self.ranks.rank, len(batches) - 1)
+            ids, size = held_out_rows(self.corpus, run.length, batches[b])
+            ids = self._here(ids)
+            nats = self._nats(self.model, ids)
+            counts = torch.ones_like(nats, dtype=torch.bool) if self.corpus.end is None else ids[:, 1:] != self.corpus.end
+            if i + self.ranks.rank == b:
+                found[b] = torch.stack(((nats.double() * counts).sum(), size.sum().double().to(self.device), counts.sum().double()))
+        return add_up(self.ranks, found).cpu()
+
+
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log of the odds that were given to each target, in float32."""
+    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
+
+
+def ratio(over: Tensor, under: Tensor) -> tuple[float, float | None]:
+    """A ratio of sums and its standard error over the parts (linearised)."""
+    mean, n = (over.sum() / under.sum()).item(), len(over)
+    spread = over - mean * under
+    return mean, math.sqrt(spread.square().sum().item() * n / (n - 1)) / under.sum().item() if n > 1 else None
+
+
+# ---- checkpoints
+
+
+def _parts(training: Training, moments: bool) -> dict[str, tuple[Tensor, nn.Parameter]]:
+    """What lies here of every parameter, and of its moments, beside the parameter itself."""
+    parts = {f"weights.{name}": (mine(p.detach()), p) for name, p in training.named.items()}
+    owner = training.optimiser.owner
+    return parts | {name: (m, owner(name)) for name, m in training.optimiser.moments.items()} if moments else parts
+
+
+def _tensors(training: Training, moments: bool) -> dict[str, Tensor]:
+    """The same, whole and on the CPU; every process takes part, the first one keeps them."""
+    whole = {}
+    for name, (part, like) in _parts(training, moments).items():
+        full = all_of(part, like)
+        if training.ranks.first:
+            whole[name] = full.cpu().contiguous()
+    return whole
+
+
+def _save(training: Training, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = _tensors(training, moments=True)
+    if not training.ranks.first:
+        return
+    about = {name: getattr(training, name) for name in ("judged", "seconds", "timed", "resumed")}
+    told = {"format": str(FORMAT), "run": json.dumps(training.run.spec()), "state": json.dumps(about)}
+    tensors["losses"] = torch.tensor(training.losses, dtype=torch.float64)
+    with whole_file(path) as temporary:
+        save_file(tensors, temporary, told)
+
+
+def _read(path: Path, run: Pretraining, sizes: dict[str, torch.Size]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a run's checkpoint, its losses among them, and the rest of its state; refuses what is not this run's."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as f:
+            told = f.metadata() or {}
+            if told["format"] != str(FORMAT):
+                raise ValueError(f"format {told['format']}, this headwise reads {FORMAT}")
+            _check_same(json.loads(told["run"]), run, path)
+            tensors = {name: f.get_tensor(name) for name in (*sizes, "losses")}
+        wrong = [name for name, size in sizes.items() if tensors[name].shape != size]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {tuple(tensors[wrong[0]].shape)}, not {tuple(sizes[wrong[0]])}")
+        return tensors, json.loads(told["state"])
+    except UsageError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
+        why = " ".join(f"{type(e).__name__}: {e}".split())
+        raise UsageError(f"the checkpoint {path} cannot be used ({why}); remove it to start again") from None
+
+
+def _load(training: Training, path: Path) -> None:
+    """Go on from a checkpoint, if there is one: the first process reads it, the others get their parts."""
+    ranks, parts, read = training.ranks, _parts(training, moments=True), dict[str, Tensor]()
+
+    def about() -> dict[str, Any] | None:
+        if not path.exists():
+            return None
+        tensors, told = _read(path, training.run, {name: like.shape for name, (_, like) in parts.items()})
+        read.update(tensors)
+        return {**told, "losses": read.pop("losses").tolist()}
+
+    state = from_first(ranks, about)
+    if state is None:
+        return
+    with torch.no_grad():
+        for name, (part, like) in parts.items():
+            part.copy_(part_of(sent(ranks, read.pop(name, None), like), like))
+    training.losses, training.judged = state["losses"], [(step, bits) for step, bits in state["judged"]]
+    training.seconds, training.timed, training.resumed = state["seconds"], state["timed"], state["resumed"] + 1
+    training.optimiser.set_step(len(training.losses))
+
+
+def _check_same(saved: dict[str, Any], run: Pretraining, path: Path) -> None:
+    """Refuse the checkpoint of another run, with what differs."""
+    mine, theirs = ({**spec, **spec.pop("shape")} for spec in (json.loads(json.dumps(run.spec())), saved))
+    differs = [k for k in mine if k not in ("source", "tokenizer") and mine[k] != theirs.get(k)]
+    if differs:
+        what = ", ".join(f"{k} {theirs.get(k)} for {mine[k]}" for k in differs[:4])
+        raise UsageError(f"the checkpoint {path} is of another run: {what}; remove it or use another store")
+
+
+# ---- the whole run
+
+
+def peak_of(name: str, precision: str) -> float | None:
+    """What a card can do a second with bf16 operands, if it is known; the longest name that fits counts."""
+    fitting = [card for card in PEAKS if card in name] if precision == "bf16" else []
+    return PEAKS[max(fitting, key=len)] if fitting else None
+
+
+def row_of(training: Training, judged: Tensor | None, how: Row) -> Row:
+    """A finished run as one flat row: what it was, what came out, how fast, and where it ran."""
+    run, spec, losses = training.run, training.run.spec(), training.losses
+    per_second, share = training.speed()
+    every = -(-run.steps // CURVE)
+    curve = [float(np.mean(losses[i : i + every])) for i in range(0, len(losses), every)]
+    answers: Row = dict.fromkeys(("held_out", "held_out_se", "bits_per_byte", "bits_per_byte_se"))
+    if judged is not None:
+        nats, size, ids = judged.unbind(1)
+        answers["held_out"], answers["held_out_se"] = ratio(nats, ids)
+        answers["bits_per_byte"], answers["bits_per_byte_se"] = ratio(nats / math.log(2), size)
+    return {
+        "id": run.id,
+        "status": "done" if judged is not None else "diverged",
+        "task": "language",
+        **{k: v for k, v in spec.pop("shape").items() if k != "extras"},
+        "params": run.shape.params,
+        "flops": run.flops,
+        **spec,
+        **answers,
+        "train_best": min((x for x in losses if math.isfinite(x)), default=None),
+        "train_last": losses[-1] if judged is not None else None,
+        "steps_done": len(losses),
+        "curve": [x if math.isfinite(x) else None for x in curve],
+        "curve_every": every,
+        "held_out_curve": training.judged,
+        "tokens": len(losses) * run.batch_tokens,
+        "tokens_per_second": per_second,
+        "mfu": share,
+        "peak_flops": training.peak,
+        "seconds": round(training.seconds, 3),
+        "memory_bytes": memory(training.device),
+        "processes": training.ranks.world,
+        "accumulate": training.accumulate,
+        **how,
+        "resumed": training.resumed,
+        **provenance(training.device),
+    }
+
+
+def pretrain(
+    run: Pretraining,
+    *,
+    device: str = "auto",
+    folder: Path | None = None,
+    cache: Path | None = None,
+    ranks: Ranks | None = None,
+    accumulate: int = 1,
+    shard: str = "ddp",
+    compiled: bool = False,
+    peak: float | None = None,
+    checkpoint_every: float = 60.0,
+    done: Callable[[Row], None] | None = None,
+    quiet: bool = False,
+) -> Row:
+    """Train a decoder and judge it on the part of the text that it has not seen.
+
+    With `folder`, the run leaves a checkpoint in folder/<id> every `checkpoint_every` seconds, goes on from it, and leaves its
+    weights there; token ids are kept in `cache`. Each of the processes that share a run calls this; the first one writes.
+    """
+    ranks = ranks or Ranks()
+    where = place(ranks, pick_device(device))
+    if accumulate < 1 or run.rows % (ranks.world * accumulate):
+        raise UsageError(
+            f"processes times accumulate must divide the {run.rows} rows of a step, got {ranks.world} processes, accumulate {accumulate}"
+        )
+    with numerics(run.precision, where):
+        corpus = _corpus(run, cache, ranks)
+        training = Training(run, corpus, where, ranks, accumulate, shard, compiled)
+        training.peak = peak if peak or where.type != "cuda" else peak_of(torch.cuda.get_device_name(where), run.precision)
+        path = None if folder is None else folder / run.id / CHECKPOINT_FILE
+        if path is not None:
+            _load(training, path)
+        judged = _go_on(training, path, checkpoint_every, ranks.first and not quiet)
+        row = row_of(training, judged, {"shard": shard if ranks.world > 1 else None, "compiled": compiled})
+        if path is not None and judged is not None:
+            _keep(training, path.with_name("weights.safetensors"))
+    if ranks.first:
+        if done is not None:
+            done(row)
+        if path is not None:
+            path.unlink(missing_ok=True)
+    return row
+
+
+def _corpus(run: Pretraining, cache: Path | None, ranks: Ranks) -> Corpus:
+    """The first process makes the ids, the others map them."""
+    tokenizer, _ = find_tokenizer(run.tokenizer)
+    text = find_text(run.source)
+    if cache is not None and ranks.world > 1:
+        from_first(ranks, lambda: len(load(text, tokenizer, cache, run.digest).ids))
+    corpus = load(text, tokenizer, cache, run.digest)
+    check_length(corpus, run.length, text.name)
+    return corpus
+
+
+def _go_on(training: Training, path: Path | None, checkpoint_every: float, show: bool) -> Tensor | None:
+    """Train to the end; the held-out batches, or none when it diverged."""
+    run, begun = training.run, len(training.losses)
+    evals = {round(run.steps * (i + 1) / run.evals) for i in range(run.evals)} - {0, run.steps}
+    bar = Progress(run.steps, f"pretrain {run.id}", begun=begun) if show else None
+    saved = time.monotonic()
+    for number in range(begun, run.steps):
+        start = time.monotonic()
+        due = training.step(training.ranks.first and start - saved >= checkpoint_every)
+        if number > begun:
+            training.seconds, training.timed = training.seconds + time.monotonic() - start, training.timed + 1
+        if not math.isfinite(training.losses[-1]):
+            return None
+        if number + 1 in evals:
+            nats, size, _ = training.judge().unbind(1)
+            training.judged.append((number + 1, ratio(nats / math.log(2), size)[0]))
+        if due and path is not None and number + 1 < run.steps:
+            _save(training, path)
+            saved = time.monotonic()
+        if bar:
+            bar.advance(1, _note(training))
+    judged = training.judge()
+    bits = ratio(judged[:, 0] / math.log(2), judged[:, 1])[0]
+    training.judged.append((run.steps, bits))
+    if bar:
+        bar.close(f"{_note(training)}, held out {bits:.4f} bits per byte")
+    return judged if math.isfinite(bits) else None
+
+
+def _note(training: Training) -> str:
+    recent, (tokens, share) = training.losses[-20:], training.speed()
+    speed = (f", {tokens:,.0f} tokens/s" if tokens else "") + (f", {share:.1%} of peak" if share else "")
+    return f"step {len(training.losses)} of {training.run.steps}, loss {sum(recent) / len(recent):.4f}{speed}"
+
+
+def _keep(training: Training, path: Path) -> None:
+    """The trained weights, by the names of the model's parameters."""
+    from safetensors.torch import save_file
+
+    tensors = {name.removeprefix("weights."): full for name, full in _tensors(training, moments=False).items()}
+    if training.ranks.first:
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary, {"run": json.dumps(training.run.spec())})
