@@ -55,13 +55,14 @@ def orthogonalise(stack: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     Five steps of matrix products in `dtype`, which bfloat16 is good enough for; singular values below a thousandth of the
     matrix's norm stay smaller.
     """
-    wide = stack if stack.shape[-2] <= stack.shape[-1] else stack.mT
-    norm = wide.float().norm(dim=(-2, -1), keepdim=True) * MARGIN
-    x = (wide.float() / norm.clamp_min(torch.finfo(torch.float32).tiny)).to(dtype)
+    tall = stack.shape[-2] > stack.shape[-1]
+    x = (stack.mT if tall else stack).to(torch.promote_types(stack.dtype, torch.float32))
+    norm = x.norm(dim=(-2, -1), keepdim=True) * MARGIN
+    x = (x / norm.clamp_min(torch.finfo(torch.float32).tiny)).to(dtype)
     for a, b, c in POLYNOMIALS:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x if wide is stack else x.mT
+    return x.mT if tall else x
 
 
 def pieces(shape: Shape, name: str, rows: int) -> tuple[int, ...]:
