@@ -535,7 +535,7 @@ def _pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         if row is True:
             row = pretrain(
                 run, device=args.device, folder=store.runs_path, cache=store.path / "tokens", ranks=ranks, accumulate=args.accumulate,
-                shard=args.shard, compiled=args.compile, peak=args.peak_tflops and args.peak_tflops * 1e12,
+                shard=args.shard, compiled=args.compile, peak=None if args.peak_tflops is None else args.peak_tflops * 1e12,
                 checkpoint_every=args.checkpoint_every, done=store.add,
             )  # fmt: skip
     _print_pretrained(row)

@@ -36,6 +36,18 @@ def write_whole(path: Path, data: bytes | str) -> None:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, or wait for it; the system frees it when its holder dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def append_line(path: Path, line: str) -> None:
     """Add one line in one write; a torn line left by a kill is closed off first, so it spoils itself alone."""
     path.parent.mkdir(parents=True, exist_ok=True)

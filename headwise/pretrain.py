@@ -340,10 +340,10 @@ def _load(training: Training, path: Path) -> None:
 
 def _check_same(saved: dict[str, Any], run: Pretraining, path: Path) -> None:
     """Refuse the checkpoint of another run, with what differs."""
-    mine, theirs = ({**spec, **spec.pop("shape")} for spec in (json.loads(json.dumps(run.spec())), saved))
-    differs = [k for k in mine if k not in ("source", "tokenizer") and mine[k] != theirs.get(k)]
+    ours, theirs = ({**spec["shape"], **spec} for spec in (json.loads(json.dumps(run.spec())), saved))
+    differs = [k for k in ours if k not in ("shape", "source", "tokenizer") and ours[k] != theirs.get(k)]
     if differs:
-        what = ", ".join(f"{k} {theirs.get(k)} for {mine[k]}" for k in differs[:4])
+        what = ", ".join(f"{k} {theirs.get(k)} for {ours[k]}" for k in differs[:4])
         raise UsageError(f"the checkpoint {path} is of another run: {what}; remove it or use another store")
 
 
@@ -422,10 +422,12 @@ def pretrain(
         raise UsageError(
             f"processes times accumulate must divide the {run.rows} rows of a step, got {ranks.world} processes, accumulate {accumulate}"
         )
+    if peak is not None and not 0 < peak < math.inf:
+        raise UsageError(f"peak must be above 0, got {peak}")
     with numerics(run.precision, where):
         corpus = _corpus(run, cache, ranks)
         training = Training(run, corpus, where, ranks, accumulate, shard, compiled)
-        training.peak = peak if peak or where.type != "cuda" else peak_of(torch.cuda.get_device_name(where), run.precision)
+        training.peak = peak if peak is not None or where.type != "cuda" else peak_of(torch.cuda.get_device_name(where), run.precision)
         path = None if folder is None else folder / run.id / CHECKPOINT_FILE
         if path is not None:
             _load(training, path)

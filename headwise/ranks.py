@@ -47,9 +47,10 @@ def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
     if ranks.world == 1:
         yield
         return
-    if device.type == "cuda":
+    gpu = device.type == "cuda"
+    if gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=1))
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(hours=1), device_id=device if gpu else None)
     try:
         yield
     finally:

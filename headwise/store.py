@@ -122,7 +122,7 @@ class Store:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     continue
-                for left in folder.glob(".*.*"):  # half-written by somebody who was killed
+                for left in folder.glob(".*"):  # half-written by somebody who was killed
                     left.unlink(missing_ok=True)
                 if self.row(run.id) is None:
                     if not (folder / "run.json").exists():

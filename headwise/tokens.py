@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.files import whole_file, write_whole
+from headwise.files import locked, whole_file, write_whole
 from headwise.runs import derive, generator_of
 from headwise.shape import UsageError
 from headwise.tasks.text import generated
@@ -227,7 +227,9 @@ def load(text: Text, tokenizer: Any, folder: Path | None = None, key: str = "") 
         return Corpus(ids, cut, _joined([ends for _, ends, held in parts if held]), vocab_of(tokenizer), end_of(tokenizer))
     about = folder / f"{key}.json"
     if not about.exists():
-        _write(text, tokenizer, folder, key)
+        with locked(folder / f"{key}.lock"):  # one process makes them, others wait
+            if not about.exists():
+                _write(text, tokenizer, folder, key)
     told = json.loads(about.read_text())
     if told["format"] != FORMAT:
         raise UsageError(f"{about} has format {told['format']}, this headwise reads {FORMAT}: remove it")
@@ -260,6 +262,8 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 def _write(text: Text, tokenizer: Any, folder: Path, key: str) -> None:
     """Ids as they come, never all of them in memory; the description last, which makes them count."""
+    for left in folder.glob(f".{key}.*"):  # by somebody who was killed
+        left.unlink()
     count = cut = 0
     held_out = []
     with whole_file(folder / f"{key}.ids") as temporary, temporary.open("wb") as f:

@@ -155,7 +155,9 @@ def test_ids_that_were_not_finished_are_made_again_and_torn_ones_refused(tmp_pat
     whole = load(text, None, tmp_path, "k").ids.tolist()
     (tmp_path / "k.json").unlink()  # as after a kill before the description
     (tmp_path / "k.ids").write_bytes(b"half")
+    (tmp_path / ".k.ids.half").write_bytes(b"half")
     assert load(text, None, tmp_path, "k").ids.tolist() == whole
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["k.behind", "k.ids", "k.json", "k.lock"]
     (tmp_path / "k.ids").write_bytes(b"half")
     assert "is not whole" in refused(load, text, None, tmp_path, "k")
     written(tmp_path / "k.json", '{"format": 99}')
