@@ -44,10 +44,11 @@ SHAPE = Shape(
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two documents."""
+    """Three documents, the last of them and the end of the second held out, an odd number of batches."""
     folder = tmp_path_factory.mktemp("book")
     written(folder / "a.txt", generated(9_000))
     written(folder / "b.txt", generated(5_000, seed=1) + "fin, enfin: é, 走.")
+    written(folder / "c.txt", generated(700, seed=2))
     return str(folder)
 
 
@@ -159,7 +160,9 @@ def test_bits_per_byte_by_hand(book: str, coded: bool, tmp_path: Path) -> None:
     assert judged.sum(0).tolist() == pytest.approx([nats, size, count], rel=1e-5)
     windows = (len(ids) - 1) // run.length
     assert len(judged) == -(-windows // JUDGED)
+    assert windows * run.length - count == 1, "no document ends in the held-out part"
     assert (size == count) is not coded
+    assert coded or len(judged) % 2 == 1
     mean, error = ratio(judged[:, 0] / math.log(2), judged[:, 1])
     assert mean == pytest.approx(nats / size / math.log(2), rel=1e-5)
     each = judged[:, 0] / judged[:, 1] / math.log(2)

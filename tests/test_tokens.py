@@ -118,6 +118,23 @@ def test_bytes_behind_ids_agree_with_the_tokens_own_bytes(bpe: str) -> None:
     assert (np.diff(behind) >= 0).all()
 
 
+class Words:
+    """A tokenizer of one word an id, whose spans leave the blanks out, as some do."""
+
+    text = "é b  c \n"
+    ids, offsets = (0, 1, 2), ((0, 1), (2, 3), (5, 6))
+
+    def encode(self, text: str, add_special_tokens: bool) -> "Words":
+        return self
+
+    def decode(self, ids: object, skip_special_tokens: bool) -> str:
+        return self.text
+
+
+def test_blanks_that_a_tokenizer_leaves_out_count_for_the_next_id() -> None:
+    assert encode(Words(), Words.text.encode())[1].tolist() == [2, 4, 9]
+
+
 def test_a_truncating_tokenizer_truncates_nothing(bpe: str, tmp_path: Path) -> None:
     told = json.loads(Path(bpe).read_text())
     told["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
