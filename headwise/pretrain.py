@@ -29,7 +29,7 @@ from headwise.models import Decoder, initialise
 from headwise.optimise import OPTIMISERS, SCHEDULES, Optimiser, rate
 from headwise.progress import Progress
 from headwise.ranks import Ranks, add_up, all_of, from_first, mine, part_of, place, sending, sent, shared
-from headwise.runs import CHECKPOINT_FILE, MEASURED, Row, derive, generator_of
+from headwise.runs import CHECKPOINT_FILE, MEASURED, WEIGHTS_FILE, Row, derive, generator_of
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stack import numerics
 from headwise.tokens import Corpus, check_length, find_text, find_tokenizer, held_out_rows, held_out_starts, load, rows_at, vocab_of
@@ -434,7 +434,7 @@ def pretrain(
         judged = _go_on(training, path, checkpoint_every, ranks.first and not quiet)
         row = row_of(training, judged, {"shard": shard if ranks.world > 1 else None, "compiled": compiled})
         if path is not None and judged is not None:
-            _keep(training, path.with_name("weights.safetensors"))
+            _keep(training, path.with_name(WEIGHTS_FILE))
     if ranks.first:
         if done is not None:
             done(row)

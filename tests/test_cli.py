@@ -372,6 +372,19 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
     rows.write_text("".join(json.dumps(row) + "\n" for row in Store(store).rows()))
     lines: dict[str, list[str]] = {
         "run": run_words(store, "--seeds", "2"),
+        "pretrain": [
+            "pretrain",
+            "--set",
+            *SHAPE,
+            "--steps",
+            "2",
+            "--eval-tokens",
+            "512",
+            "--device",
+            "cpu",
+            "--store",
+            str(tmp_path / "text"),
+        ],
         "list": ["list"],
         "list of a store": ["list", "--store", str(store)],
         "list of older rows": ["list", "--store", str(store), "--older"],
@@ -394,6 +407,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
         assert isinstance(answers[name], dict)
     assert {words[0] for words in lines.values()} == set(COMMANDS)
     assert (answers["run"]["runs"], answers["run"]["made"], len(answers["run"]["points"])) == (8, 0, 4)
+    assert answers["pretrain"]["row"]["bits_per_byte"] > 0
     assert set(answers["list"]["experiments"]) >= {"fig1"}
     assert len(answers["list of a store"]["rows"]) == 8
     assert answers["list of a store"]["unfinished"] == []
