@@ -506,7 +506,7 @@ def _pretraining(args: argparse.Namespace, device: str) -> Any:
 
 def _pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.engine import pick_device
-    from headwise.pretrain import pretrain
+    from headwise.pretrain import check_way, pretrain
     from headwise.ranks import from_first, joined, place, told
     from headwise.store import Store
     from headwise.sweep import check_space
@@ -514,6 +514,8 @@ def _pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     ranks = told()
     where = place(ranks, pick_device(args.device))
     run, store = _pretraining(args, str(where)), Store(args.store)
+    peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
+    check_way(run, ranks, args.accumulate, args.shard, peak)
     with joined(ranks, where), contextlib.ExitStack() as held:
 
         def claimed() -> dict[str, Any] | bool:
@@ -535,7 +537,7 @@ def _pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         if row is True:
             row = pretrain(
                 run, device=args.device, folder=store.runs_path, cache=store.path / "tokens", ranks=ranks, accumulate=args.accumulate,
-                shard=args.shard, compiled=args.compile, peak=None if args.peak_tflops is None else args.peak_tflops * 1e12,
+                shard=args.shard, compiled=args.compile, peak=peak,
                 checkpoint_every=args.checkpoint_every, done=store.add,
             )  # fmt: skip
     _print_pretrained(row)

@@ -28,7 +28,7 @@ from headwise.files import whole_file
 from headwise.models import Decoder, initialise
 from headwise.optimise import OPTIMISERS, SCHEDULES, Optimiser, rate
 from headwise.progress import Progress
-from headwise.ranks import Ranks, add_up, all_of, from_first, mine, part_of, place, sending, sent, shared
+from headwise.ranks import SHARDS, Ranks, add_up, all_of, from_first, mine, part_of, place, sending, sent, shared
 from headwise.runs import CHECKPOINT_FILE, MEASURED, WEIGHTS_FILE, Row, derive, generator_of
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stack import numerics
@@ -396,6 +396,18 @@ def row_of(training: Training, judged: Tensor | None, how: Row) -> Row:
     }
 
 
+def check_way(run: Pretraining, ranks: Ranks, accumulate: int, shard: str, peak: float | None) -> None:
+    """Refuse a way to train a run that there is not."""
+    if accumulate < 1 or run.rows % (ranks.world * accumulate):
+        raise UsageError(
+            f"processes times accumulate must divide the {run.rows} rows of a step, got {ranks.world} processes, accumulate {accumulate}"
+        )
+    if shard not in SHARDS:
+        raise UsageError(f"unknown shard {shard!r}; {nearest(shard, SHARDS)}")
+    if peak is not None and not 0 < peak < math.inf:
+        raise UsageError(f"peak must be above 0, got {peak}")
+
+
 def pretrain(
     run: Pretraining,
     *,
@@ -418,12 +430,7 @@ def pretrain(
     """
     ranks = ranks or Ranks()
     where = place(ranks, pick_device(device))
-    if accumulate < 1 or run.rows % (ranks.world * accumulate):
-        raise UsageError(
-            f"processes times accumulate must divide the {run.rows} rows of a step, got {ranks.world} processes, accumulate {accumulate}"
-        )
-    if peak is not None and not 0 < peak < math.inf:
-        raise UsageError(f"peak must be above 0, got {peak}")
+    check_way(run, ranks, accumulate, shard, peak)
     with numerics(run.precision, where):
         corpus = _corpus(run, cache, ranks)
         training = Training(run, corpus, where, ranks, accumulate, shard, compiled)

