@@ -104,14 +104,15 @@ def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         step = max(1, len(row["curve"]) // 200)
         sizes = f"{_count(row['depth'], 'layer')}, {_count(row['num_heads'], 'head')} of rank {row['head_dim']}"
-        label = f"{sizes}, {row['protocol']}, seed {row['seed']}"
+        label = ", ".join((sizes, *([row["protocol"]] if "protocol" in row else []), f"seed {row['seed']}"))
+        unit = row.get("epoch", 1)  # a language model's curve is by steps
         out.append(
             {
                 "label": label,
                 "id": row["id"],
-                "every": step * row["epoch"],
+                "every": step * row.get("curve_every", unit),
                 "train": [_short(v) for v in row["curve"][::step]],
-                "held_out": [[e * row["epoch"], _short(v)] for e, v in row["held_out_curve"]],
+                "held_out": [[e * unit, _short(v)] for e, v in row["held_out_curve"]],
             }
         )
     return out

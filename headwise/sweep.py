@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.engine import Probe, pick_device, provenance, train
+from headwise.pretrain import Pretraining, pretrain
 from headwise.progress import Progress
 from headwise.runs import Row, Run, stack_key
 from headwise.shape import UsageError
@@ -196,6 +197,31 @@ def sweep(
     if bar.done:
         bar.close()
     store.tidy(runs)
+    return store.rows([run.id for run in runs])
+
+
+def pretrain_all(
+    runs: Sequence[Pretraining], store: Store, *, device: str = "auto", checkpoint_every: float = 60.0, label: str = "pretrain"
+) -> list[Row]:
+    """Make every decoder's row exist, one after the other in this process, and return the rows in order."""
+    asked: list[Any] = list({run.id: run for run in runs}.values())
+    missing = [run for run in asked if store.row(run.id) is None]
+    bar = Progress(sum(run.steps for run in missing), f"{label}: {len(missing)} runs")
+    while missing:
+        for run in missing:
+            with store.claim([run]) as mine:
+                if mine:
+                    pretrain(
+                        run, device=device, folder=store.runs_path, cache=store.path / "tokens", checkpoint_every=checkpoint_every,
+                        done=store.add, quiet=True,
+                    )  # fmt: skip
+            bar.advance(run.steps if store.row(run.id) is not None else 0)
+        left = [run for run in missing if store.row(run.id) is None]
+        if len(left) == len(missing):
+            time.sleep(0.5)  # another process is training them, or was
+        missing = left
+    if bar.done:
+        bar.close()
     return store.rows([run.id for run in runs])
 
 

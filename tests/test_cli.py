@@ -19,7 +19,7 @@ import torch
 from processes import started
 
 import headwise
-from headwise.cli import COMMANDS, _parser, main
+from headwise.cli import COMMANDS, main, parser
 from headwise.store import Store
 
 HEADWISE = [sys.executable, "-m", "headwise"]
@@ -355,7 +355,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--json" in text
         example = next(line for line in text.splitlines() if line.startswith("example:")).removeprefix("example:").split()
         assert example[:2] == ["headwise", name]
-        assert _parser().parse_args(example[1:]).command == name
+        assert parser().parse_args(example[1:]).command == name
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise.cli import COMMANDS, _parser
+from headwise.cli import COMMANDS, parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -47,7 +47,7 @@ def test_every_command_of_the_readme_parses() -> None:
     commands = [line for line in lines if line.startswith("headwise ")]
     assert {shlex.split(c)[1] for c in commands} == set(COMMANDS)
     for command in commands:
-        _parser().parse_args(shlex.split(command)[1:])
+        parser().parse_args(shlex.split(command)[1:])
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

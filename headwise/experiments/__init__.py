@@ -30,6 +30,7 @@ from headwise.experiments import (
     learned,
     length,
     map,
+    nanochat_heads,
     positions,
     regression,
     removable,
@@ -41,7 +42,7 @@ from headwise.shape import UsageError, nearest
 EXPERIMENTS: dict[str, ModuleType] = {
     "fig1": fig1, "learned": learned, "length": length, "positions": positions, "dimension": dimension, "regression": regression,
     "features": features, "representation": representation, "theory": theory, "conditioning": conditioning, "map": map, "leaner": leaner,
-    "removable": removable, "finetune": finetune,
+    "removable": removable, "nanochat_heads": nanochat_heads, "finetune": finetune,
 }  # fmt: skip
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 

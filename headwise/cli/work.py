@@ -1,0 +1,278 @@
+"""Commands that train, compute, and show what is in a store; each returns what --json prints."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.cli.output import print_table, say
+from headwise.cli.shapes import shape_of
+from headwise.shape import UsageError, nearest
+
+
+def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.engine import pick_device
+    from headwise.experiments import find, settings_of
+    from headwise.pretrain import Pretraining
+    from headwise.store import Store
+    from headwise.sweep import check_space, compute, pretrain_all, sweep
+
+    module, name = find(args.experiment), Path(args.experiment).stem
+    changes = [*args.changes, *([f"tasks={args.task}"] if getattr(args, "task", None) else [])]
+    if len(changes) > len(args.changes) and not hasattr(next(iter(module.PRESETS.values())), "tasks"):
+        raise UsageError(f"{name} has one task; --task goes with experiments over tasks: leaner, map, removable")
+    settings = settings_of(module, args.preset, changes, args.seeds)
+    runs = module.runs(settings)
+    pick_device(args.device)
+    store = Store(args.store)
+    missing = store.missing(runs)
+    trained = not hasattr(module, "make")
+    if missing and trained:
+        check_space(store.path, missing)
+    begun = store.begun(missing)
+    resumed = f", {begun} to go on with" if begun else ""
+    what = f"{len(runs)} {'runs' if trained else 'rows'}"
+    say(f"{name} ({args.preset}): {what}, {len(runs) - len(missing)} already in {store.path}{resumed}")
+
+    def train_all(some: list[Any], keep: bool = False) -> list[Any]:
+        if some and isinstance(some[0], Pretraining):
+            return pretrain_all(some, store, device=args.device, checkpoint_every=args.checkpoint_every, label=name)
+        return sweep(
+            some, store, device=args.device, workers=args.workers, label=name, keep_weights=keep or args.keep_weights,
+            checkpoint_every=args.checkpoint_every, probe=getattr(module, "probe", None),
+        )  # fmt: skip
+
+    rows = train_all(runs, getattr(module, "KEEP", False)) if trained else compute(runs, module.make, store, device=args.device, label=name)
+    if hasattr(module, "then"):
+        later = module.then(settings, rows)
+        waiting = store.missing(later)
+        say(f"{name}, second round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
+        rows += train_all(later)
+        runs, missing = [*runs, *later], [*missing, *waiting]
+    points = module.summary(rows)
+    command = shlex.join(["headwise", *words])
+    ids = list(dict.fromkeys(run.id for run in runs))
+    if set(store.experiments().get(name, {"ids": ids})["ids"]) - set(ids) and not getattr(args, "only", ()):
+        say(f"{name} was made with other settings in {store.path} before: its page now shows these; the older rows are still there")
+    source = {} if args.experiment == name else {"source": str(Path(args.experiment).resolve())}
+    if not getattr(args, "only", ()):  # some checks alone do not replace the page of all
+        store.note(name, {**source, "command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
+    _print_points(module, points)
+    for line in module.headline(points):
+        print(line)
+    if args.preset in getattr(module, "NOTES", {}):
+        print(module.NOTES[args.preset])
+    written = {} if args.no_report else _write(module, points, store, name)
+    for what, path in written.items():
+        print(f"{what}: {path}")
+    failed = [p for p in points if p.get("holds") is False]
+    if failed:
+        say(f"headwise: {len(failed)} of {len(points)} checks do not hold")
+    return {
+        "experiment": name,
+        "preset": args.preset,
+        "store": str(store.path),
+        "runs": len(runs),
+        "made": len(missing),
+        "points": points,
+        **({"failed": len(failed)} if failed else {}),
+        **written,
+    }
+
+
+def _write(module: Any, points: list[dict[str, Any]], store: Any, name: str) -> dict[str, str]:
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+        import plotly  # noqa: F401
+    except ModuleNotFoundError as e:
+        print(f"no figure and no report: {e.name} is not installed (pip install 'headwise[report]'); the rows are in {store.path}")
+        return {}
+    from headwise import figures
+    from headwise.report import write_report
+
+    picture = store.path / f"{name}.png"
+    figures.save(module.figure(points), picture)
+    return {"figure": str(picture), "report": str(write_report(store))}
+
+
+def _print_points(module: Any, points: list[dict[str, Any]]) -> None:
+    from headwise.experiments import cell
+
+    print_table([[heading for _, heading in module.COLUMNS], *([cell(p, key) for key, _ in module.COLUMNS] for p in points)])
+
+
+def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.experiments import EXPERIMENTS
+
+    if args.older and not args.store:
+        raise UsageError("--older lists rows of a store: add --store DIR")
+    if not args.store:
+        about = {name: (module.__doc__ or "").strip().splitlines()[0] for name, module in EXPERIMENTS.items()}
+        print_table([("experiment", "what"), *((name, text) for name, text in about.items())] if about else [("experiment",)])
+        return {"experiments": about}
+    from headwise.engine import commit
+    from headwise.store import Store
+
+    store = Store(args.store, create=False)
+    rows = store.rows(not_commit=commit() if args.older else None)
+    keys = (
+        "id",
+        "status",
+        "task",
+        "dim",
+        "depth",
+        "num_heads",
+        "head_dim",
+        "steps",
+        "lr",
+        "protocol",
+        "seed",
+        "held_out",
+        "commit",
+        "finished",
+    )
+    short = [{k: r.get(k) for k in keys} for r in rows]
+    cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in r.values()] for r in short]
+    print_table([keys, *cells])
+    unfinished = sorted(p.parent.name for p in store.runs_path.glob("*/run.json") if store.row(p.parent.name) is None)
+    print(f"{len(rows)} rows{' made by other commits' if args.older else ''}, {len(unfinished)} unfinished runs")
+    return {"rows": short, "unfinished": unfinished, "experiments": sorted(store.experiments())}
+
+
+def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.store import Store
+
+    store = Store(args.store, create=False)
+    try:
+        from headwise.report import write_report
+
+        path = write_report(store, Path(args.output) if args.output else None)
+    except ModuleNotFoundError as e:
+        raise UsageError(f"the report needs {e.name}: pip install 'headwise[report]'") from None
+    print(f"report: {path}")
+    return {"report": str(path)}
+
+
+def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise import figures
+    from headwise.experiments import find
+    from headwise.files import read_lines
+
+    module = find(args.experiment)
+    views = getattr(module, "VIEWS", {})
+    if args.view is not None and args.view not in views:
+        raise UsageError(f"unknown view {args.view!r} of {args.experiment}; {nearest(args.view, views) if views else 'it has one figure'}")
+    source = Path(args.rows)
+    if not source.is_file():
+        raise UsageError(f"there is no file of rows at {source}")
+    name = Path(args.experiment).stem + (f"-{args.view}" if args.view else "")
+    output = Path(args.output) if args.output else source.with_name(f"{name}.png")
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
+    try:
+        rows = [json.loads(line) for line in read_lines(source)]
+        points = module.summary(rows)
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{source} does not hold rows of {args.experiment}, one JSON object a line") from None
+    if not points:
+        raise UsageError(f"{source} holds no rows")
+    try:
+        figures.save(views[args.view](points) if args.view else module.figure(points), output)
+    except ModuleNotFoundError as e:
+        raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
+    _print_points(module, points)
+    print(f"figure: {output}")
+    return {"figure": str(output), "points": points}
+
+
+def _pretraining(args: argparse.Namespace, device: str) -> Any:
+    """What `headwise pretrain` was asked to train."""
+    from headwise.pretrain import PRESETS, Pretraining
+    from headwise.tokens import find_tokenizer, vocab_of
+
+    if args.preset not in PRESETS:
+        raise UsageError(f"unknown preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
+    fields, values = PRESETS[args.preset]
+    start = [f"vocab_size={-(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64}", "causal=true"]
+    whole = args.config or any(change.startswith("dim=") for change in args.changes)
+    shape = shape_of([*([] if args.config else start), *([] if whole else fields), *args.changes], args.config)
+    names = {f.name for f in dataclasses.fields(Pretraining)}
+    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    settings: dict[str, Any] = {"precision": "bf16" if device.startswith("cuda") else "fp32", **values, **given}
+    return Pretraining(shape=shape, source=args.text, **settings)
+
+
+def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.engine import pick_device
+    from headwise.pretrain import check_way, pretrain
+    from headwise.ranks import from_first, joined, place, told
+    from headwise.store import Store
+    from headwise.sweep import check_space
+
+    ranks = told()
+    where = place(ranks, pick_device(args.device))
+    run, store = _pretraining(args, str(where)), Store(args.store)
+    peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
+    check_way(run, ranks, args.accumulate, args.shard, peak)
+    with joined(ranks, where), contextlib.ExitStack() as held:
+
+        def claimed() -> dict[str, Any] | bool:
+            """The row if it is there, else whether the run is ours to train."""
+            row = store.row(run.id)
+            if row is None:
+                check_space(store.path, [run])
+                return bool(held.enter_context(store.claim([run])))
+            store.tidy([run])
+            return row
+
+        row = from_first(ranks, claimed)
+        if row is False:
+            raise UsageError(f"another process is training run {run.id} in {store.path}")
+        shape = run.shape
+        heads = f"{shape.depth} layers, dim {shape.dim}, {shape.num_heads} heads of rank {shape.head_dim}, {shape.params:,} parameters"
+        state = "to train" if row is True else "already"
+        say(f"pretrain {run.id}: {heads}, {run.steps} steps of {run.batch_tokens:,} tokens, {state} in {store.path}")
+        if row is True:
+            row = pretrain(
+                run, device=args.device, folder=store.runs_path, cache=store.path / "tokens", ranks=ranks, accumulate=args.accumulate,
+                shard=args.shard, compiled=args.compile, peak=peak,
+                checkpoint_every=args.checkpoint_every, done=store.add,
+            )  # fmt: skip
+    _print_pretrained(row)
+    return {"store": str(store.path), "folder": str(store.runs_path / run.id), "row": row, "failed": int(row["status"] != "done")}
+
+
+def _print_pretrained(row: dict[str, Any]) -> None:
+    if row["status"] != "done":
+        print(f"diverged after {row['steps_done']} steps")
+        return
+
+    def error(name: str) -> str:
+        return f"{row[name]:.4f}" + (f" ± {row[f'{name}_se']:.4f}" if row[f"{name}_se"] is not None else "")
+
+    lines = [
+        ("held out, bits per byte", error("bits_per_byte")),
+        ("held out, nats per token", error("held_out")),
+        ("last step's training loss", f"{row['train_last']:.4f}"),
+        ("tokens", f"{row['tokens']:,}"),
+        ("tokens per second", f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "-"),
+        ("share of the devices' peak", f"{row['mfu']:.1%}" if row["mfu"] else "-"),
+        ("memory", f"{row['memory_bytes'] / 2**20:,.0f} MiB"),
+    ]
+    print_table(lines)
+
+
+def theory(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """The theory experiment with words of its own; fails when a check does."""
+    args.experiment, args.preset, args.seeds, args.device = "theory", "quick", None, "cpu"
+    args.changes = ([f"only={','.join(args.only)}"] if args.only else []) + [f"seed={args.seed}"]
+    args.no_report = args.no_report or bool(args.only)
+    answer = run(args, words)
+    return {"checks": answer.pop("points"), "failed": 0, **answer}

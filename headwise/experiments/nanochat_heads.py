@@ -1,0 +1,265 @@
+"""The nanochat question: fewer, larger heads, queries wider than values, fewer KV heads, a latent, at one exact budget of arithmetic?
+
+    headwise run nanochat_heads                                             quick: width 64, bytes of a generated text; 2 CPU cores, minutes
+    headwise run nanochat_heads --preset paper --set source=FOLDER          width 512, 8 layers; one H200, about a minute a run
+
+A nanochat-style decoder (RMS norm, rotary positions, norms of queries and keys without gains, squared ReLU, untied head) of one
+width and depth. Every arm sees the same tokens and costs the same FLOPs a token: what its attention does not use goes into the
+feed-forward, whole numbers, the rest is told. Under the norm of queries and keys scores grow with the root of the rank, so every
+arm has the same largest score; `scale` lets it grow as it does in nanochat, as a control. Rates are tuned per arm over the same
+values, on a seed that is not counted. Expected: see results/nanochat.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headwise.experiments.common import change, check_lists, counted, measured, merit, solid
+from headwise.pretrain import Pretraining
+from headwise.runs import Row
+from headwise.shape import Shape, UsageError
+from headwise.stats import difference, group
+
+QUESTION = "At one budget of arithmetic, which heads does a language model want?"
+COLUMNS = (
+    ("family", "varied"), ("arm", "arm"), ("heads", "heads"), ("kv", "KV heads"), ("rank", "rank"), ("width", "value width"),
+    ("latent", "latent"), ("ffn", "feed-forward"), ("params", "parameters"), ("off", "off budget"), ("kv_bytes", "cache bytes a token"),
+    ("lr", "tuned rate"), ("held_out", "bits per byte"), ("n", "n"), ("diverged", "diverged"), ("change", "against base"),
+    ("tokens_per_second", "tokens/s"),
+)  # fmt: skip
+CAPTION = "Held-out bits per byte, mean over seeds at the tuned learning rate with its 95 % interval; every arm has the FLOPs of the base."
+FAMILIES = ("split", "scale", "query", "kv", "latent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The base, what is varied about it, and how it is trained."""
+
+    dim: int
+    depth: int
+    rank: int  # of the base's heads
+    families: tuple[str, ...]
+    ranks: tuple[int, ...]  # split and scale: heads are dim / rank
+    queries: tuple[int, ...]  # query/key rank of the base's heads, whose values keep their width
+    kv_heads: tuple[int, ...]
+    latents: tuple[int, ...]  # kv_lora_rank
+    max_logit: float
+    source: str = ""
+    vocab: int = 272
+    length: int
+    batch_tokens: int
+    steps: int
+    lrs: tuple[float, ...]
+    optimiser: str
+    precision: str
+    eval_tokens: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        check_lists(self, ("ranks", "queries", "kv_heads", "latents"), ("families", "lrs"))
+        for family in self.families:
+            if family not in FAMILIES:
+                raise UsageError(f"unknown family {family!r}; choices: {', '.join(FAMILIES)}")
+        for rank in (self.rank, *self.ranks):
+            if self.dim % rank or rank % 2:
+                raise UsageError(f"ranks must be even and divide dim {self.dim}, got {rank}")
+        if bad := [n for n in self.kv_heads if self.dim // self.rank % n]:
+            raise UsageError(f"kv_heads must divide the base's {self.dim // self.rank} heads, got {bad[0]}")
+
+
+PRESETS = {
+    "quick": Settings(
+        dim=64, depth=2, rank=16, families=("split", "kv"), ranks=(8, 16, 32, 64), queries=(8, 32), kv_heads=(1, 2), latents=(16, 32),
+        max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.02), optimiser="muon", precision="fp32", eval_tokens=16_384,
+        seeds=2,
+    ),
+    "paper": Settings(
+        dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), queries=(64, 192, 256), kv_heads=(1, 2),
+        latents=(64, 128, 170, 256, 512), max_logit=16.3, length=1024, batch_tokens=65_536, steps=1500, lrs=(0.003, 0.01),
+        optimiser="muon", precision="bf16", eval_tokens=1 << 20, seeds=3,
+    ),
+}  # fmt: skip
+
+
+# ---- arms at one budget
+
+
+def base_of(s: Settings) -> Shape:
+    """nanochat's form: heads of one rank over the whole width."""
+    return Shape(
+        dim=s.dim, depth=s.depth, num_heads=s.dim // s.rank, head_dim=s.rank, qk_rope_head_dim=s.rank, ffn_dim=4 * s.dim,
+        activation="relu2", causal=True, norm="rms", qk_norm="free", max_logit=s.max_logit, vocab_size=s.vocab, tied=False,
+    )  # fmt: skip
+
+
+def arms(s: Settings) -> dict[tuple[str, str], Shape]:
+    """Every shape by what is varied and how, each with the feed-forward that makes its FLOPs the base's."""
+    base, out = base_of(s), dict[tuple[str, str], Shape]()
+    heads = base.num_heads
+    for family in s.families:
+        match family:
+            case "split" | "scale":
+                logit = {"max_logit": s.max_logit} if family == "split" else {"max_logit": None}
+                made = {
+                    f"{s.dim // r} x {r}": base.replace(
+                        num_heads=s.dim // r, num_kv_heads=s.dim // r, head_dim=r, v_head_dim=r, qk_rope_head_dim=r, **logit
+                    )
+                    for r in s.ranks
+                }
+            case "query":
+                made = {
+                    f"{heads} x {r} / {s.rank}": base.replace(head_dim=r, v_head_dim=s.rank, qk_rope_head_dim=r)
+                    for r in (s.rank, *s.queries)
+                }
+            case "kv":
+                made = {f"{n} KV heads": base.replace(num_kv_heads=n) for n in (heads, *s.kv_heads)}
+            case _:
+                plain = base.replace(qk_norm="none", max_logit=None, qk_rope_head_dim=s.rank // 2)
+                made = {"no latent": plain, **{f"latent {c}": plain.replace(kv_lora_rank=c) for c in s.latents}}
+        for arm, shape in made.items():
+            out[family, arm] = at_budget(shape, base, s.length)
+    return out
+
+
+def at_budget(shape: Shape, base: Shape, tokens: int) -> Shape:
+    """The shape with the feed-forward whose FLOPs come nearest to the base's."""
+    target = base.flops(tokens)
+    one, two = (shape.replace(ffn_dim=f).flops(tokens) for f in (1, 2))
+    width = round(1 + (target - one) / (two - one))
+    if width < 1:
+        raise UsageError(
+            f"attention alone costs more than the base, by {one / target - 1:.1%}: {shape.num_heads} heads of rank {shape.head_dim}"
+        )
+    return shape.replace(ffn_dim=width)
+
+
+def _run(s: Settings, shape: Shape, lr: float, seed: int) -> Pretraining:
+    return Pretraining(
+        shape=shape, steps=s.steps, batch_tokens=s.batch_tokens, length=s.length, source=s.source, optimiser=s.optimiser, lr=lr,
+        precision=s.precision, eval_tokens=s.eval_tokens, evals=1, seed=seed,
+    )  # fmt: skip
+
+
+def runs(settings: Settings) -> list[Pretraining]:
+    """The tuning: every arm at every rate, one seed."""
+    shapes = dict.fromkeys(arms(settings).values())
+    return [_run(settings, shape, lr, 0) for shape in shapes for lr in settings.lrs]
+
+
+def then(settings: Settings, rows: list[Row]) -> list[Pretraining]:
+    """The measurement: every arm at its best rate, `seeds` other seeds."""
+    found, best = {row["id"]: row for row in rows}, dict[Shape, tuple[tuple[float, float], Pretraining]]()
+    for run in runs(settings):
+        value = merit(_judged(found[run.id]))
+        if run.shape not in best or value < best[run.shape][0]:
+            best[run.shape] = value, run
+    return [replace(run, seed=seed) for _, run in best.values() for seed in range(1, settings.seeds + 1)]
+
+
+# ---- points
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """One point per arm and what it varies: bits per byte, and the difference from the base with its interval."""
+    by_shape: dict[Shape, list[Row]] = {}
+    for row in rows:
+        by_shape.setdefault(_shape(row), []).append(_judged(row))
+    if not by_shape:
+        return []
+    base = _base(set(by_shape))
+    told = measured(counted(by_shape[base]))
+    out = []
+    for shape, same in by_shape.items():
+        kept = counted(same)
+        value, speeds = measured(kept), [r["tokens_per_second"] for r in kept if r["tokens_per_second"]]
+        gap = difference(value["values"], told["values"]) if value["values"] and told["values"] and shape != base else None
+        point = {
+            "arm": _name(shape), "heads": shape.num_heads, "kv": shape.num_kv_heads, "rank": shape.head_dim, "width": shape.v_head_dim,
+            "latent": shape.kv_lora_rank or None, "ffn": shape.ffn_dim, "params": shape.params,
+            "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **value,
+            "change": change(gap) if gap else None, "tokens_per_second": max(speeds) if speeds else None,
+        }  # fmt: skip
+        out += [{"family": family, **point} for family in _families(shape, base)]
+    arms_of = Counter(p["family"] for p in out)
+    out = [p for p in out if arms_of[p["family"]] > 1 or len(by_shape) == 1]
+    return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), -p["rank"], -p["kv"], p["latent"] or 0))
+
+
+def _judged(row: Row) -> Row:
+    """The row judged by its bits per byte."""
+    return {**row, "held_out": row["bits_per_byte"]}
+
+
+def _shape(row: Row) -> Shape:
+    return Shape.of({name: row[name] for name in Shape.__dataclass_fields__ if name in row})
+
+
+def _base(shapes: set[Shape]) -> Shape:
+    """Of the cuts of the whole width the one whose heads most other arms have; of several the one nearest to rank 128."""
+    plain = [s for s in shapes if s.num_heads * s.head_dim == s.dim and s.max_logit and s.num_kv_heads == s.num_heads]
+
+    def fits(base: Shape) -> tuple[int, int]:
+        alike = [s for s in shapes if (s.num_heads, s.v_head_dim) == (base.num_heads, base.v_head_dim)]
+        return -len(alike), abs(base.head_dim - 128)
+
+    return min(plain or shapes, key=fits)
+
+
+def _families(shape: Shape, base: Shape) -> list[str]:
+    """What an arm varies about the base; the base is at the end of each but those that leave the norm of queries and keys out."""
+    if shape.qk_norm == "none":
+        return ["latent"]
+    if shape == base:
+        return ["split", "query", "kv"]
+    if shape.num_kv_heads != shape.num_heads:
+        return ["kv"]
+    if shape.head_dim != shape.v_head_dim:
+        return ["query"]
+    return ["split"] if shape.max_logit else ["scale"]
+
+
+def _name(s: Shape) -> str:
+    if s.latent:
+        return f"latent {s.kv_lora_rank}"
+    if s.num_kv_heads != s.num_heads:
+        return f"{s.num_heads} x {s.head_dim}, {s.num_kv_heads} KV"
+    return f"{s.num_heads} x {s.head_dim}" + (f" / {s.v_head_dim}" if s.v_head_dim != s.head_dim else "")
+
+
+def headline(points: list[dict[str, Any]]) -> list[str]:
+    """For each thing that is varied: its arms against the base."""
+    lines = []
+    for (family,), same in group(points, "family").items():
+        known = [p for p in same if p["held_out"] is not None]
+        if known:
+            told = [f"{p['arm']} {p['held_out']:.4f}" + (f" ({p['change']})" if p["change"] else "") for p in known]
+            lines.append(f"{family}: " + "; ".join(told))
+    return lines
+
+
+def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A panel per thing that is varied: bits per byte against it."""
+    x_of = {"split": "rank", "scale": "rank", "query": "rank", "kv": "kv", "latent": "latent"}
+    labels = {
+        "split": "rank (heads = width / rank)",
+        "scale": "rank, scores grow with it",
+        "query": "query/key rank",
+        "kv": "KV heads",
+        "latent": "latent width",
+    }
+    panels = []
+    for (family,), same in group(points, "family").items():
+        known = sorted((p for p in same if p["held_out"] is not None and p[x_of[family]]), key=lambda p: p[x_of[family]])
+        if known:
+            panels.append(
+                {
+                    "title": labels[family],
+                    "lines": [solid("bits per byte", FAMILIES.index(family), [p[x_of[family]] for p in known], known)],
+                }
+            )
+    return {
+        "title": "Heads of a language model at one budget of arithmetic", "x_label": "", "y_label": "held-out bits per byte",
+        "y_scale": "linear", "panels": panels, "columns": min(3, max(1, len(panels))),
+    }  # fmt: skip
