@@ -65,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
     },
     "__main__": {"cli"},
+    "integrations": {"shape", "backends", "attention"},
 }
 LATE = {("shape", "families")}  # inside a function, against the flow: a shape that reads a public config
 FOR_GPUS = {"heads", "layer", "points", "pre", "rows"}  # of the kernels: they import triton, so others import them inside functions only
@@ -92,6 +93,7 @@ EXTRAS = {  # inside functions only
     "figures": {"matplotlib"},
     "report": {"jinja2", "plotly", "markupsafe"},
     "cli": {"jinja2", "matplotlib", "plotly", "torch"},
+    "integrations": {"transformers"},
 }
 
 
@@ -220,6 +222,9 @@ def test_nothing_is_allowed_that_is_not_used() -> None:
         ("cli", "from headwise.report import write_report\nimport torch"),
         ("models", "if True:\n    import rich"),
         ("stats", "class A:\n    import torch"),
+        ("integrations", "import transformers"),
+        ("integrations", "def f():\n    import nanochat"),
+        ("cli", "def f():\n    from headwise.integrations.nanochat import use"),
     ],
 )
 def test_a_planted_fault_is_found(module: str, source: str) -> None:
