@@ -334,19 +334,23 @@ def _nanochat(c: Config) -> Fields:
 
 
 def _nanochat_own(c: Config) -> Fields:
-    """nanochat's GPTConfig: value embeddings in every other layer, the last one included."""
-    head_dim, depth, kv_heads = _head_dim({**c, "head_dim": None}, "n_embd", "n_head"), _whole(c, "n_layer"), _whole(c, "n_kv_head")
+    """nanochat's GPTConfig: value embeddings in every other layer, the last one included.
+
+    `head_dim`, `v_head_dim` and `logit_scale` are what `headwise.integrations.nanochat` adds to it.
+    """
+    head_dim, depth, kv_heads = _head_dim(c, "n_embd", "n_head"), _whole(c, "n_layer"), _whole(c, "n_kv_head")
+    width, scale = _optional(c, "v_head_dim") or head_dim, c.get("logit_scale")
     pattern = str(c["window_pattern"]).upper()
     if not pattern or set(pattern) - set("SL"):
         raise UsageError(f"window_pattern must be made of S (short) and L (long), got {c['window_pattern']!r}")
     short = -(-_whole(c, "sequence_len") // 512) * 128 + 1  # a quarter, rounded up to whole tiles, and the query's own key
     windows = [short if pattern[layer % len(pattern)] == "S" else 0 for layer in range(depth)]
     vocab, valued = -(-_whole(c, "vocab_size") // 64) * 64, (depth + 1) // 2
-    extras = [("value embeddings", valued * vocab * kv_heads * head_dim), ("value gates", valued * 12 * kv_heads)]
+    extras = [("value embeddings", valued * vocab * kv_heads * width), ("value gates", valued * 12 * kv_heads)]
     extras += [("residual scalars", 2 * depth), ("smear", 24 + 1), ("backout", 1)]
-    fields = _nanochat({**_long_names({key: c[key] for key in _NANOCHAT_KEYS}), "vocab_size": vocab})
-    fields |= {"rope_theta": 1e5, "logit_scale": 1.2 * 1.2 * head_dim**-0.5, "windows": (*windows[:-1], 0)}
-    return fields | {"extras": tuple(extras)}
+    fields = _nanochat({**_long_names({key: c[key] for key in _NANOCHAT_KEYS}), "vocab_size": vocab, "head_dim": head_dim})
+    fields |= {"rope_theta": 1e5, "logit_scale": 1.2 * 1.2 * head_dim**-0.5 if scale is None else _number("logit_scale", scale)}
+    return fields | {"v_head_dim": width, "windows": (*windows[:-1], 0), "extras": tuple(extras)}
 
 
 FAMILIES: dict[str, Callable[[Config], Fields]] = {

@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
     },
     "__main__": {"cli"},
-    "integrations": {"shape", "backends", "attention"},
+    "integrations": {"shape", "kernels", "backends", "attention"},
 }
 LATE = {("shape", "families")}  # inside a function, against the flow: a shape that reads a public config
 FOR_GPUS = {"heads", "layer", "points", "pre", "rows"}  # of the kernels: they import triton, so others import them inside functions only

@@ -75,7 +75,7 @@ def paths(monkeypatch):
     def spied(what, real):
         return lambda *args, **kwargs: (calls.append((what, kwargs)), real(*args, **kwargs))[1]
 
-    monkeypatch.setattr(bridge, "attend", spied("attend", bridge.attend))
+    monkeypatch.setattr(bridge, "attend_compiled", spied("attend", bridge.attend_compiled))
     monkeypatch.setattr(bridge, "_masked", spied("masked", bridge._masked))
     return calls
 
@@ -114,7 +114,7 @@ def test_every_number_of_kv_heads(kv_heads):
 def test_windows_are_told_and_not_written_out(paths):
     make("gemma3", "headwise")(tokens())
     assert paths[0] == ("attend", {"scale": 11**-0.5, "causal": True, "window": 5})
-    assert paths[1] == ("attend", {"scale": 11**-0.5, "causal": True})
+    assert paths[1] == ("attend", {"scale": 11**-0.5, "causal": True, "window": 0})
     paths.clear()
     make("gemma3", "headwise")(tokens(length=4))
     assert [what for what, _ in paths] == ["attend", "attend"]
@@ -264,7 +264,7 @@ def test_a_prompt_in_two_parts(name, paths):
 
 def test_a_cut_mask_is_taken_as_it_is():
     seen = bridge.mask(batch_size=1, q_length=6, kv_length=6, local_size=3, mask_function=lambda b, h, q, k: (k <= q) & (k > q - 3))
-    assert seen.headwise == {"causal": True, "window": 3}
+    assert seen.headwise == (True, 3)
     q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
     layer = torch.nn.Module()
     told, _ = bridge.attention(layer, q, k, v, seen)
@@ -312,7 +312,7 @@ def test_what_it_cannot_do_is_refused_in_one_line(given, message):
 def test_models_with_what_is_refused_say_so():
     with pytest.raises(UsageError, match="softcap"):
         make("gemma2 scaled", "headwise", attn_logit_softcapping=50.0)(tokens())
-    with pytest.raises(UsageError, match="attention_dropout must be 0, got 0.25"):
+    with pytest.raises(UsageError, match=r"attention_dropout must be 0, got 0\.25"):
         make("llama 6", "headwise", attention_dropout=0.25).train()(tokens())
     make("llama 6", "headwise", attention_dropout=0.25)(tokens())
 

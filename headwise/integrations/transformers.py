@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise import backends
-from headwise.attention import attend, mask_of
+from headwise.attention import mask_of
+from headwise.integrations.opaque import attend_compiled
 from headwise.shape import UsageError
 
 NAME = "headwise"
@@ -56,14 +57,14 @@ def mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return seen_BHQN
 
 
-def _known(seen_BHQN: Tensor, size: int) -> dict[str, Any] | None:
-    """The arguments of `attend` that make this mask, None if there are none."""
+def _known(seen_BHQN: Tensor, size: int) -> tuple[bool, int] | None:
+    """`causal` and `window` of the `attend` that makes this mask, None if none does."""
     queries, keys = seen_BHQN.shape[-2:]
     forms = [(False, 0), (True, 0)] + ([(True, size), (False, size), (False, size + 1)] if size else [])
     for causal, window in forms if queries <= keys else forms[:1]:
         like_QN = mask_of(queries, keys, causal, window, seen_BHQN.device)
         if bool((seen_BHQN if like_QN is None else seen_BHQN == like_QN).all()):
-            return {"causal": causal, "window": window}
+            return causal, window
     return None
 
 
@@ -90,10 +91,10 @@ def attention(
         out = _masked(query, key, value, scale, attention_mask)
     else:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        known = {"causal": causal and query.shape[2] > 1} if known is None else known
-        if attention_mask is None and known["causal"]:  # without a mask the first query stands at the first key
+        causal, window = (causal and query.shape[2] > 1, 0) if known is None else known
+        if attention_mask is None and causal:  # without a mask the first query stands at the first key
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-        out = attend(query, key, value, scale=scale, **known)
+        out = attend_compiled(query, key, value, causal=causal, window=window, scale=scale)
     return out.transpose(1, 2).contiguous(), None
 
 

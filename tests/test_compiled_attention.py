@@ -1,0 +1,37 @@
+"""Attention inside torch.compile: one operation where heads are wide."""
+
+import pytest
+import torch
+from tolerance import close, seeded
+
+from headwise.integrations import opaque
+
+SIZES = [(6, 3, 9, 9, 4, 6), (6, 3, 9, 9, 300, 7), (4, 4, 5, 11, 6, 264), (3, 1, 7, 7, 258, 258)]
+MASKS = [(False, 0), (True, 0), (True, 4), (False, 3)]
+
+
+def inputs(heads, kv_heads, queries, keys, rank, width, dtype=torch.float64):
+    generator = seeded(0)
+    sizes = ((heads, queries, rank), (kv_heads, keys, rank), (kv_heads, keys, width))
+    return [torch.randn(2, *size, generator=generator, dtype=dtype) for size in sizes]
+
+
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_compiled_it_has_the_same_outputs_and_gradients(sizes, causal, window):
+    found = []
+    for compiled in (False, True):
+        leaves = [t.requires_grad_() for t in inputs(*sizes)]
+        torch._dynamo.reset()
+        run = torch.compile(opaque.attend_compiled, backend="aot_eager", fullgraph=True) if compiled else opaque.attend
+        out = run(*leaves, causal=causal, window=window, scale=0.1)
+        out.square().sum().backward()
+        found.append([out, *(t.grad for t in leaves)])
+    for ours, wanted in zip(*found, strict=True):
+        close(ours, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_operation_is_what_it_says_it_is(dtype):
+    leaves = [t.requires_grad_() for t in inputs(4, 2, 5, 5, 3, 6, dtype)]
+    torch.library.opcheck(opaque._whole, (*leaves, True, 0, 0.5), atol=1e-2, rtol=1e-2)
