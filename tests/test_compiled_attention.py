@@ -31,6 +31,19 @@ def test_compiled_it_has_the_same_outputs_and_gradients(sizes, causal, window):
         close(ours, wanted)
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+def test_only_wide_heads_are_hidden(sizes):
+    names = []
+
+    def backend(graph, _):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(opaque.attend_compiled, backend=backend, fullgraph=True)(*inputs(*sizes), causal=True, window=0, scale=0.1)
+    assert any("headwise" in name for name in names) == (max(sizes) > 256)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_operation_is_what_it_says_it_is(dtype):
     leaves = [t.requires_grad_() for t in inputs(4, 2, 5, 5, 3, 6, dtype)]

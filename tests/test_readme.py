@@ -3,10 +3,12 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headwise.cli import COMMANDS, parser
+from headwise.integrations.nanochat import _parser as _nanochat_parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -60,6 +62,23 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert isinstance(rows, list)
     assert len(rows) == 5
     assert all(row["status"] == "done" for row in rows)
+
+
+def test_the_model_of_the_readme_runs() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    code = [text for kind, text in BLOCKS if kind == "python"][1]
+    space: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), space)
+    assert space["model"](torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 256)
+
+
+def test_nanochats_command_of_the_readme_parses() -> None:
+    lines = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("python -m headwise.integrations")]
+    words = shlex.split(lines[0])
+    assert words[2] == "headwise.integrations.nanochat"
+    assert _nanochat_parser().parse_args(words[3 : words.index("--")]).head_dim == 448
+    assert words[words.index("--") + 1 :] == ["-m", "scripts.base_train", "--depth=28"]
 
 
 def test_links_lead_somewhere() -> None:

@@ -265,6 +265,22 @@ def test_the_first_model_and_its_like_get_the_heads(nano):
 
 
 @needs_nanochat
+@pytest.mark.parametrize(
+    ("stock", "heads", "wanted"),
+    [
+        (4, {"num_heads": 2}, (2, 2, 20)),
+        (4, {"head_dim": 6}, (4, 4, 6)),
+        (2, {"num_heads": 10}, (10, 2, 4)),
+        (1, {"num_kv_heads": 2}, (4, 2, 10)),
+    ],
+)
+def test_what_is_not_given_stays_or_follows(nano, stock, heads, wanted):
+    with bridge.use(**heads):
+        c = nano.gpt.GPTConfig(**{**STOCK, "n_kv_head": stock})
+    assert (c.n_head, c.n_kv_head, c.head_dim) == wanted
+
+
+@needs_nanochat
 def test_a_shape_names_its_model(nano):
     shape = Shape(dim=40, depth=3, num_heads=5, head_dim=4, v_head_dim=3, num_kv_heads=1, qk_norm="free", max_logit=2.0)
     with bridge.use(shape), torch.device("meta"):
@@ -513,8 +529,11 @@ from dataclasses import asdict
 from nanochat.gpt import GPT, GPTConfig
 import torch
 with torch.device("meta"):
-    model = GPT(GPTConfig(n_layer=int(sys.argv[2]), n_head=2, n_kv_head=2, n_embd=40))
-print(json.dumps({"argv": sys.argv[1:], "name": __name__, "config": asdict(model.config), "flops": model.estimate_flops()}))
+    model = GPT(GPTConfig(n_layer=int(sys.argv[2]), n_head=2, n_kv_head=2, n_embd=40, sequence_len=8, vocab_size=64))
+model.to_empty(device="cpu")
+model.init_weights()
+loss = torch.compile(model, backend="eager", dynamic=False)(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long))
+print(json.dumps({"argv": sys.argv[1:], "name": __name__, "config": asdict(model.config), "loss": loss.item()}))
 """
 
 
@@ -526,11 +545,11 @@ def test_the_command_runs_a_module_with_its_own_arguments(tmp_path: Path):
         "--num-heads",
         "6",
         "--head-dim",
-        "14",
+        "300",
         "--num-kv-heads",
         "3",
         "--max-logit",
-        "7",
+        "150",
         "--",
         "-m",
         "probe",
@@ -547,7 +566,8 @@ def test_the_command_runs_a_module_with_its_own_arguments(tmp_path: Path):
     answer = json.loads(told.stdout.splitlines()[-1])
     assert (answer["argv"], answer["name"]) == (["--depth", "2", "--", "x"], "__main__")
     c = answer["config"]
-    assert (c["n_head"], c["head_dim"], c["n_kv_head"], c["v_head_dim"], c["logit_scale"], c["n_layer"]) == (6, 14, 3, 14, 0.5, 2)
+    assert (c["n_head"], c["head_dim"], c["n_kv_head"], c["v_head_dim"], c["logit_scale"], c["n_layer"]) == (6, 300, 3, 300, 0.5, 2)
+    assert answer["loss"] == pytest.approx(4.1589, abs=0.01)  # ln 64: at its start nanochat's logits are small
 
 
 @needs_nanochat

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tolerance import close, close_all, seeded
+from tolerance import close, close_all, same, seeded
 
 from headwise import backends
 from headwise.integrations import transformers as bridge
@@ -157,6 +157,12 @@ def test_padding_has_the_right_gradients():
         torch.nn.functional.cross_entropy(logits[:, :-1][both], ids[:, 1:][both]).backward()
         grads.append([p.grad for p in model.parameters()])
     close_all(*grads)
+
+
+def test_padding_in_half_precision_has_its_softmax_in_single():
+    ids, seen = tokens(), padded("left")
+    ours, theirs = (make("llama 48", how, torch.bfloat16)(ids, attention_mask=seen).logits[seen == 1] for how in ("headwise", "eager"))
+    same(ours, theirs)
 
 
 def test_a_mask_of_ones_is_no_mask(paths):

@@ -481,5 +481,5 @@ def _arguments(words: Sequence[str]) -> Iterator[None]:
         sys.argv = before
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":  # the script becomes __main__ in its turn, so what it compiles must live elsewhere
+    sys.exit(importlib.import_module("headwise.integrations.nanochat").main(sys.argv[1:]))

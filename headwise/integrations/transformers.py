@@ -114,7 +114,6 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tens
 
     def part(start: int) -> Tensor:
         scores, here = q[..., start : start + block, :] @ k.mT * scale, mask[..., start : start + block, :]
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         scores = scores.masked_fill(~here, torch.finfo(scores.dtype).min) if here.dtype == torch.bool else scores + here
         return scores.softmax(-1).to(v.dtype) @ v
 
