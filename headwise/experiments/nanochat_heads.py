@@ -1,7 +1,7 @@
 """The nanochat question: fewer, larger heads, queries wider than values, fewer KV heads, a latent, at one exact budget of arithmetic?
 
     headwise run nanochat_heads                                             quick: width 64, bytes of a generated text; 2 CPU cores, minutes
-    headwise run nanochat_heads --preset paper --set source=FOLDER          width 512, 8 layers; one H200, about a minute a run
+    headwise run nanochat_heads --preset paper --set source=FOLDER          width 512, 8 layers; one GPU, about a minute a run
 
 A nanochat-style decoder (RMS norm, rotary positions, norms of queries and keys without gains, squared ReLU, untied head) of one
 width and depth. Every arm sees the same tokens and costs the same FLOPs a token: what its attention does not use goes into the
@@ -73,7 +73,7 @@ PRESETS = {
     "quick": Settings(
         dim=64, depth=2, rank=16, families=("split", "kv"), ranks=(8, 16, 32, 64), queries=(8, 32), kv_heads=(1, 2), latents=(16, 32),
         max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.02), optimiser="muon", precision="fp32", eval_tokens=16_384,
-        seeds=2,
+        seeds=3,
     ),
     "paper": Settings(
         dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), queries=(64, 192, 256), kv_heads=(1, 2),
