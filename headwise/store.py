@@ -44,10 +44,11 @@ class Store:
         there = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not there.is_dir():
             raise UsageError(f"a store is a folder, got {self.path} where {there} is a file")
-        if mark.exists():
-            self._check(mark)
         # a mark in the making is a hidden file beside its place
-        elif self.path.exists() and not all(p.name.startswith(f".{MARK}.") for p in self.path.iterdir()):
+        strange = self.path.exists() and not all(p.name.startswith(f".{MARK}.") for p in self.path.iterdir())
+        if mark.exists():  # asked last: another process may be making the store, and its mark comes before the rest
+            self._check(mark)
+        elif strange:
             raise UsageError(f"{self.path} is not a headwise store: it has files but no {MARK}; name an empty or new folder")
         elif not create:
             raise UsageError(f"there is no store at {self.path}; make one with: headwise run fig1 --store {self.path}")
