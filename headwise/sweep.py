@@ -204,25 +204,12 @@ def pretrain_all(
     runs: Sequence[Pretraining], store: Store, *, device: str = "auto", checkpoint_every: float = 60.0, label: str = "pretrain"
 ) -> list[Row]:
     """Make every decoder's row exist, one after the other in this process, and return the rows in order."""
-    asked: list[Any] = list({run.id: run for run in runs}.values())
-    missing = [run for run in asked if store.row(run.id) is None]
-    bar = Progress(sum(run.steps for run in missing), f"{label}: {len(missing)} runs")
-    while missing:
-        for run in missing:
-            with store.claim([run]) as mine:
-                if mine:
-                    pretrain(
-                        run, device=device, folder=store.runs_path, cache=store.path / "tokens", checkpoint_every=checkpoint_every,
-                        done=store.add, quiet=True,
-                    )  # fmt: skip
-            bar.advance(run.steps if store.row(run.id) is not None else 0)
-        left = [run for run in missing if store.row(run.id) is None]
-        if len(left) == len(missing):
-            time.sleep(0.5)  # another process is training them, or was
-        missing = left
-    if bar.done:
-        bar.close()
-    return store.rows([run.id for run in runs])
+
+    def make(run: Pretraining) -> None:
+        folder, cache = store.runs_path, store.path / "tokens"
+        pretrain(run, device=device, folder=folder, cache=cache, checkpoint_every=checkpoint_every, done=store.add, quiet=True)
+
+    return _one_by_one(runs, store, make, lambda run: run.steps, f"{label}: %d runs")
 
 
 def compute(
@@ -230,14 +217,25 @@ def compute(
 ) -> list[Row]:
     """Make every value's row exist and return the rows in order, where nothing is trained: `make(value, device) -> row`."""
     where = pick_device(device)
+
+    def add(value: Any) -> None:
+        store.add({**make(value, str(where)), **provenance(where)})
+
+    return _one_by_one(values, store, add, lambda _: 1, f"{label}: %d rows")
+
+
+def _one_by_one(
+    values: Sequence[Any], store: Store, make: Callable[[Any], None], size: Callable[[Any], int], label: str
+) -> list[Row]:  # fmt: skip
+    """Have the missing values' rows made here, waiting for those that another process is making; all rows in order."""
     missing = store.missing(values)
-    bar = Progress(len(missing), f"{label}: {len(missing)} rows")
+    bar = Progress(sum(map(size, missing)), label % len(missing))
     while missing:
         for value in missing:
             with store.claim([value]) as mine:
                 for one in mine:
-                    store.add({**make(one, str(where)), **provenance(where)})
-            bar.advance(int(store.row(value.id) is not None))
+                    make(one)
+            bar.advance(size(value) if store.row(value.id) is not None else 0)
         left = store.missing(missing)
         if len(left) == len(missing):
             time.sleep(0.5)  # another process is making them, or was

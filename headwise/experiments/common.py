@@ -138,6 +138,11 @@ def shape_of(task: Task, dim: int, depth: int, heads: int, rank: int, ffn_dim: i
     )  # fmt: skip
 
 
+def shape_in(row: Row) -> Shape:
+    """The shape that a row is about."""
+    return Shape.of({name: row[name] for name in Shape.__dataclass_fields__ if name in row})
+
+
 def merit(row: Row) -> tuple[float, float]:
     """By which a learning rate is chosen: held-out loss, then the rate, the smaller one where losses are equal or all diverged."""
     return (row["held_out"] if row["status"] == "done" else math.inf), row["lr"]

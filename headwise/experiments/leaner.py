@@ -23,6 +23,7 @@ from headwise.experiments.common import (
     measured,
     recipe_of,
     second_round,
+    shape_in,
     shape_of,
     solid,
     task_of,
@@ -116,10 +117,6 @@ def then(settings: Settings, rows: list[Row]) -> list[Run]:
 # ---- points
 
 
-def _shape(row: Row) -> Shape:
-    return Shape.of({name: row[name] for name in Shape.__dataclass_fields__ if name in row})
-
-
 def named(shapes: set[Shape]) -> dict[str, Shape]:
     """The arms' names from their shapes: of all shapes as a base, the one whose arms are most of them."""
     best: dict[str, Shape] = {}
@@ -140,7 +137,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     for (task,), same in group(rows, "task").items():
         by_shape: dict[Shape, list[Row]] = {}
         for row in same:
-            by_shape.setdefault(_shape(row), []).append(row)
+            by_shape.setdefault(shape_in(row), []).append(row)
         found = named(set(by_shape))
         base = measured(counted(by_shape[found[BASE]])) if BASE in found else None
         for arm, shape in found.items():

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwise.experiments.common import change, check_lists, counted, measured, merit, solid
+from headwise.experiments.common import change, check_lists, counted, measured, merit, shape_in, solid
 from headwise.pretrain import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape, UsageError
@@ -165,7 +165,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per arm and what it varies: bits per byte, and the difference from the base with its interval."""
     by_shape: dict[Shape, list[Row]] = {}
     for row in rows:
-        by_shape.setdefault(_shape(row), []).append(_judged(row))
+        by_shape.setdefault(shape_in(row), []).append(_judged(row))
     if not by_shape:
         return []
     base = _base(set(by_shape))
@@ -190,10 +190,6 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
 def _judged(row: Row) -> Row:
     """The row judged by its bits per byte."""
     return {**row, "held_out": row["bits_per_byte"]}
-
-
-def _shape(row: Row) -> Shape:
-    return Shape.of({name: row[name] for name in Shape.__dataclass_fields__ if name in row})
 
 
 def _base(shapes: set[Shape]) -> Shape:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention import attend
-from headwise.kernels.wide import BLOCK, LONG, WORK, Span, _sums, _Wide
+from headwise.kernels.wide import BLOCK, LONG, WORK, Span, Wide, sums_type
 
 
 def attend_compiled(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, scale: float) -> Tensor:
@@ -37,14 +37,14 @@ class _Context:
 def _whole(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: float) -> tuple[Tensor, Tensor]:
     """The heads' outputs, and the logarithm of each softmax's sum for the backward pass."""
     ctx = _Context(q, k, causal, window, scale)
-    out = _Wide.forward(ctx, q, k, v, scale, ctx.span, ctx.work, 0.0)
+    out = Wide.forward(ctx, q, k, v, scale, ctx.span, ctx.work, 0.0)
     return out, ctx.saved_tensors[4]
 
 
 @_whole.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: float) -> tuple[Tensor, Tensor]:
     (B, H, Q, _), KV = q.shape, k.shape[1]
-    return q.new_empty(B, H, Q, v.shape[3]), q.new_empty(B * KV, H // KV, Q, dtype=_sums(q.dtype))
+    return q.new_empty(B, H, Q, v.shape[3]), q.new_empty(B * KV, H // KV, Q, dtype=sums_type(q.dtype))
 
 
 @torch.library.custom_op("headwise::attend_backward", mutates_args=())
@@ -55,7 +55,7 @@ def _back(
     q_ZGQR, o_ZGQV = (t.reshape(-1, G, Q, t.shape[-1]) for t in (q, out))
     ctx.save_for_backward(q_ZGQR, k.flatten(0, 1), v.flatten(0, 1), o_ZGQV, lse, None)
     with torch.no_grad():
-        gradients: Any = _Wide.backward(ctx, grad)
+        gradients: Any = Wide.backward(ctx, grad)
     dq, dk, dv = gradients[:3]
     return dq, dk, dv
 

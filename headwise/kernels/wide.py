@@ -74,11 +74,11 @@ def attend_wide(
     keys = k.shape[2]
     span = Span(q.shape[2], keys, causal, window if 0 < window < keys else 0, block)
     work = work or (WORK if keys <= LONG else WORK // 4)
-    out: Tensor = _Wide.apply(q, k, v, scale, span, work, keep)  # type: ignore[assignment]
+    out: Tensor = Wide.apply(q, k, v, scale, span, work, keep)  # type: ignore[assignment]
     return out
 
 
-class _Wide(torch.autograd.Function):
+class Wide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, span: Span, work: int, keep: float) -> Tensor:
         B, H, Q, R = q.shape
@@ -86,7 +86,7 @@ class _Wide(torch.autograd.Function):
         ctx.span, ctx.scale, ctx.work = span, scale, work
         q_ZGQR, k_ZNR, v_ZNV = q.reshape(B * KV, H // KV, Q, R), k.reshape(B * KV, N, R), v.reshape(B * KV, N, V)
         o_ZGQV = q.new_empty(B * KV, H // KV, Q, V)
-        lse_ZGQ = torch.empty(B * KV, H // KV, Q, dtype=_sums(q.dtype), device=q.device)
+        lse_ZGQ = torch.empty(B * KV, H // KV, Q, dtype=sums_type(q.dtype), device=q.device)
         kept = any(ctx.needs_input_grad) and keep * (q.numel() + k.numel() + v.numel() + o_ZGQV.numel()) >= B * H * Q * N
         p_ZQN = q.new_empty(B * KV, H // KV * Q, N) if kept else None
         for z in _pieces(B * KV, work // _bytes(span, H // KV, q.dtype, 1, 0 if kept else span.block, N)):
@@ -118,13 +118,13 @@ class _Wide(torch.autograd.Function):
 # ---- sizes
 
 
-def _sums(dtype: torch.dtype) -> torch.dtype:
+def sums_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _bytes(span: Span, group: int, dtype: torch.dtype, blocks: int, rows: int, keys: int) -> int:
     """Of one z: `blocks` blocks of scores, and `rows` rows a head of what is made of them, over `keys` keys."""
-    return group * keys * (blocks * span.block * _sums(dtype).itemsize + rows * dtype.itemsize)
+    return group * keys * (blocks * span.block * sums_type(dtype).itemsize + rows * dtype.itemsize)
 
 
 def _pieces(count: int, most: int) -> list[slice]:
@@ -238,7 +238,7 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
         from headwise.kernels.rows import dots_of
 
         return dots_of(a, b)
-    return (a.to(_sums(a.dtype)) * b).sum(-1)
+    return (a.to(sums_type(a.dtype)) * b).sum(-1)
 
 
 def _unseen(span: Span, per: int, rows: int, query0: int, key0: int, n: int, device: torch.device) -> Tensor | None:
