@@ -5,6 +5,7 @@ Axes: M models, B batch, N keys, Q queries, H heads, R rank, V value width, D di
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, overload
@@ -100,18 +101,23 @@ def attend(
     scale: float | None = None,
     hard: bool = False,
     backend: str = "auto",
+    graphed: bool = False,
 ) -> Tensor:
     """softmax(scale q k^T) v, or hardmax, on the best backend for these sizes.
 
     q is (batch, heads, queries, rank), k (batch, kv heads, keys, rank), v (batch, kv heads, keys, width);
-    fewer KV heads serve groups of query heads. `scale` is rank ** -0.5 unless given.
+    fewer KV heads serve groups of query heads. `scale` is rank ** -0.5 unless given. `graphed`: the call is part of a CUDA
+    graph, where launches cost nothing, so that the choice need not mind them.
 
     >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
     torch.Size([2, 6, 5, 7])
     """
-    call = _call(q, k, v, causal, window, hard)
+    call = _call(q, k, v, causal, window, hard, graphed)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    choice = choose_backend(call) if backend == "auto" else forced(backend, call)
+    if backend != "auto":
+        choice = forced(backend, call)
+    else:
+        choice = choose_backend(call) if torch.compiler.is_compiling() else _chosen(call, backends.BLOCK_BYTES)
     if choice.backend == "plain":
         return plain(q, k, v, scale, mask_of(call.queries, call.keys, causal, window, q.device), hard)
     if choice.backend == "blocked":
@@ -129,41 +135,61 @@ def attend(
     return _fused(choice, call, q, k, v, scale)
 
 
+@functools.lru_cache(4096)
+def _chosen(call: Call, _: int) -> Choice:
+    return choose_backend(call)
+
+
 def _fused(choice: Choice, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     if choice.pad[0]:
         q, k = F.pad(q, (0, choice.pad[0])), F.pad(k, (0, choice.pad[0]))
     if choice.pad[1]:
         v = F.pad(v, (0, choice.pad[1]))
     mask = mask_of(call.queries, call.keys, call.causal, call.window, q.device) if call.masked else None
-    with sdpa_kernel(_FUSED[choice.backend]):
-        out = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=call.causal and mask is None, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
-        )
+    kind, options = (
+        _FUSED[choice.backend],
+        {"is_causal": call.causal and mask is None, "scale": scale, "enable_gqa": k.shape[1] != q.shape[1]},
+    )
+    if not torch.compiler.is_compiling() and torch._fused_sdp_choice(q, k, v, mask, 0.0, **options) == kind.value:
+        out = F.scaled_dot_product_attention(q, k, v, mask, **options)  # its own choice: asking for it takes longer than small calls
+    else:
+        with sdpa_kernel(kind):
+            out = F.scaled_dot_product_attention(q, k, v, mask, **options)
     return out[..., : call.width] if choice.pad[1] else out
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, hard: bool) -> Call:
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        raise UsageError(f"attend takes (batch, heads, tokens, width) tensors, got {shapes}")
-    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
-        raise UsageError(f"q and k must share batch and rank, k and v batch, heads and tokens, got {shapes}")
-    if min(q.shape) == 0 or min(v.shape) == 0:
-        raise UsageError(f"no axis may be empty, got {shapes}")
-    if q.shape[1] % k.shape[1]:
-        raise UsageError(f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}")
-    if len({(t.dtype, t.device) for t in (q, k, v)}) > 1:
-        kinds = ", ".join(f"{name} {dtype_name(t.dtype)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v)))
-        raise UsageError(f"q, k and v must share dtype and device, got {kinds}")
-    if window < 0:
-        raise UsageError(f"window must not be negative, got {window}")
-    if (causal or window) and q.shape[2] > k.shape[2]:
-        what = "causal" if causal else "windowed"
-        raise UsageError(f"{what} attention needs at least as many keys as queries, got {k.shape[2]} keys, {q.shape[2]} queries")
+def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, hard: bool, graphed: bool) -> Call:
+    if wrong := _wrong(q, k, v, causal, window):
+        raise UsageError(wrong)
     return Call(
         q.device.type, q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2],
-        q.shape[3], v.shape[3], causal, window, hard,
+        q.shape[3], v.shape[3], causal, window, hard, graphed,
     )  # fmt: skip
+
+
+def _wrong(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> str:
+    """Which rule these operands break, if any."""
+
+    def shapes() -> str:
+        return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        return f"attend takes (batch, heads, tokens, width) tensors, got {shapes()}"
+    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        return f"q and k must share batch and rank, k and v batch, heads and tokens, got {shapes()}"
+    if min(q.shape) == 0 or min(v.shape) == 0:
+        return f"no axis may be empty, got {shapes()}"
+    if q.shape[1] % k.shape[1]:
+        return f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}"
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        kinds = ", ".join(f"{name} {dtype_name(t.dtype)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v)))
+        return f"q, k and v must share dtype and device, got {kinds}"
+    if window < 0:
+        return f"window must not be negative, got {window}"
+    if (causal or window) and q.shape[2] > k.shape[2]:
+        what = "causal" if causal else "windowed"
+        return f"{what} attention needs at least as many keys as queries, got {k.shape[2]} keys, {q.shape[2]} queries"
+    return ""
 
 
 # ---- the layer
@@ -286,7 +312,7 @@ class Attention(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.splits = splits
+        self.splits, self.stacked = splits, models is not None
         if backend != "auto" and backend not in BACKENDS:
             raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
         self.shape, self.window, self.hard, self.backend = shape, shape.window(layer), hard, backend
@@ -365,7 +391,9 @@ class Attention(nn.Module):
         lead = q.shape[:-3]
         q, k, v = (t.flatten(0, -4) for t in (q, k, v))
         if out is None:
-            o = attend(q, k, v, causal=s.causal, window=self.window, scale=s.scale, hard=self.hard, backend=self.backend)
+            o = attend(
+                q, k, v, causal=s.causal, window=self.window, scale=s.scale, hard=self.hard, backend=self.backend, graphed=self.stacked
+            )
         else:
             scores = q @ _repeat(k, s.num_heads).mT * s.scale
             weights = weights_of(scores, mask_of(q.shape[-2], k.shape[-2], s.causal, self.window, q.device), self.hard)

@@ -12,6 +12,7 @@ from headwise.shape import Shape, UsageError, nearest
 
 BACKENDS = ("short", "heads", "cudnn", "flash", "wide", "efficient", "plain", "blocked")
 BLOCK_BYTES = 256 << 20  # scores above this are computed in query blocks and recomputed in the backward pass
+FEW = 2048  # tiles of 64 x 64 scores at rank 64 that a fused kernel makes in less time than several launches take
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,14 @@ class Call:
     causal: bool = False
     window: int = 0
     hard: bool = False
+    graphed: bool = False  # launches cost nothing, as in a CUDA graph that is replayed
+
+    @property
+    def few(self) -> bool:
+        """Whether the work is less than the launching of several kernels."""
+        tiles = self.batch * self.heads * -(-self.queries // 64) * -(-self.keys // 64)
+        work = tiles * max(64, self.rank, self.width) / 64 * (0.5 if self.causal else 1)
+        return not self.graphed and self.device == "cuda" and self.dtype != torch.float64 and work <= FEW
 
     @property
     def masked(self) -> bool:
@@ -69,6 +78,9 @@ def _up(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
 
 
+_FEW = "so little to do that launching several kernels would take longer than one fused kernel runs"
+
+
 def _try_short(c: Call) -> Choice | str:
     if c.device != "cpu":
         return f"it is for CPUs, the device is {c.device}"
@@ -88,6 +100,8 @@ def _try_heads(c: Call) -> Choice | str:
         return "it has no mask"
     if c.dtype == torch.float64:
         return "it does not take float64"
+    if c.few:
+        return _FEW
     if c.queries != c.keys or c.rank != c.width:
         return f"it needs as many queries as keys and values as wide as the rank, got {c.queries}, {c.keys} and {c.rank}, {c.width}"
     most = 64 if c.half else 256
@@ -133,6 +147,8 @@ def _try_flash(c: Call) -> Choice | str:
 
 
 def _try_plain_short(c: Call) -> Choice | str:
+    if c.few:
+        return _FEW
     if c.queries > 64 or c.keys > 64 or c.score_bytes > 16 * BLOCK_BYTES:
         return f"it writes {_size(c.score_bytes)} of scores; fused kernels win beyond 64 tokens"
     return Choice("plain", f"few tokens: fused tiles of 64 would be mostly empty; writes {_size(c.score_bytes)} of scores")
@@ -141,6 +157,8 @@ def _try_plain_short(c: Call) -> Choice | str:
 def _try_wide(c: Call) -> Choice | str:
     if max(c.rank, c.width) <= 256:
         return f"fused kernels are faster up to width 256, got {c.rank} and {c.width}"
+    if c.few:
+        return _FEW
     return Choice("wide", "beyond width 256: products of whole blocks, scores written out a block of queries at a time")
 
 
@@ -149,7 +167,7 @@ def _try_efficient(c: Call) -> Choice | str:
         return f"it needs a GPU, the device is {c.device}"
     if c.dtype == torch.float64:
         return "it does not take float64"
-    if max(c.rank, c.width) > 256 and not c.masked:
+    if max(c.rank, c.width) > 256 and not c.few:
         return f"above width 256 it runs at a tenth of the card's rate, got {c.rank} and {c.width}"
     step = 8 if c.half else 4
     return Choice(

@@ -485,7 +485,7 @@ def test_mask_equals_the_truth_table(queries, more, causal, window):
 
 
 def call(device="cpu", dtype=torch.float32, tokens=1024, rank=64, width=None, **changes):
-    fields = {"batch": 1, "heads": 8, "kv_heads": 8, "queries": tokens, "keys": tokens}
+    fields = {"batch": 1, "heads": 8, "kv_heads": 8, "queries": tokens, "keys": tokens, "graphed": device == "cuda"}
     return Call(device=device, dtype=dtype, rank=rank, width=rank if width is None else width, **fields | changes)
 
 
@@ -685,6 +685,26 @@ def test_scores_are_never_written_out_whole_when_they_are_large(c):
     assert choice.backend not in [name for name, _ in choice.refused] or choice.backend == "plain"
 
 
+@pytest.mark.parametrize(
+    ("given_", "graphed", "launched"),
+    [
+        (call("cuda", BF16, tokens=64, batch=64), "heads", "cudnn"),
+        (call("cuda", tokens=64, batch=64), "heads", "efficient"),
+        (call("cuda", BF16, tokens=64, rank=512, width=128), "plain", "efficient"),
+        (call("cuda", BF16, tokens=512, rank=512, heads=2, kv_heads=1, causal=True), "wide", "efficient"),
+        (call("cuda", tokens=512, rank=300, heads=2, kv_heads=2, window=30), "wide", "efficient"),
+        (call("cuda", torch.float64, tokens=64), "plain", "plain"),
+        (call("cuda", BF16, tokens=64, batch=500), "heads", "heads"),
+        (call("cuda", BF16, tokens=2048, rank=512, width=128), "wide", "wide"),
+    ],
+)
+def test_where_launches_count_little_work_goes_to_one_kernel(given_, graphed, launched):
+    assert choose_backend(given_).backend == graphed
+    other = choose_backend(dataclasses.replace(given_, graphed=False))
+    assert other.backend == launched
+    assert graphed == launched or any("launching" in why for _, why in other.refused)
+
+
 def test_explain_reads_the_shape():
     shape = Shape(dim=96, depth=2, num_heads=6, num_kv_heads=2, head_dim=16, v_head_dim=24, causal=True, windows=(0, 64))
     assert explain(shape, 512, device="cuda", dtype=BF16).backend == "cudnn"
@@ -692,7 +712,7 @@ def test_explain_reads_the_shape():
     assert explain(shape, 64, device="cuda", dtype=BF16, layer=1).backend == "cudnn"  # a window of all keys is none
     assert explain(shape, 512, device="cpu") == choose_backend(call(tokens=512, rank=16, width=24, heads=6, kv_heads=2, causal=True))
     assert explain(shape, 512, device="cpu", hard=True).backend == "plain"
-    assert explain(Shape(dim=64, depth=1, num_heads=8), 16, device="cuda").backend == "heads"
+    assert explain(Shape(dim=64, depth=1, num_heads=8), 16, batch=500, device="cuda").backend == "heads"
     assert explain(shape, 2, device="cpu").backend == "flash"
     assert explain(shape.replace(causal=False), 4, device="cpu").backend == "flash"  # rank 16
     assert explain(shape.replace(causal=False, head_dim=2), 4, device="cpu").backend == "short"

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tolerance import close, seeded
 
-from headwise.integrations import opaque
+from headwise import attend
+from headwise.kernels import wide
 
 SIZES = [(6, 3, 9, 9, 4, 6), (6, 3, 9, 9, 300, 7), (4, 4, 5, 11, 6, 264), (3, 1, 7, 7, 258, 258)]
 MASKS = [(False, 0), (True, 0), (True, 4), (False, 3)]
@@ -16,23 +17,25 @@ def inputs(heads, kv_heads, queries, keys, rank, width, dtype=torch.float64):
     return [torch.randn(2, *size, generator=generator, dtype=dtype) for size in sizes]
 
 
+@pytest.mark.parametrize("asked", ["auto", "wide"])
 @pytest.mark.parametrize(("causal", "window"), MASKS)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_compiled_it_has_the_same_outputs_and_gradients(sizes, causal, window):
+def test_compiled_it_has_the_same_outputs_and_gradients(sizes, causal, window, asked):
     found = []
     for compiled in (False, True):
         leaves = [t.requires_grad_() for t in inputs(*sizes)]
         torch._dynamo.reset()
-        run = torch.compile(opaque.attend_compiled, backend="aot_eager", fullgraph=True) if compiled else opaque.attend
-        out = run(*leaves, causal=causal, window=window, scale=0.1)
+        run = torch.compile(attend, backend="aot_eager", fullgraph=True) if compiled else attend
+        out = run(*leaves, causal=causal, window=window, scale=0.1, backend=asked)
         out.square().sum().backward()
         found.append([out, *(t.grad for t in leaves)])
     for ours, wanted in zip(*found, strict=True):
         close(ours, wanted)
 
 
+@pytest.mark.parametrize("asked", ["auto", "wide"])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_only_wide_heads_are_hidden(sizes):
+def test_only_the_wide_backend_is_hidden(sizes, asked):
     names = []
 
     def backend(graph, _):
@@ -40,11 +43,12 @@ def test_only_wide_heads_are_hidden(sizes):
         return graph.forward
 
     torch._dynamo.reset()
-    torch.compile(opaque.attend_compiled, backend=backend, fullgraph=True)(*inputs(*sizes), causal=True, window=0, scale=0.1)
-    assert any("headwise" in name for name in names) == (max(sizes) > 256)
+    torch.compile(attend, backend=backend, fullgraph=True)(*inputs(*sizes), causal=True, window=0, scale=0.1, backend=asked)
+    assert any("headwise" in name for name in names) == (asked == "wide")
 
 
+@pytest.mark.parametrize("keep", [0.0, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_operation_is_what_it_says_it_is(dtype):
+def test_the_operation_is_what_it_says_it_is(dtype, keep):
     leaves = [t.requires_grad_() for t in inputs(4, 2, 5, 5, 3, 6, dtype)]
-    torch.library.opcheck(opaque._whole, (*leaves, True, 0, 0.5), atol=1e-2, rtol=1e-2)
+    torch.library.opcheck(wide._whole, (*leaves, 0.5, True, 0, 8, 0, keep), atol=1e-2, rtol=1e-2)

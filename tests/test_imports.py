@@ -65,10 +65,10 @@ ALLOWED: dict[str, set[str]] = {
         "report",
     },
     "__main__": {"cli"},
-    "integrations": {"shape", "kernels", "backends", "attention"},
+    "integrations": {"shape", "backends", "attention"},
 }
 LATE = {("shape", "families")}  # inside a function, against the flow: a shape that reads a public config
-FOR_GPUS = {"heads", "layer", "points", "pre", "rows"}  # of the kernels: they import triton, so others import them inside functions only
+FOR_GPUS = {"heads", "layer", "points", "pre", "tiles"}  # of the kernels: they import triton, so others import them inside functions only
 STANDARD_ONLY = {
     "headwise",
     "shape",

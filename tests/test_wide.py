@@ -1,6 +1,5 @@
 """Attention of large rank: blocks and chunks against the formula in float64, and the kernels over rows against plain operations."""
 
-import itertools
 import math
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwise import Shape, attend
 from headwise.attention import mask_of, plain
-from headwise.kernels import rows, wide
+from headwise.kernels import wide
 from headwise.kernels.wide import Span, attend_wide
 
 HALF = torch.bfloat16
@@ -126,62 +125,74 @@ def test_temporary_memory_stays_within_bounds_whatever_the_length(monkeypatch):
         assert max(made) + 2 * max(x for x in asked if x not in own) <= max(1.5 * work, 24 * block * tokens)
 
 
-# ---- the kernels over rows
+# ---- the kernels over tiles
 
 
-CASES = list(itertools.product((1, 5, 16, 33, 130), (False, True), (0, 9, 20)))
+CASES = [  # batch, KV heads, group, queries, keys, rank, width, causal, window, bytes of work: enough for all, for pieces, for the least
+    (2, 2, 1, 150, 150, 70, 20, True, 0, 1 << 30),
+    (1, 1, 3, 130, 270, 64, 9, True, 0, 300_000),
+    (2, 1, 2, 140, 140, 33, 40, True, 50, 1),
+    (1, 2, 1, 129, 300, 20, 7, True, 3, 300_000),
+    (1, 1, 2, 131, 131, 64, 64, False, 0, 1),
+    (2, 2, 2, 40, 45, 130, 7, False, 30, 1 << 30),
+    (1, 1, 1, 260, 260, 20, 17, False, 100, 200_000),
+    (3, 1, 1, 1, 131, 64, 5, True, 0, 1 << 30),
+]
 
 
-@pytest.mark.parametrize(("n", "causal", "window"), CASES)
-def test_the_kernels_over_rows_equal_the_plain_operations(n, causal, window, monkeypatch):
-    span, per, first, key0 = Span(190, 200, causal, window, 64), 7, 20, 28
-    s, dp = 3 * normal(0, 2, 14, n), normal(1, 2, 14, n)
-    unseen = wide._unseen(span, per, 14, first, key0, n, DEVICE)
-    assert unseen is None or not unseen.all(1).any(), "a row that sees nothing is never asked for"
-    x = s.double() * 0.7
-    x = x if unseen is None else x.masked_fill(unseen, -math.inf)
-    e, sums = x.softmax(-1), x.logsumexp(-1)
-    place, mask = first + span.shift, (causal, window)
-    room = torch.full((2, 2, 16, n + 3), math.nan, device=DEVICE)  # p and ds
-    table = torch.full((2, 2, 2, 11), math.nan, device=DEVICE)  # what is kept for a row, and delta
-    p, ds, lse, delta = room[0, :, 1:15, 2 : n + 2], room[1, :, 1:15, 2 : n + 2], table[0, :, :, 3:10], table[1, :, :, 3:10]
-    for most in (4096, 16):  # a row at once, and piece by piece
-        monkeypatch.setattr(rows, "MOST", most)
-        p.fill_(math.nan), lse.fill_(math.nan)
-        rows.soften_rows(s, p, lse, 0.7, place, key0, *mask)
-        near(p, e, 2e-6, "p")
-        near(lse.reshape(2, 14), sums, 2e-6, "lse")
-    delta.copy_(normal(2, 2, 2, 7))
-    slopes = e * (dp.double() - delta.reshape(2, 14, 1).double()) * 0.7
-    for there in (p, None):
-        ds.fill_(math.nan), p.fill_(math.nan)
-        rows.slope_rows(s, dp, lse, delta, there, ds, 0.7, place, key0, *mask)
-        near(ds, slopes, 2e-5, "ds")
-        assert p.isnan().all() if there is None else not p.isnan().any()
-    p.copy_(e), ds.fill_(math.nan)
-    rows.slope_rows(None, dp, lse, delta, p, ds, 0.7, place, key0, *mask)
-    near(ds, slopes, 2e-5, "ds from what was kept")
-    for whole, part in ((room, (slice(None), slice(None), slice(1, 15), slice(2, n + 2))), (table, (..., slice(3, 10)))):
-        whole[part] = math.nan
-        assert whole.isnan().all(), "nothing beside it is written"
-    a, b = normal(3, 3, 5, n), normal(4, 3, 5, n)
-    near(rows.dots_of(a, b), (a.double() * b.double()).sum(-1), 1e-5, "dots", largest=float(n))
+@pytest.fixture
+def by_tiles(monkeypatch):
+    """On a CPU in the interpreter, with everything that is not written left undefined."""
+    from headwise.kernels import tiles
+
+    monkeypatch.setattr(wide, "_by_tiles", lambda t: t.dtype != FP64)
+    empty, like = torch.Tensor.new_empty, torch.empty_like
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda t, *size, **kind: empty(t, *size, **kind).fill_(math.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda t, **kind: like(t, **kind).fill_(math.nan))
+    return tiles
 
 
 @pytest.mark.parametrize("keep", [0.0, 1e9])
-@pytest.mark.parametrize(("batch", "kv", "group", "queries", "keys", "causal", "window", "work"), [
-    (2, 3, 1, 19, 19, True, 0, 1 << 20), (2, 3, 1, 19, 19, True, 0, 1), (1, 2, 3, 17, 23, True, 5, 1 << 20),
-    (2, 2, 2, 9, 20, False, 4, 4000), (3, 1, 1, 21, 21, False, 0, 4000),
-])  # fmt: skip
-def test_the_whole_of_it_runs_through_the_kernels(batch, kv, group, queries, keys, causal, window, work, keep, monkeypatch):
-    """On a CPU in the interpreter, with everything that is not written left undefined."""
-    monkeypatch.setattr(wide, "_by_kernels", lambda t: t.dtype != FP64)
-    empty = torch.Tensor.new_empty
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda t, *size, **kind: empty(t, *size, **kind).fill_(math.nan))
-    q, k, v = (normal(i, *size) for i, size in enumerate(((batch, kv * group, queries, 11), (batch, kv, keys, 11), (batch, kv, keys, 7))))
-    ours, theirs = both(q, k, v, 0.3, causal, window, block=8, work=work, keep=keep)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tiles_compute_the_formula(case, keep, by_tiles):
+    batch, kv, group, queries, keys, rank, width, causal, window, work = case
+    sizes = ((batch, queries, kv * group, rank), (batch, keys, kv, rank), (batch, keys, kv, width))
+    q, k, v = (normal(i, *size).transpose(1, 2) for i, size in enumerate(sizes))  # as a projection leaves them: heads side by side
+    ours, theirs = both(q, k, v, 0.3, causal, window, work=work, keep=keep)
     for name, a, b in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
-        near(a, b, 1e-5, name)
+        near(a, b, 2e-5, name)
+
+
+def test_tiles_of_rows_too_long_to_hold_at_once(by_tiles, monkeypatch):
+    monkeypatch.setattr(by_tiles, "MOST", 64)
+    q, k, v = (3 * normal(i, 1, 1, 150, 8) for i in range(3))
+    for window in (0, 40):
+        ours, theirs = both(q, k, v, 0.7, True, window)
+        for name, a, b in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
+            near(a, b, 2e-5, name)
+
+
+@given(
+    rows=st.integers(1, 700), keys=st.integers(1, 700), at=st.integers(-300, 600), causal=st.booleans(),
+    window=st.sampled_from((0, 1, 9, 130, 500)), first=st.integers(0, 5), count=st.integers(1, 3),
+)  # fmt: skip
+def test_keys_in_pieces_are_given_every_query_that_sees_them(rows, keys, at, causal, window, first, count):
+    from headwise.kernels.tiles import SQUARE, Seen
+
+    start, stop = first * SQUARE, min(keys, (first + count) * SQUARE)
+    if start >= stop:
+        return
+    token, key = at + torch.arange(rows).unsqueeze(1), torch.arange(start, stop)
+    seen = key <= token if causal else torch.ones(rows, stop - start, dtype=torch.bool)
+    seen = seen & ((key - token).abs() < window) if window else seen
+    low, high = Seen(rows, keys, at, causal, window).rows_of(start, stop)
+    there = seen.any(1).nonzero().flatten()
+    if len(there):
+        assert low % SQUARE == 0
+        assert low <= there[0] < low + SQUARE
+        assert there[-1] < high <= min(rows, int(there[-1]) // SQUARE * SQUARE + SQUARE)
+    else:
+        assert high - low <= SQUARE, "at most a tile too many"
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")

@@ -91,7 +91,7 @@ def paths(monkeypatch):
     def spied(what, real):
         return lambda *args, **kwargs: (calls.append((what, kwargs)), real(*args, **kwargs))[1]
 
-    monkeypatch.setattr(bridge, "attend_compiled", spied("attend", bridge.attend_compiled))
+    monkeypatch.setattr(bridge, "attend", spied("attend", bridge.attend))
     monkeypatch.setattr(bridge, "_masked", spied("masked", bridge._masked))
     return calls
 

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend
-from headwise.integrations.opaque import attend_compiled
 from headwise.shape import Shape, UsageError, nearest
 
 ADDED = ("head_dim", "v_head_dim", "logit_scale")  # to GPTConfig
@@ -318,7 +317,7 @@ def _attend(q_BQHR: Tensor, k_BNKR: Tensor, v_BNKV: Tensor, scale: float, window
         k_BNKR, v_BNKV = k_BNKR[:, -window:], v_BNKV[:, -window:]
     q, k, v = (t.transpose(1, 2) for t in (q_BQHR, k_BNKR, v_BNKV))
     causal = q.shape[2] > 1
-    return attend_compiled(q, k, v, causal=causal, window=window if causal else 0, scale=scale)
+    return attend(q, k, v, causal=causal, window=window if causal else 0, scale=scale)
 
 
 def _remember(cache: Any, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

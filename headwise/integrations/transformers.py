@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise import backends
-from headwise.attention import mask_of
-from headwise.integrations.opaque import attend_compiled
+from headwise.attention import attend, mask_of
 from headwise.shape import UsageError
 
 NAME = "headwise"
@@ -94,7 +93,7 @@ def attention(
         causal, window = (causal and query.shape[2] > 1, 0) if known is None else known
         if attention_mask is None and causal:  # without a mask the first query stands at the first key
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-        out = attend_compiled(query, key, value, causal=causal, window=window, scale=scale)
+        out = attend(query, key, value, causal=causal, window=window, scale=scale)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -1,12 +1,13 @@
-"""Attention of large rank: matrix products of whole blocks, where the library's are at their best, and one pass for each softmax.
+"""Attention of large rank: scores written out a block of queries at a time, in memory that does not grow with the length's square.
 
 Fused kernels keep a tile of queries, keys and sums of one head on the chip; beyond rank 256 it does not fit and they crawl. Then
 scores are few beside the operands (one number for a pair of tokens against `rank` products), so they may as well be written
-out, a block of queries at a time: scores = q k^T over the keys the block sees, p = softmax, o = p v. Where p of the whole is small
-beside the operands it is kept for the backward pass; else that makes the scores again. Gradients of keys and values are sums over
-queries: p and ds of as many queries as see a chunk of keys stand side by side, so that each is one product and no sum is rounded on
-the way. When one chunk takes all keys, ds serves for the queries' gradient too; for longer sequences it is made once more.
-Temporary memory is about `work` bytes, whatever the length.
+out: scores = q k^T over the keys a block sees, p = softmax, o = p v. Where p of the whole is small beside the operands it is kept for
+the backward pass; else that makes the scores again. On a GPU the kernels of `tiles` do it; here is the way around them, their twin:
+matrix products of whole blocks. Gradients of keys and values are sums over queries: p and ds of as many queries as see a
+chunk of keys stand side by side, so that each is one product and no sum is rounded on the way. When one chunk takes all keys, ds
+serves for the queries' gradient too; for longer sequences it is made once more. Temporary memory is about `work` bytes, whatever the
+length.
 
 Axes: Z batch x KV heads, G query heads that share keys, Q queries, N keys, R rank, V value width.
 """
@@ -21,9 +22,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from headwise.kernels import has_triton
+
 BLOCK = 512  # queries and keys of a block
 WORK = 1 << 30  # bytes of scores and what is made of them at one time; a quarter of it for LONG sequences
 LONG = 8192
+TILE = 128  # of tables of weights that are kept for `tiles`
 KEEP = 2.0  # p is kept if it is not larger than this many times q, k, v and o together
 
 
@@ -71,48 +75,137 @@ def attend_wide(
     keep: float = KEEP,
 ) -> Tensor:
     """softmax(scale q k^T) v for q (batch, heads, queries, rank), k (batch, KV heads, keys, rank), v (batch, KV heads, keys, width)."""
-    keys = k.shape[2]
-    span = Span(q.shape[2], keys, causal, window if 0 < window < keys else 0, block)
-    work = work or (WORK if keys <= LONG else WORK // 4)
-    out: Tensor = Wide.apply(q, k, v, scale, span, work, keep)  # type: ignore[assignment]
+    if torch.compiler.is_compiling():
+        return _whole(q, k, v, scale, causal, window, block, work, keep if torch.is_grad_enabled() else 0.0)[0]
+    out: Tensor = Wide.apply(q, k, v, scale, span_of(q, k, causal, window, block), work, keep)  # type: ignore[assignment]
     return out
+
+
+def span_of(q: Tensor, k: Tensor, causal: bool, window: int, block: int) -> Span:
+    return Span(q.shape[2], k.shape[2], causal, window if 0 < window < k.shape[2] else 0, block)
 
 
 class Wide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, span: Span, work: int, keep: float) -> Tensor:
-        B, H, Q, R = q.shape
-        KV, N, V = k.shape[1], k.shape[2], v.shape[3]
         ctx.span, ctx.scale, ctx.work = span, scale, work
-        q_ZGQR, k_ZNR, v_ZNV = q.reshape(B * KV, H // KV, Q, R), k.reshape(B * KV, N, R), v.reshape(B * KV, N, V)
-        o_ZGQV = q.new_empty(B * KV, H // KV, Q, V)
-        lse_ZGQ = torch.empty(B * KV, H // KV, Q, dtype=sums_type(q.dtype), device=q.device)
-        kept = any(ctx.needs_input_grad) and keep * (q.numel() + k.numel() + v.numel() + o_ZGQV.numel()) >= B * H * Q * N
-        p_ZQN = q.new_empty(B * KV, H // KV * Q, N) if kept else None
-        for z in _pieces(B * KV, work // _bytes(span, H // KV, q.dtype, 1, 0 if kept else span.block, N)):
-            _forward(q_ZGQR[z], k_ZNR[z], v_ZNV[z], o_ZGQV[z], lse_ZGQ[z], None if p_ZQN is None else p_ZQN[z], span, scale)
-        ctx.save_for_backward(q_ZGQR, k_ZNR, v_ZNV, o_ZGQV, lse_ZGQ, p_ZQN)
-        return o_ZGQV.view(B, H, Q, V)
+        o, lse, p = _ahead(q, k, v, scale, span, work, keep if any(ctx.needs_input_grad) else 0.0)
+        ctx.save_for_backward(q, k, v, o, lse, p)
+        return o
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, o, lse, p = ctx.saved_tensors
-        span, (B, H), G = ctx.span, grad.shape[:2], q.shape[1]
-        g = grad.reshape(o.shape).contiguous()
-        delta = _dots(g, o)
-        start = torch.zeros if span.window else torch.empty  # keys before every query's window stay at zero
-        dq, dk, dv = (start(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-        matrices = 1 if p is not None else 2
-        most = ctx.work // _bytes(span, G, q.dtype, matrices, matrices * span.queries, span.keys)
-        chunk = span.keys
-        if not most and p is None:
-            chunk = max(1, ctx.work // _bytes(span, G, q.dtype, 2, 2 * span.queries, span.block)) * span.block
-        for z in _pieces(len(q), most):
-            kept = None if p is None else p[z]
-            _backward(q[z], k[z], v[z], g[z], lse[z], delta[z], dq[z], dk[z], dv[z], kept, span, ctx.scale, chunk)
-        dk, dv = (t.view(B, H // G, *t.shape[1:]) for t in (dk, dv))
-        return dq.view(B, H, *dq.shape[2:]), dk, dv, None, None, None, None
+        return *_back(grad, q, k, v, o, lse, p, ctx.scale, ctx.span, ctx.work), None, None, None, None
+
+
+def _by_tiles(t: Tensor) -> bool:
+    """Whether the kernels of `tiles` do all of it."""
+    return t.device.type == "cuda" and t.dtype in (torch.float32, torch.bfloat16, torch.float16) and has_triton()
+
+
+def _room(q: Tensor, k: Tensor, v: Tensor, keep: float) -> tuple[Tensor, Tensor, Tensor]:
+    """For the heads' outputs, the logarithm of each softmax's sum, and the weights if they are small enough to be kept."""
+    (B, H, Q, _), (KV, N, V) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
+    tiles = _by_tiles(q)
+    size = (B, H, -(-Q // TILE) * TILE, -(-N // TILE) * TILE) if tiles else (B * KV, H // KV * Q, N)
+    kept = keep * (q.numel() + k.numel() + v.numel() + B * H * Q * V) >= math.prod(size)
+    o = q.new_empty(B, Q, H, V).transpose(1, 2) if tiles else q.new_empty(B, H, Q, V)
+    return o, torch.empty(B, H, Q, dtype=sums_type(q.dtype), device=q.device), q.new_empty(size if kept else (0,))
+
+
+def _ahead(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, span: Span, work: int, keep: float
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Outputs, log sums and, where they are kept, weights."""
+    (B, H, Q, R), (KV, N, V) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
+    o, lse, p = _room(q, k, v, keep)
+    work = work or (WORK if N <= LONG else WORK // 4)
+    if _by_tiles(q):
+        from headwise.kernels import tiles
+
+        tiles.ahead(q, k, v, o, lse, p if p.numel() else None, scale, tiles.Seen(Q, N, span.shift, span.causal, span.window), work)
+        return o, lse, p
+    q_ZGQR, k_ZNR, v_ZNV = q.reshape(B * KV, H // KV, Q, R), k.reshape(B * KV, N, R), v.reshape(B * KV, N, V)
+    o_ZGQV, lse_ZGQ = o.view(B * KV, H // KV, Q, V), lse.view(B * KV, H // KV, Q)
+    for z in _pieces(B * KV, work // _bytes(span, H // KV, q.dtype, 1, 0 if p.numel() else span.block, N)):
+        _forward(q_ZGQR[z], k_ZNR[z], v_ZNV[z], o_ZGQV[z], lse_ZGQ[z], p[z] if p.numel() else None, span, scale)
+    return o, lse, p
+
+
+def _back(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor, scale: float, span: Span, work: int
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of queries, keys and values."""
+    work = work or (WORK if span.keys <= LONG else WORK // 4)
+    if _by_tiles(q):
+        from headwise.kernels import tiles
+
+        seen = tiles.Seen(span.queries, span.keys, span.shift, span.causal, span.window)
+        return tiles.back(grad, q, k, v, o, lse, p if p.numel() else None, scale, seen, work)
+    (B, H, Q, _), KV = q.shape, k.shape[1]
+    Z, G = B * KV, H // KV
+    q_ZGQR, g, o = (t.reshape(Z, G, Q, t.shape[-1]) for t in (q, grad.contiguous(), o))
+    k_ZNR, v_ZNV = (t.reshape(Z, *t.shape[2:]) for t in (k, v))
+    lse, delta = lse.view(Z, G, Q), (g.to(lse.dtype) * o).sum(-1)
+    start = torch.zeros if span.window else torch.empty  # keys before every query's window stay at zero
+    dq, dk, dv = (start(t.shape, dtype=t.dtype, device=t.device) for t in (q_ZGQR, k_ZNR, v_ZNV))
+    matrices = 1 if p.numel() else 2
+    most = work // _bytes(span, G, q.dtype, matrices, matrices * span.queries, span.keys)
+    chunk = span.keys
+    if not most and not p.numel():
+        chunk = max(1, work // _bytes(span, G, q.dtype, 2, 2 * span.queries, span.block)) * span.block
+    for z in _pieces(Z, most):
+        kept = p[z] if p.numel() else None
+        _backward(q_ZGQR[z], k_ZNR[z], v_ZNV[z], g[z], lse[z], delta[z], dq[z], dk[z], dv[z], kept, span, scale, chunk)
+    return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
+
+
+# ---- for torch.compile: one operation that it does not look into
+
+
+@torch.library.custom_op("headwise::wide", mutates_args=())
+def _whole(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, block: int, work: int, keep: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _ahead(q, k, v, scale, span_of(q, k, causal, window, block), work, keep)
+
+
+@_whole.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, block: int, work: int, keep: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _room(q, k, v, keep)
+
+
+@torch.library.custom_op("headwise::wide_backward", mutates_args=())
+def _whole_back(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor,
+    scale: float, causal: bool, window: int, block: int, work: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _back(grad, q, k, v, o, lse, p, scale, span_of(q, k, causal, window, block), work)
+
+
+@_whole_back.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor,
+    scale: float, causal: bool, window: int, block: int, work: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dq, dk, dv = (torch.empty_like(t) if _by_tiles(q) else t.new_empty(t.shape) for t in (q, k, v))
+    return dq, dk, dv
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.rest = inputs[3:-1]
+
+
+def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    return *_whole_back(grad, *ctx.saved_tensors, *ctx.rest), *(None,) * 6
+
+
+_whole.register_autograd(_gradients, setup_context=_remember)
 
 
 # ---- sizes
@@ -217,28 +310,13 @@ def _product(a: Tensor, b: Tensor, out_ZGQR: Tensor) -> None:
         out_ZGQR.copy_(torch.bmm(a, b).view(out_ZGQR.shape))
 
 
-# ---- what is a kernel on a GPU and a few operations elsewhere
-
-
-def _by_kernels(t: Tensor) -> bool:
-    return t.device.type == "cuda" and t.dtype != torch.float64
+# ---- rows of scores
 
 
 def _scores(a: Tensor, b: Tensor) -> Tensor:
     """a b^T with sums that are not rounded to the operands' type."""
-    if a.dtype in (torch.float32, torch.float64):
-        return torch.bmm(a, b.mT)
-    if a.device.type == "cuda":
-        return torch.bmm(a, b.mT, out_dtype=torch.float32)
-    return torch.bmm(a.float(), b.float().mT)
-
-
-def _dots(a: Tensor, b: Tensor) -> Tensor:
-    if _by_kernels(a):
-        from headwise.kernels.rows import dots_of
-
-        return dots_of(a, b)
-    return (a.to(sums_type(a.dtype)) * b).sum(-1)
+    kind = sums_type(a.dtype)
+    return torch.bmm(a.to(kind), b.to(kind).mT)
 
 
 def _unseen(span: Span, per: int, rows: int, query0: int, key0: int, n: int, device: torch.device) -> Tensor | None:
@@ -253,11 +331,6 @@ def _unseen(span: Span, per: int, rows: int, query0: int, key0: int, n: int, dev
 
 def _soften(s: Tensor, p: Tensor, lse: Tensor, scale: float, query0: int, key0: int, span: Span) -> None:
     """p = softmax(scale s) and lse = log sum exp(scale s) over what each row sees, into views."""
-    if _by_kernels(s):
-        from headwise.kernels.rows import soften_rows
-
-        soften_rows(s, p, lse, scale, span.shift + query0, key0, span.causal, span.window)
-        return
     s = s * scale
     unseen = _unseen(span, lse.shape[2], s.shape[1], query0, key0, s.shape[2], s.device)
     if unseen is not None:
@@ -271,11 +344,6 @@ def _slope(
     scale: float, query0: int, key0: int, span: Span,
 ) -> None:  # fmt: skip
     """ds = p (dp - delta) scale into a view; p is made from the scores, and written if there is a place, or there when there are none."""
-    if _by_kernels(dp):
-        from headwise.kernels.rows import slope_rows
-
-        slope_rows(s, dp, lse, delta, p, ds, scale, span.shift + query0, key0, span.causal, span.window)
-        return
     if s is None:
         assert p is not None
         e = p.to(dp.dtype)

@@ -1,0 +1,490 @@
+"""Attention of large rank on a GPU: products of tiles that skip what a mask hides, each with what follows it done on the way.
+
+A head of rank 448 or 1792 does not fit a fused kernel, but its scores are few beside its operands. So each product of the two passes
+is one launch over all heads, and its tiles are those that some query sees: scores = q k^T; p = softmax of rows; o = p v; backward
+ds = p (g v^T - delta) at the end of the product's own tile, with p from what was kept or from q k^T in the same tile;
+dq = ds k; dk = ds^T q and dv = p^T g, which sum over the heads that share keys.
+
+Weights p and slopes ds lie in tables of SQUARE x SQUARE tiles, (batch, head, row, column), rows and columns padded to whole tiles; a
+tile that is seen at all is written whole, zeros where it is hidden, so that products need no mask. Operands are (batch, head, token,
+width) with any strides but the last. Row 0 stands at key `at`; key 0 of the table is key 0 of what is passed. Sums are float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SQUARE = 128
+MOST = 4096  # scores of a row that a program holds at once
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+SIDE: tl.constexpr = tl.constexpr(SQUARE)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a product is tiled: columns of the result, steps of the sum, warps, loads ahead."""
+
+    columns: int
+    step: int
+    warps: int
+    stages: int
+
+
+SCORES = Way(256, 64, 8, 3)
+SLOPES = Way(128, 64, 8, 3)
+BROAD = Way(256, 64, 8, 3)  # results whose width 256 divides
+NARROW = Way(128, 64, 8, 4)
+SINGLE = Way(128, 32, 8, 3)  # all products of float32 operands
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which of `keys` keys each of `rows` queries sees: all, those up to its own place, those nearer than `window`. The first query
+    stands at key `at`, which may be before the first key."""
+
+    rows: int
+    keys: int
+    at: int
+    causal: bool
+    window: int  # 0: none
+
+    @property
+    def tall(self) -> int:
+        return padded(self.rows)
+
+    @property
+    def long(self) -> int:
+        return padded(self.keys)
+
+    def below(self, first: int, last: int) -> Seen:
+        """What queries [first, last) see."""
+        return Seen(last - first, self.keys, self.at + first, self.causal, self.window)
+
+    def rows_of(self, first: int, last: int) -> tuple[int, int]:
+        """Which queries see some of keys [first, last), in whole tiles; none when the second is not the larger."""
+        low = max(0, first - self.at - (0 if self.causal else self.window - 1)) if self.causal or self.window else 0
+        high = min(self.rows, last - 1 - self.at + self.window) if self.window else self.rows
+        return low // SQUARE * SQUARE, min(self.rows, padded(max(0, high)))
+
+
+def padded(n: int) -> int:
+    return -(-n // SQUARE) * SQUARE
+
+
+# ---- what a block of queries sees, and what sees a block of keys
+
+
+@triton.jit
+def _keys_of(first, rows, keys, at, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Columns of the tiles that some row of [first, first + SIDE) sees: first and behind the last, multiples of SIDE."""
+    last = tl.minimum(first + SIDE, rows) + at
+    low = tl.minimum(first, 0)
+    high = low + keys
+    if CAUSAL:
+        high = tl.minimum(last, keys)
+    elif WINDOW:
+        high = tl.minimum(last + window - 1, keys)
+    if WINDOW:
+        low = tl.maximum(first + at - window + 1, 0)
+    return low // SIDE * SIDE, tl.maximum((high + SIDE - 1) // SIDE * SIDE, 0)
+
+
+@triton.jit
+def _rows_of(first, rows, keys, at, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Rows of the tiles that see some key of [first, first + SIDE): first and behind the last, multiples of SIDE."""
+    last = tl.minimum(first + SIDE, keys) - 1
+    low = tl.minimum(first, 0)
+    high = low + rows
+    reach = first - at  # the first row that stands at or behind the block's first key
+    if WINDOW and not CAUSAL:
+        reach -= window - 1
+    if CAUSAL or WINDOW:
+        low = tl.maximum(reach, 0)
+    if WINDOW:
+        high = tl.minimum(last - at + window, high)
+    high = tl.where(low < rows, high, 0)
+    return low // SIDE * SIDE, tl.maximum((high + SIDE - 1) // SIDE * SIDE, 0)
+
+
+@triton.jit
+def _hidden(row, key, rows, keys, at, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Which of (row, key) is not seen."""
+    out = (row >= rows) | (key >= keys)
+    if CAUSAL:
+        out = out | (key > row + at)
+    if WINDOW:
+        out = out | (tl.abs(key - row - at) >= window)
+    return out
+
+
+# ---- products
+
+
+@triton.jit
+def _across(acc, a, b, row, col, rows, cols, a_step, b_step, width, STEP: tl.constexpr, EVEN: tl.constexpr, BY: tl.constexpr):
+    """acc + a b^T over the width; rows of both that are not there count as zeros. EVEN: the width is a multiple of STEP."""
+    r = tl.arange(0, STEP)
+    a += row[:, None] * a_step + r[None, :]
+    b += col[:, None] * b_step + r[None, :]
+    for at in range(0, width, STEP):
+        some_a = (row < rows)[:, None]
+        some_b = (col < cols)[:, None]
+        if not EVEN:
+            some_a = some_a & (r < width - at)[None, :]
+            some_b = some_b & (r < width - at)[None, :]
+        acc = tl.dot(tl.load(a, mask=some_a, other=0.0), tl.trans(tl.load(b, mask=some_b, other=0.0)), acc, input_precision=BY)
+        a += STEP
+        b += STEP
+    return acc
+
+
+@triton.jit
+def scores(
+    q, k, s, heads, group, rows, keys, width, at, window, q_b, q_h, q_n, k_b, k_h, k_n, s_h, s_n, row_tiles,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+    BY: tl.constexpr,
+):  # fmt: skip
+    """Tiles of q k^T that are seen, float32."""
+    z = tl.program_id(1)
+    b, h = z // heads, z % heads
+    first = tl.program_id(0) % row_tiles * SIDE
+    start = tl.program_id(0) // row_tiles * COLUMNS
+    low, high = _keys_of(first, rows, keys, at, window, CAUSAL, WINDOW)
+    if start < high and start + COLUMNS > low:
+        i, j = tl.arange(0, SIDE), tl.arange(0, COLUMNS)
+        acc = tl.zeros([SIDE, COLUMNS], tl.float32)
+        q += b.to(tl.int64) * q_b + h * q_h + first.to(tl.int64) * q_n
+        k += b.to(tl.int64) * k_b + h // group * k_h + start.to(tl.int64) * k_n
+        acc = _across(acc, q, k, i, j, rows - first, keys - start, q_n, k_n, width, STEP, EVEN, BY)
+        s += z.to(tl.int64) * s_h + first.to(tl.int64) * s_n + start
+        tl.store(s + i[:, None] * s_n + j[None, :], acc, mask=(start + j < s_n)[None, :])
+
+
+@triton.jit
+def soften(
+    s, p, lse, scale, rows, keys, at, window, s_h, s_n, p_h, p_n, lse_h,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr,
+):  # fmt: skip
+    """p = softmax(scale s) of one row over the tiles it lies in, zeros where it is hidden; lse = log sum exp(scale s)."""
+    row, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    low, high = _keys_of(row // SIDE * SIDE, rows, keys, at, window, CAUSAL, WINDOW)
+    s += z * s_h + row.to(tl.int64) * s_n
+    p += z * p_h + row.to(tl.int64) * p_n
+    c = low + tl.arange(0, BLOCK)
+    steep = scale * LOG2E
+    if ONE:
+        hidden = _hidden(row, c, rows, keys, at, window, CAUSAL, WINDOW) | (c >= high)
+        x = tl.where(hidden, -float("inf"), tl.load(s + c, mask=c < high, other=0.0) * steep)
+        top = tl.maximum(tl.max(x, 0), -1e30)  # rows that are padding see nothing
+        e = tl.exp2(x - top)
+        total = tl.sum(e, 0)
+        tl.store(p + c, (e / tl.maximum(total, 1e-30)).to(p.dtype.element_ty), mask=c < high)
+    else:
+        tops = tl.full([BLOCK], -1e30, tl.float32)
+        sums = tl.zeros([BLOCK], tl.float32)
+        for _ in range(low, high, BLOCK):
+            hidden = _hidden(row, c, rows, keys, at, window, CAUSAL, WINDOW) | (c >= high)
+            x = tl.where(hidden, -float("inf"), tl.load(s + c, mask=c < high, other=0.0) * steep)
+            higher = tl.maximum(tops, x)
+            sums = sums * tl.exp2(tl.maximum(tops - higher, -999.0)) + tl.exp2(x - higher)
+            tops = higher
+            c += BLOCK
+        top = tl.max(tops, 0)
+        total = tl.sum(sums * tl.exp2(tl.maximum(tops - top, -999.0)), 0)
+        part = 1.0 / tl.maximum(total, 1e-30)
+        c = low + tl.arange(0, BLOCK)
+        for _ in range(low, high, BLOCK):
+            hidden = _hidden(row, c, rows, keys, at, window, CAUSAL, WINDOW) | (c >= high)
+            x = tl.where(hidden, -float("inf"), tl.load(s + c, mask=c < high, other=0.0) * steep)
+            tl.store(p + c, (tl.exp2(x - top) * part).to(p.dtype.element_ty), mask=c < high)
+            c += BLOCK
+    if row < rows:
+        tl.store(lse + z * lse_h + row, (top + tl.log2(total)) / LOG2E)
+
+
+@triton.jit
+def slopes(
+    q, k, v, g, p, ds, lse, delta, scale, heads, group, rows, keys, rank, width, at, window,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_n, p_h, p_n, ds_h, ds_n, lse_h, row_tiles,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr, EVEN_R: tl.constexpr, EVEN_V: tl.constexpr, BY: tl.constexpr,
+):  # fmt: skip
+    """Tiles of ds = p (g v^T - delta) scale; p is there (KEPT), or made from q k^T and written too."""
+    z = tl.program_id(1)
+    b, h = z // heads, z % heads
+    first = tl.program_id(0) % row_tiles * SIDE
+    start = tl.program_id(0) // row_tiles * COLUMNS
+    low, high = _keys_of(first, rows, keys, at, window, CAUSAL, WINDOW)
+    if start < high and start + COLUMNS > low:
+        i, j = tl.arange(0, SIDE), tl.arange(0, COLUMNS)
+        n, m = rows - first, keys - start
+        p_at = p + z.to(tl.int64) * p_h + first.to(tl.int64) * p_n + start + i[:, None] * p_n + j[None, :]
+        ds_at = ds + z.to(tl.int64) * ds_h + first.to(tl.int64) * ds_n + start + i[:, None] * ds_n + j[None, :]
+        inside = (start + j < ds_n)[None, :]
+        kept = z.to(tl.int64) * lse_h + first + i
+        g += b.to(tl.int64) * g_b + h * g_h + first.to(tl.int64) * g_n
+        v += b.to(tl.int64) * v_b + h // group * v_h + start.to(tl.int64) * v_n
+        acc = tl.zeros([SIDE, COLUMNS], tl.float32)
+        if KEPT:
+            acc = _across(acc, g, v, i, j, n, m, g_n, v_n, width, STEP, EVEN_V, BY)
+            e = tl.load(p_at, mask=inside, other=0.0).to(tl.float32)
+        else:
+            q += b.to(tl.int64) * q_b + h * q_h + first.to(tl.int64) * q_n
+            k += b.to(tl.int64) * k_b + h // group * k_h + start.to(tl.int64) * k_n
+            acc = _across(acc, q, k, i, j, n, m, q_n, k_n, rank, STEP, EVEN_R, BY)
+            sums = tl.load(lse + kept, mask=i < n, other=0.0)
+            hidden = _hidden((first + i)[:, None], (start + j)[None, :], rows, keys, at, window, CAUSAL, WINDOW)
+            e = tl.exp2(tl.where(hidden, -float("inf"), acc * (scale * LOG2E) - (sums * LOG2E)[:, None]))
+            tl.store(p_at, e.to(p.dtype.element_ty), mask=inside)
+            acc = _across(tl.zeros([SIDE, COLUMNS], tl.float32), g, v, i, j, n, m, g_n, v_n, width, STEP, EVEN_V, BY)
+        less = tl.load(delta + kept, mask=i < n, other=0.0)
+        tl.store(ds_at, (e * (acc - less[:, None]) * scale).to(ds.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def weighted(
+    a, b, out, heads, group, rows, keys, width, at, window, a_h, a_n, b_b, b_h, b_n, out_b, out_h, out_n, row_tiles,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, ADD: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+    BY: tl.constexpr,
+):  # fmt: skip
+    """a b for a table a: what its rows make of keys or values; added to what is there (ADD), or instead of it."""
+    z = tl.program_id(1)
+    n, h = z // heads, z % heads
+    first = (row_tiles - 1 - tl.program_id(0) % row_tiles) * SIDE  # the longest sums first
+    start = tl.program_id(0) // row_tiles * COLUMNS
+    low, high = _keys_of(first, rows, keys, at, window, CAUSAL, WINDOW)
+    i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+    a += z.to(tl.int64) * a_h + first.to(tl.int64) * a_n + low + i[:, None] * a_n + r[None, :]
+    b += n.to(tl.int64) * b_b + h // group * b_h + low.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :]
+    acc = tl.zeros([SIDE, COLUMNS], tl.float32)
+    for key in range(low, high, STEP):
+        some = (j < width)[None, :]
+        if not EVEN:
+            some = some & (r < keys - key)[:, None]
+        acc = tl.dot(tl.load(a), tl.load(b, mask=some, other=0.0), acc, input_precision=BY)
+        a += STEP
+        b += STEP * b_n
+    out += n.to(tl.int64) * out_b + h * out_h + first.to(tl.int64) * out_n + i[:, None] * out_n + j[None, :]
+    there = (first + i < rows)[:, None] & (j < width)[None, :]
+    if ADD:
+        acc += tl.load(out, mask=there, other=0.0)
+    tl.store(out, acc.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def collected(
+    a, b, out, heads, group, rows, keys, width, at, window, a_b, a_h, a_n, b_b, b_h, b_n, out_b, out_h, out_n, key_tiles,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+    BY: tl.constexpr,
+):  # fmt: skip
+    """a^T b for a table a, over the rows of all heads that share keys."""
+    z = tl.program_id(1)
+    kv = heads // group
+    n, h = z // kv, z % kv * group
+    first = tl.program_id(0) % key_tiles * SIDE
+    start = tl.program_id(0) // key_tiles * COLUMNS
+    low, high = _rows_of(first, rows, keys, at, window, CAUSAL, WINDOW)
+    i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+    a += n.to(tl.int64) * a_b + first
+    b += n.to(tl.int64) * b_b
+    acc = tl.zeros([SIDE, COLUMNS], tl.float32)
+    steps = tl.maximum(high - low, 0) // STEP
+    for step in range(0, group * steps):
+        head = h + step // steps
+        row = low + step % steps * STEP
+        some = (j < width)[None, :]
+        if not EVEN:
+            some = some & (r < rows - row)[:, None]
+        x = tl.load(a + head.to(tl.int64) * a_h + row.to(tl.int64) * a_n + r[:, None] * a_n + i[None, :])
+        y = tl.load(b + head.to(tl.int64) * b_h + row.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :], mask=some, other=0.0)
+        acc = tl.dot(tl.trans(x), y, acc, input_precision=BY)
+    out += n.to(tl.int64) * out_b + z % kv * out_h + first.to(tl.int64) * out_n + i[:, None] * out_n + j[None, :]
+    tl.store(out, acc.to(out.dtype.element_ty), mask=(first + i < keys)[:, None] & (j < width)[None, :])
+
+
+# ---- launching
+
+
+def _heads(t: Tensor) -> tuple[int, int, int]:
+    return t.stride(0), t.stride(1), t.stride(2)
+
+
+def _way(t: Tensor, half: Way) -> Way:
+    return SINGLE if t.dtype == torch.float32 else half
+
+
+def _by_width(t: Tensor, width: int) -> Way:
+    return _way(t, BROAD if width % BROAD.columns == 0 else NARROW)
+
+
+def _tiling(way: Way) -> dict[str, Any]:
+    by = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"  # of float32 operands; the others know only one way
+    return {"COLUMNS": way.columns, "STEP": way.step, "BY": by, "num_warps": way.warps, "num_stages": way.stages}
+
+
+def _mask(seen: Seen) -> dict[str, Any]:
+    return {"CAUSAL": seen.causal, "WINDOW": seen.window > 0}
+
+
+def make_scores(q: Tensor, k: Tensor, s: Tensor, seen: Seen) -> None:
+    """Scores (batch, heads, rows, keys), float32, of q (batch, heads, rows, rank) and k (batch, KV heads, keys, rank)."""
+    (B, H, _, R), tiles, way = q.shape, seen.tall // SQUARE, _way(q, SCORES)
+    scores[(tiles * triton.cdiv(seen.long, way.columns), B * H)](
+        q, k, s, H, H // k.shape[1], seen.rows, seen.keys, R, seen.at, seen.window, *_heads(q), *_heads(k), s.stride(1), s.stride(2), tiles,
+        EVEN=R % way.step == 0, **_mask(seen), **_tiling(way),
+    )  # fmt: skip
+
+
+def soften_scores(s: Tensor, p: Tensor, lse: Tensor, scale: float, seen: Seen) -> None:
+    """p and lse (batch, heads, rows) from scores."""
+    longest = min(seen.long, padded(seen.window * (1 if seen.causal else 2) + 3 * SQUARE)) if seen.window else seen.long
+    block = min(MOST, triton.next_power_of_2(longest))
+    soften[(seen.tall, lse.shape[0] * lse.shape[1])](
+        s, p, lse, scale, seen.rows, seen.keys, seen.at, seen.window, s.stride(1), s.stride(2), p.stride(1), p.stride(2), lse.stride(1),
+        BLOCK=block, ONE=longest <= block, num_warps=max(1, min(8, block // 512)), **_mask(seen),
+    )  # fmt: skip
+
+
+def make_slopes(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: Tensor, ds: Tensor, lse: Tensor, delta: Tensor, scale: float, seen: Seen, kept: bool
+) -> None:
+    """ds, and p unless it is kept, from the queries, keys and values and the gradients g of the outputs."""
+    (B, H, _, R), V, tiles, way = q.shape, v.shape[3], seen.tall // SQUARE, _way(q, SLOPES)
+    slopes[(tiles * triton.cdiv(seen.long, way.columns), B * H)](
+        q, k, v, g, p, ds, lse, delta, scale, H, H // k.shape[1], seen.rows, seen.keys, R, V, seen.at, seen.window,
+        *_heads(q), *_heads(k), *_heads(v), *_heads(g), p.stride(1), p.stride(2), ds.stride(1), ds.stride(2), lse.stride(1), tiles,
+        KEPT=kept, EVEN_R=R % way.step == 0, EVEN_V=V % way.step == 0, **_mask(seen), **_tiling(way),
+    )  # fmt: skip
+
+
+def make_weighted(a: Tensor, b: Tensor, out: Tensor, seen: Seen, add: bool = False) -> None:
+    """out (batch, heads, rows, width) from a table and b (batch, KV heads, keys, width)."""
+    (B, H, _, W), tiles, way = out.shape, seen.tall // SQUARE, _by_width(a, out.shape[3])
+    weighted[(tiles * triton.cdiv(W, way.columns), B * H)](
+        a, b, out, H, H // b.shape[1], seen.rows, seen.keys, W, seen.at, seen.window,
+        a.stride(1), a.stride(2), *_heads(b), *_heads(out), tiles,
+        ADD=add, EVEN=seen.keys % SQUARE == 0, **_mask(seen), **_tiling(way),
+    )  # fmt: skip
+
+
+def make_collected(a: Tensor, b: Tensor, out: Tensor, seen: Seen) -> None:
+    """out (batch, KV heads, keys, width) from a table and b (batch, heads, rows, width)."""
+    (B, KV, _, W), tiles, way, H = out.shape, seen.long // SQUARE, _by_width(a, out.shape[3]), b.shape[1]
+    collected[(tiles * triton.cdiv(W, way.columns), B * KV)](
+        a, b, out, H, H // KV, seen.rows, seen.keys, W, seen.at, seen.window, *_heads(a), *_heads(b), *_heads(out), tiles,
+        EVEN=seen.rows % SQUARE == 0, **_mask(seen), **_tiling(way),
+    )  # fmt: skip
+
+
+@triton.jit
+def dots(a, b, out, heads, rows, width, a_b, a_h, a_n, b_b, b_h, b_n, out_h, BLOCK: tl.constexpr):
+    """The inner product of each row of a with that of b."""
+    row, z = tl.program_id(0), tl.program_id(1)
+    n, h = (z // heads).to(tl.int64), z % heads
+    a += n * a_b + h * a_h + row.to(tl.int64) * a_n
+    b += n * b_b + h * b_h + row.to(tl.int64) * b_n
+    sums = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, width, BLOCK):
+        c = first + tl.arange(0, BLOCK)
+        sums += tl.load(a + c, mask=c < width, other=0.0).to(tl.float32) * tl.load(b + c, mask=c < width, other=0.0).to(tl.float32)
+    tl.store(out + z.to(tl.int64) * out_h + row, tl.sum(sums, 0))
+
+
+def make_dots(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products over the last axis of (batch, heads, rows, width) tensors: (batch, heads, rows), float32."""
+    B, H, Q, W = a.shape
+    out = torch.empty(B, H, Q, dtype=torch.float32, device=a.device)
+    dots[(Q, B * H)](
+        a, b, out, H, Q, W, *_heads(a), *_heads(b), out.stride(1), BLOCK=min(1024, triton.next_power_of_2(W)), num_warps=4
+    )  # fmt: skip
+    return out
+
+
+# ---- both passes
+
+
+def straight(t: Tensor) -> Tensor:
+    """The tensor, copied if the numbers of a row do not lie side by side."""
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def table(like: Tensor, batch: int, heads: int, seen: Seen) -> Tensor:
+    """Room for weights or slopes."""
+    return like.new_empty(batch, heads, seen.tall, seen.long)
+
+
+def _batches(count: int, most: int) -> list[slice]:
+    """Slices of about equal length, none longer than `most` or one."""
+    size = -(-count // max(1, -(-count // max(1, most))))
+    return [slice(n, min(n + size, count)) for n in range(0, count, max(1, size))]
+
+
+def ahead(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor | None, scale: float, seen: Seen, work: int) -> None:
+    """The forward pass into o, lse and, where there is room for it, p; with temporary memory of about `work` bytes."""
+    (B, H, Q, _), q, k, v = q.shape, straight(q), straight(k), straight(v)
+    row = H * seen.long * (4 if p is not None else 4 + q.itemsize)
+    most = work // (row * seen.tall)
+    rows = Q if most else max(1, work // row // SQUARE) * SQUARE
+    for at in _batches(B, most):
+        for first in range(0, Q, rows):
+            here, last = seen.below(first, min(first + rows, Q)), min(first + rows, Q)
+            s = torch.empty(at.stop - at.start, H, here.tall, here.long, dtype=torch.float32, device=q.device)
+            weights = table(q, at.stop - at.start, H, here) if p is None else p[at, :, first:]
+            make_scores(q[at, :, first:last], k[at], s, here)
+            soften_scores(s, weights, lse[at, :, first:last], scale, here)
+            make_weighted(weights, v[at], o[at, :, first:last], here)
+
+
+def back(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor | None, scale: float, seen: Seen, work: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    B, H = q.shape[:2]
+    g, q, k, v = (straight(t) for t in (g, q, k, v))
+    delta = make_dots(g, o)
+    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+    column = H * seen.tall * q.itemsize * (1 if p is not None else 2)
+    most = work // (column * seen.long)
+    if not most:
+        _back_by_keys(g, q, k, v, delta, lse, p, dq, dk, dv, scale, seen, max(1, work // column // SQUARE) * SQUARE)
+        return dq, dk, dv
+    for at in _batches(B, most):
+        ds = table(q, at.stop - at.start, H, seen)
+        weights = table(q, at.stop - at.start, H, seen) if p is None else p[at]
+        make_slopes(q[at], k[at], v[at], g[at], weights, ds, lse[at], delta[at], scale, seen, p is not None)
+        make_weighted(ds, k[at], dq[at], seen)
+        make_collected(ds, q[at], dk[at], seen)
+        make_collected(weights, g[at], dv[at], seen)
+    return dq, dk, dv
+
+
+def _back_by_keys(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, delta: Tensor, lse: Tensor, p: Tensor | None,
+    dq: Tensor, dk: Tensor, dv: Tensor, scale: float, seen: Seen, chunk: int,
+) -> None:  # fmt: skip
+    """A sequence and a chunk of keys at a time: the gradients of these are whole, those of queries are added up in float32."""
+    B, H, Q, R = q.shape
+    for n in range(B):
+        one = slice(n, n + 1)
+        total = torch.zeros(1, H, Q, R, dtype=torch.float32, device=q.device)
+        for start in range(0, seen.keys, chunk):
+            stop = min(start + chunk, seen.keys)
+            first, last = seen.rows_of(start, stop)
+            if last <= first:
+                dk[one, :, start:stop] = dv[one, :, start:stop] = 0
+                continue
+            here = Seen(last - first, stop - start, seen.at + first - start, seen.causal, seen.window)
+            rows, keys = (one, slice(None), slice(first, last)), (one, slice(None), slice(start, stop))
+            ds = table(q, 1, H, here)
+            weights = table(q, 1, H, here) if p is None else p[one, :, first:, start:]
+            make_slopes(q[rows], k[keys], v[keys], g[rows], weights, ds, lse[rows], delta[rows], scale, here, p is not None)
+            make_weighted(ds, k[keys], total[:, :, first:last], here, add=True)
+            make_collected(ds, q[rows], dk[keys], here)
+            make_collected(weights, g[rows], dv[keys], here)
+        dq[n] = total[0]
