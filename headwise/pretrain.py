@@ -7,13 +7,14 @@ run killed anywhere goes on from its last checkpoint as if nothing had happened;
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,22 @@ from headwise.ranks import SHARDS, Ranks, add_up, all_of, from_first, mine, part
 from headwise.runs import CHECKPOINT_FILE, MEASURED, WEIGHTS_FILE, Row, derive, generator_of
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stack import numerics
-from headwise.tokens import Corpus, check_length, find_text, find_tokenizer, held_out_rows, held_out_starts, load, rows_at, vocab_of
+from headwise.tokens import (
+    Corpus,
+    check_length,
+    find_text,
+    find_tokenizer,
+    held_out_rows,
+    held_out_starts,
+    load,
+    recall_rows,
+    rows_at,
+    vocab_of,
+)  # fmt: skip
 
 PRECISIONS = ("bf16", "fp32", "tf32")
 JUDGED = 8  # held-out windows in a batch, over which the standard error is taken
+PAIRS, RECALLED = 32, 256  # key-value pairs of a row of the recall test, and its rows
 CURVE = 1000  # points of a row's loss curve at most
 FORMAT = 1  # of checkpoints
 EXECUTION = frozenset({"tokens_per_second", "mfu", "peak_flops", "processes", "shard", "accumulate", "compiled", "source", "tokenizer"})
@@ -184,8 +197,8 @@ class Training:
         self.model.to(device)
         if compiled:
             for block in self.model.blocks:
-                block.compile()
-        self.nats = torch.compile(_nats) if compiled else _nats
+                block.compile(dynamic=False)
+        self.nats = torch.compile(_nats, dynamic=False) if compiled else _nats
         self.module = shared(self.model, shard, ranks, device)
         self.named = dict(self.model.named_parameters())
         dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
@@ -232,6 +245,7 @@ class Training:
         return self.nats(logits, ids[:, 1:])
 
     @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")  # batches of another size would be compiled anew
     def judge(self) -> Tensor:
         """Held-out nats, bytes and ids, batch by batch: (batches, 3). The ends of documents have no bytes and do not count."""
         run, world = self.run, self.ranks.world
@@ -247,6 +261,21 @@ class Training:
             if i + self.ranks.rank == b:
                 found[b] = torch.stack(((nats.double() * counts).sum(), size.sum().double().to(self.device), counts.sum().double()))
         return add_up(self.ranks, found).cpu()
+
+    @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")
+    def recall(self) -> dict[str, float | int | None]:
+        """How often the model, shown pairs of random ids, tells the second of a pair from the first; every process does all of it."""
+        pairs = min(PAIRS, self.run.length // 4, (self.corpus.vocab - 1) // 2)
+        if not pairs:
+            return {"recall": None, "recall_se": None, "recall_pairs": 0}
+        ids, right = self._here(recall_rows(self.corpus, pairs, RECALLED, self.run.seed)), []
+        for some in ids.split(JUDGED * 4):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.run.precision == "bf16"):
+                logits, _ = self.model(some[:, :-1])
+            right.append((logits[:, 2 * pairs :: 2].argmax(-1) == some[:, 2 * pairs + 1 :: 2]).double().mean(1))
+        each = torch.cat(right)
+        return {"recall": each.mean().item(), "recall_se": each.std().item() / math.sqrt(len(each)), "recall_pairs": pairs}
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:
@@ -356,7 +385,7 @@ def peak_of(name: str, precision: str) -> float | None:
     return PEAKS[max(fitting, key=len)] if fitting else None
 
 
-def row_of(training: Training, judged: Tensor | None, how: Row) -> Row:
+def row_of(training: Training, judged: Tensor | None, recalled: Row, how: Row) -> Row:
     """A finished run as one flat row: what it was, what came out, how fast, and where it ran."""
     run, spec, losses = training.run, training.run.spec(), training.losses
     per_second, share = training.speed()
@@ -376,6 +405,7 @@ def row_of(training: Training, judged: Tensor | None, how: Row) -> Row:
         "flops": run.flops,
         **spec,
         **answers,
+        **recalled,
         "train_best": min((x for x in losses if math.isfinite(x)), default=None),
         "train_last": losses[-1] if judged is not None else None,
         "steps_done": len(losses),
@@ -420,18 +450,19 @@ def pretrain(
     compiled: bool = False,
     peak: float | None = None,
     checkpoint_every: float = 60.0,
+    keep: bool = True,
     done: Callable[[Row], None] | None = None,
     quiet: bool = False,
 ) -> Row:
     """Train a decoder and judge it on the part of the text that it has not seen.
 
-    With `folder`, the run leaves a checkpoint in folder/<id> every `checkpoint_every` seconds, goes on from it, and leaves its
-    weights there; token ids are kept in `cache`. Each of the processes that share a run calls this; the first one writes.
+    With `folder`, the run leaves a checkpoint in folder/<id> every `checkpoint_every` seconds, goes on from it, and with `keep`
+    leaves its weights there; token ids are kept in `cache`. Each of the processes that share a run calls this; the first one writes.
     """
     ranks = ranks or Ranks()
     where = place(ranks, pick_device(device))
     check_way(run, ranks, accumulate, shard, peak)
-    with numerics(run.precision, where):
+    with numerics(run.precision, where), many_shapes():
         corpus = _corpus(run, cache, ranks)
         training = Training(run, corpus, where, ranks, accumulate, shard, compiled)
         training.peak = peak if peak is not None or where.type != "cuda" else peak_of(torch.cuda.get_device_name(where), run.precision)
@@ -439,8 +470,9 @@ def pretrain(
         if path is not None:
             _load(training, path)
         judged = _go_on(training, path, checkpoint_every, ranks.first and not quiet)
-        row = row_of(training, judged, {"shard": shard if ranks.world > 1 else None, "compiled": compiled})
-        if path is not None and judged is not None:
+        recalled = training.recall() if judged is not None else dict.fromkeys(("recall", "recall_se", "recall_pairs"))
+        row = row_of(training, judged, recalled, {"shard": shard if ranks.world > 1 else None, "compiled": compiled})
+        if path is not None and judged is not None and keep:
             _keep(training, path.with_name(WEIGHTS_FILE))
     if ranks.first:
         if done is not None:
@@ -448,6 +480,15 @@ def pretrain(
         if path is not None:
             path.unlink(missing_ok=True)
     return row
+
+
+@contextlib.contextmanager
+def many_shapes() -> Iterator[None]:
+    """A sweep compiles more shapes in one process than torch expects, which else gives up compiling after eight."""
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=256, accumulated_recompile_limit=1024):
+        yield
 
 
 def _corpus(run: Pretraining, cache: Path | None, ranks: Ranks) -> Corpus:

@@ -203,11 +203,15 @@ def sweep(
 def pretrain_all(
     runs: Sequence[Pretraining], store: Store, *, device: str = "auto", checkpoint_every: float = 60.0, label: str = "pretrain"
 ) -> list[Row]:
-    """Make every decoder's row exist, one after the other in this process, and return the rows in order."""
+    """Make every decoder's row exist, one after the other in this process, compiled on a GPU, and return the rows in order."""
+    compiled = pick_device(device).type == "cuda"
 
     def make(run: Pretraining) -> None:
         folder, cache = store.runs_path, store.path / "tokens"
-        pretrain(run, device=device, folder=folder, cache=cache, checkpoint_every=checkpoint_every, done=store.add, quiet=True)
+        pretrain(
+            run, device=device, folder=folder, cache=cache, compiled=compiled, checkpoint_every=checkpoint_every, keep=False,
+            done=store.add, quiet=True,
+        )  # fmt: skip
 
     return _one_by_one(runs, store, make, lambda run: run.steps, f"{label}: %d runs")
 

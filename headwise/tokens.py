@@ -78,9 +78,16 @@ def find_text(source: str) -> Text:
         files = tuple(p for p in sorted(path.rglob("*.txt")) if p.is_file()) if path.is_dir() else (path,)
         if not files:
             raise UsageError(f"the folder {source} holds no .txt files")
-        return Text(source, files, sum(map(_size, files)), _look_through(files, source))
+        stats = [p.stat() for p in files]
+        return _found(source, files, tuple((found.st_size, found.st_mtime_ns) for found in stats))
     except OSError as e:
         raise UsageError(f"{source} cannot be read: {e.strerror}") from None
+
+
+@functools.lru_cache(4)
+def _found(source: str, files: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> Text:
+    """Looked through once, until a size or a time of change is another."""
+    return Text(source, files, sum(size for size, _ in stats), _look_through(files, source))
 
 
 @functools.lru_cache(1)
@@ -319,6 +326,19 @@ def held_out_rows(corpus: Corpus, length: int, starts: np.ndarray) -> tuple[Tens
     """Ids (rows, length + 1), and how many bytes the last `length` of each row stand for."""
     at = starts - corpus.cut
     return _cut_out(corpus.ids, starts, length), torch.from_numpy(corpus.behind[at + length] - corpus.behind[at])
+
+
+def recall_rows(corpus: Corpus, pairs: int, rows: int, seed: int) -> Tensor:
+    """Associative recall in ids drawn at random: `pairs` keys, each followed by its value, then all of them again in another order;
+    (rows, 4 pairs). Keys of a row are distinct, so each value of the second half is told by the first."""
+    generator = generator_of(torch.device("cpu"), derive(seed, "recall"))
+    known = torch.tensor([i for i in range(corpus.vocab) if i != corpus.end])
+    keys = torch.stack([known[torch.randperm(len(known), generator=generator)[:pairs]] for _ in range(rows)])
+    values = known[torch.randint(len(known), (rows, pairs), generator=generator)]
+    once = torch.stack((keys, values), -1)
+    order = torch.stack([torch.randperm(pairs, generator=generator) for _ in range(rows)])
+    again = once.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
+    return torch.cat((once, again), 1).flatten(1)
 
 
 def _cut_out(ids: np.ndarray, starts: np.ndarray, length: int) -> Tensor:

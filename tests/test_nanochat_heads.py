@@ -27,8 +27,9 @@ def test_every_arm_has_the_bases_arithmetic_tokens_and_largest_score(settings):
         assert (shape.dim, shape.depth, shape.vocab_size) == (base.dim, base.depth, base.vocab_size)
         if family in ("split", "query", "kv"):
             assert shape.scale * shape.head_dim == pytest.approx(settings.max_logit), "normed queries and keys: rank times scale"
-        if family == "scale":
+        if family in ("scale", "unnormed"):
             assert shape.scale == pytest.approx(shape.head_dim**-0.5)
+        assert (shape.qk_norm == "none") == (family in ("unnormed", "latent"))
     assert {shape.num_heads * shape.head_dim for (family, _), shape in made.items() if family == "split"} == {settings.dim}
     assert {shape.v_head_dim for (family, _), shape in made.items() if family == "query"} == {settings.rank}
     assert {shape.kv_lora_rank for (family, _), shape in made.items() if family == "latent"} == {0, *settings.latents}
@@ -44,6 +45,7 @@ def row_of(run, bits):
     return {
         "id": run.id, "status": "diverged" if bits is None else "done", **spec.pop("shape"), **spec, "params": run.shape.params,
         "flops": run.flops, "held_out": 9.0, "bits_per_byte": bits, "tokens_per_second": 100.0,
+        "recall": None if bits is None else 1 / bits,
     }  # fmt: skip
 
 
@@ -83,6 +85,11 @@ def test_points_are_of_the_counted_seeds_and_against_the_base():
     assert all(abs(p["off"]) < 0.005 for p in points)
     lines = nh.headline(points)
     assert any(line.startswith("split: 1 x 64 1.3800") for line in lines)
+    free, narrow = at["unnormed", "4 x 16"], at["unnormed", "8 x 8"]
+    assert free["change"] is None, "the base's heads, not normed: what the others of their kind are compared with"
+    gap = difference(narrow["values"], free["values"])
+    assert narrow["change"] == f"{gap.mean:+.4f} ± {(gap.high - gap.low) / 2:.4f}"
+    assert narrow["recall"] == pytest.approx(sum(1 / x for x in narrow["values"]) / 3)
     few = nh.summary(rows_of(dataclasses.replace(QUICK, families=("split",))))
     assert {p["family"] for p in few} == {"split"}, "nothing else was varied"
     assert nh.summary([]) == []
@@ -102,7 +109,7 @@ def test_an_arm_that_diverges_is_told_and_drawn_as_missing(tmp_path):
 
 
 BAD = [
-    (["families=heads"], "unknown family 'heads'; choices: split, scale, query, kv, latent"),
+    (["families=heads"], "unknown family 'heads'; choices: split, scale, unnormed, query, kv, latent"),
     (["ranks=24"], "ranks must be even and divide dim 64, got 24"),
     (["rank=1"], "ranks must be even and divide dim 64, got 1"),
     (["kv_heads=3"], "kv_heads must divide the base's 4 heads, got 3"),

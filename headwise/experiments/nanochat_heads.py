@@ -27,10 +27,13 @@ COLUMNS = (
     ("family", "varied"), ("arm", "arm"), ("heads", "heads"), ("kv", "KV heads"), ("rank", "rank"), ("width", "value width"),
     ("latent", "latent"), ("ffn", "feed-forward"), ("params", "parameters"), ("off", "off budget"), ("kv_bytes", "cache bytes a token"),
     ("lr", "tuned rate"), ("held_out", "bits per byte"), ("n", "n"), ("diverged", "diverged"), ("change", "against base"),
-    ("tokens_per_second", "tokens/s"),
+    ("recall", "recall"), ("recall_change", "recall against base"), ("tokens_per_second", "tokens/s"),
 )  # fmt: skip
-CAPTION = "Held-out bits per byte, mean over seeds at the tuned learning rate with its 95 % interval; every arm has the FLOPs of the base."
-FAMILIES = ("split", "scale", "query", "kv", "latent")
+CAPTION = (
+    "Held-out bits per byte, mean over seeds at the tuned learning rate with its 95 % interval; every arm has the FLOPs of the base. "
+    "Recall: how often the same model, shown pairs of random tokens, tells the second of a pair from the first."
+)
+FAMILIES = ("split", "scale", "unnormed", "query", "kv", "latent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +44,15 @@ class Settings:
     depth: int
     rank: int  # of the base's heads
     families: tuple[str, ...]
-    ranks: tuple[int, ...]  # split and scale: heads are dim / rank
+    ranks: tuple[int, ...]  # split: heads are dim / rank
+    controls: tuple[int, ...]  # the same for scale and unnormed, beside the base's
     queries: tuple[int, ...]  # query/key rank of the base's heads, whose values keep their width
     kv_heads: tuple[int, ...]
     latents: tuple[int, ...]  # kv_lora_rank
     max_logit: float
     source: str = ""
-    vocab: int = 272
+    tokenizer: str = ""
+    vocab: int = 272  # ids of the tables; at least the tokenizer's
     length: int
     batch_tokens: int
     steps: int
@@ -58,11 +63,11 @@ class Settings:
     seeds: int
 
     def __post_init__(self) -> None:
-        check_lists(self, ("ranks", "queries", "kv_heads", "latents"), ("families", "lrs"))
+        check_lists(self, ("ranks", "controls", "queries", "kv_heads", "latents"), ("families", "lrs"))
         for family in self.families:
             if family not in FAMILIES:
                 raise UsageError(f"unknown family {family!r}; choices: {', '.join(FAMILIES)}")
-        for rank in (self.rank, *self.ranks):
+        for rank in (self.rank, *self.ranks, *(self.controls if {"scale", "unnormed"} & set(self.families) else ())):
             if self.dim % rank or rank % 2:
                 raise UsageError(f"ranks must be even and divide dim {self.dim}, got {rank}")
         if bad := [n for n in self.kv_heads if self.dim // self.rank % n]:
@@ -71,13 +76,13 @@ class Settings:
 
 PRESETS = {
     "quick": Settings(
-        dim=64, depth=2, rank=16, families=("split", "kv"), ranks=(8, 16, 32, 64), queries=(8, 32), kv_heads=(1, 2), latents=(16, 32),
-        max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.02), optimiser="muon", precision="fp32", eval_tokens=16_384,
-        seeds=3,
+        dim=64, depth=2, rank=16, families=("split", "kv"), ranks=(8, 16, 32, 64), controls=(8, 64), queries=(8, 32), kv_heads=(1, 2),
+        latents=(16, 32), max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.02), optimiser="muon", precision="fp32",
+        eval_tokens=16_384, seeds=3,
     ),
     "paper": Settings(
-        dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), queries=(64, 192, 256), kv_heads=(1, 2),
-        latents=(64, 128, 170, 256, 512), max_logit=16.3, length=1024, batch_tokens=65_536, steps=1500, lrs=(0.003, 0.01),
+        dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), controls=(32, 512), queries=(64, 256),
+        kv_heads=(1, 2), latents=(64, 128, 170, 512), max_logit=16.3, length=512, batch_tokens=32_768, steps=400, lrs=(0.003, 0.01),
         optimiser="muon", precision="bf16", eval_tokens=1 << 20, seeds=3,
     ),
 }  # fmt: skip
@@ -100,14 +105,11 @@ def arms(s: Settings) -> dict[tuple[str, str], Shape]:
     heads = base.num_heads
     for family in s.families:
         match family:
-            case "split" | "scale":
-                logit = {"max_logit": s.max_logit} if family == "split" else {"max_logit": None}
-                made = {
-                    f"{s.dim // r} x {r}": base.replace(
-                        num_heads=s.dim // r, num_kv_heads=s.dim // r, head_dim=r, v_head_dim=r, qk_rope_head_dim=r, **logit
-                    )
-                    for r in s.ranks
-                }
+            case "split":
+                made = {_name(shape): shape for r in s.ranks for shape in [_cut(base, r)]}
+            case "scale" | "unnormed":
+                norm = {} if family == "scale" else {"qk_norm": "none"}
+                made = {_name(shape): shape for r in (s.rank, *s.controls) for shape in [_cut(base, r).replace(max_logit=None, **norm)]}
             case "query":
                 made = {
                     f"{heads} x {r} / {s.rank}": base.replace(head_dim=r, v_head_dim=s.rank, qk_rope_head_dim=r)
@@ -121,6 +123,12 @@ def arms(s: Settings) -> dict[tuple[str, str], Shape]:
         for arm, shape in made.items():
             out[family, arm] = at_budget(shape, base, s.length)
     return out
+
+
+def _cut(base: Shape, rank: int) -> Shape:
+    """The same width in heads of another rank."""
+    heads = base.dim // rank
+    return base.replace(num_heads=heads, num_kv_heads=heads, head_dim=rank, v_head_dim=rank, qk_rope_head_dim=rank)
 
 
 def at_budget(shape: Shape, base: Shape, tokens: int) -> Shape:
@@ -137,8 +145,8 @@ def at_budget(shape: Shape, base: Shape, tokens: int) -> Shape:
 
 def _run(s: Settings, shape: Shape, lr: float, seed: int) -> Pretraining:
     return Pretraining(
-        shape=shape, steps=s.steps, batch_tokens=s.batch_tokens, length=s.length, source=s.source, optimiser=s.optimiser, lr=lr,
-        precision=s.precision, eval_tokens=s.eval_tokens, evals=1, seed=seed,
+        shape=shape, steps=s.steps, batch_tokens=s.batch_tokens, length=s.length, source=s.source, tokenizer=s.tokenizer,
+        optimiser=s.optimiser, lr=lr, precision=s.precision, eval_tokens=s.eval_tokens, evals=1, seed=seed,
     )  # fmt: skip
 
 
@@ -162,29 +170,43 @@ def then(settings: Settings, rows: list[Row]) -> list[Pretraining]:
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point per arm and what it varies: bits per byte, and the difference from the base with its interval."""
+    """One point per arm and what it varies: bits per byte, recall, and the difference from the base with its interval. Arms that leave
+    the norm of queries and keys out, or let scores grow, are compared with the base's heads treated alike."""
     by_shape: dict[Shape, list[Row]] = {}
     for row in rows:
         by_shape.setdefault(shape_in(row), []).append(_judged(row))
     if not by_shape:
         return []
     base = _base(set(by_shape))
-    told = measured(counted(by_shape[base]))
-    out = []
-    for shape, same in by_shape.items():
-        kept = counted(same)
-        value, speeds = measured(kept), [r["tokens_per_second"] for r in kept if r["tokens_per_second"]]
-        gap = difference(value["values"], told["values"]) if value["values"] and told["values"] and shape != base else None
-        point = {
-            "arm": _name(shape), "heads": shape.num_heads, "kv": shape.num_kv_heads, "rank": shape.head_dim, "width": shape.v_head_dim,
-            "latent": shape.kv_lora_rank or None, "ffn": shape.ffn_dim, "params": shape.params,
-            "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **value,
-            "change": change(gap) if gap else None, "tokens_per_second": max(speeds) if speeds else None,
-        }  # fmt: skip
-        out += [{"family": family, **point} for family in _families(shape, base)]
-    arms_of = Counter(p["family"] for p in out)
+    out = [
+        {"family": family, **_point(shape, same, base, by_shape)}
+        for shape, same in by_shape.items()
+        for family in _families(shape, base)
+    ]  # fmt: skip
+    arms_of, told = Counter(p["family"] for p in out), dict[str, dict[str, Any]]()
+    for point in out:
+        if (point["heads"], point["kv"], point["rank"], point["latent"]) == (base.num_heads, base.num_heads, base.head_dim, None):
+            told[point["family"]] = point
+    for point in out:
+        like = told.get(point["family"])
+        for name, values in (("change", "values"), ("recall_change", "recalls")):
+            known = like is not None and like is not point and point[values] and like[values]
+            point[name] = change(difference(point[values], like[values])) if known and like is not None else None
     out = [p for p in out if arms_of[p["family"]] > 1 or len(by_shape) == 1]
     return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), -p["rank"], -p["kv"], p["latent"] or 0))
+
+
+def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:
+    kept = counted(same)
+    speeds = [r["tokens_per_second"] for r in kept if r["tokens_per_second"]]
+    recalls = [r["recall"] for r in kept if r.get("recall") is not None]
+    return {
+        "arm": _name(shape), "heads": shape.num_heads, "kv": shape.num_kv_heads, "rank": shape.head_dim, "width": shape.v_head_dim,
+        "latent": shape.kv_lora_rank or None, "ffn": shape.ffn_dim, "params": shape.params,
+        "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **measured(kept),
+        "recall": sum(recalls) / len(recalls) if recalls else None, "recalls": recalls,
+        "tokens_per_second": max(speeds) if speeds else None,
+    }  # fmt: skip
 
 
 def _judged(row: Row) -> Row:
@@ -206,7 +228,7 @@ def _base(shapes: set[Shape]) -> Shape:
 def _families(shape: Shape, base: Shape) -> list[str]:
     """What an arm varies about the base; the base is at the end of each but those that leave the norm of queries and keys out."""
     if shape.qk_norm == "none":
-        return ["latent"]
+        return ["latent" if shape.latent or shape.qk_rope_head_dim != shape.head_dim else "unnormed"]
     if shape == base:
         return ["split", "query", "kv"]
     if shape.num_kv_heads != shape.num_heads:
@@ -237,10 +259,11 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     """A panel per thing that is varied: bits per byte against it."""
-    x_of = {"split": "rank", "scale": "rank", "query": "rank", "kv": "kv", "latent": "latent"}
+    x_of = {"split": "rank", "scale": "rank", "unnormed": "rank", "query": "rank", "kv": "kv", "latent": "latent"}
     labels = {
         "split": "rank (heads = width / rank)",
         "scale": "rank, scores grow with it",
+        "unnormed": "rank, queries and keys not normed",
         "query": "query/key rank",
         "kv": "KV heads",
         "latent": "latent width",
