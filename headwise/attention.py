@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -112,12 +112,10 @@ def attend(
     >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
     torch.Size([2, 6, 5, 7])
     """
-    call = _call(q, k, v, causal, window, hard, graphed)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if backend != "auto":
-        choice = forced(backend, call)
-    else:
-        choice = choose_backend(call) if torch.compiler.is_compiling() else _chosen(call, backends.BLOCK_BYTES)
+    kinds = (q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)
+    plan = _plan if torch.compiler.is_compiling() else _planned
+    call, choice = plan(q.shape, k.shape, v.shape, *kinds, causal, window, hard, backend, graphed, backends.BLOCK_BYTES)
     if choice.backend == "plain":
         return plain(q, k, v, scale, mask_of(call.queries, call.keys, causal, window, q.device), hard)
     if choice.backend == "blocked":
@@ -133,11 +131,6 @@ def attend(
 
         return attend_heads(q, k, v, scale, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3")
     return _fused(choice, call, q, k, v, scale)
-
-
-@functools.lru_cache(4096)
-def _chosen(call: Call, _: int) -> Choice:
-    return choose_backend(call)
 
 
 def _fused(choice: Choice, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -158,37 +151,42 @@ def _fused(choice: Choice, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: f
     return out[..., : call.width] if choice.pad[1] else out
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, hard: bool, graphed: bool) -> Call:
-    if wrong := _wrong(q, k, v, causal, window):
+Three = tuple[Any, Any, Any]
+
+
+def _plan(
+    q: torch.Size, k: torch.Size, v: torch.Size, dtypes: Three, devices: Three,
+    causal: bool, window: int, hard: bool, backend: str, graphed: bool, _: int,
+) -> tuple[Call, Choice]:  # fmt: skip
+    """The call that these operands make, and who answers it."""
+    if wrong := _wrong(q, k, v, dtypes, devices, causal, window):
         raise UsageError(wrong)
-    return Call(
-        q.device.type, q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2],
-        q.shape[3], v.shape[3], causal, window, hard, graphed,
-    )  # fmt: skip
+    call = Call(devices[0].type, dtypes[0], q[0], q[1], k[1], q[2], k[2], q[3], v[3], causal, window, hard, graphed)
+    return call, choose_backend(call) if backend == "auto" else forced(backend, call)
 
 
-def _wrong(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> str:
+_planned = functools.lru_cache(4096)(_plan)
+
+
+def _wrong(q: torch.Size, k: torch.Size, v: torch.Size, dtypes: Three, devices: Three, causal: bool, window: int) -> str:
     """Which rule these operands break, if any."""
-
-    def shapes() -> str:
-        return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-
-    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        return f"attend takes (batch, heads, tokens, width) tensors, got {shapes()}"
-    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
-        return f"q and k must share batch and rank, k and v batch, heads and tokens, got {shapes()}"
-    if min(q.shape) == 0 or min(v.shape) == 0:
-        return f"no axis may be empty, got {shapes()}"
-    if q.shape[1] % k.shape[1]:
-        return f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}"
-    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-        kinds = ", ".join(f"{name} {dtype_name(t.dtype)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v)))
+    shapes = f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
+    if len(q) != 4 or len(k) != 4 or len(v) != 4:
+        return f"attend takes (batch, heads, tokens, width) tensors, got {shapes}"
+    if q[-1] != k[-1] or k[:3] != v[:3] or q[0] != k[0]:
+        return f"q and k must share batch and rank, k and v batch, heads and tokens, got {shapes}"
+    if min(q) == 0 or min(v) == 0:
+        return f"no axis may be empty, got {shapes}"
+    if q[1] % k[1]:
+        return f"query heads must be a multiple of KV heads, got {q[1]} and {k[1]}"
+    if len(set(dtypes)) > 1 or len(set(devices)) > 1:
+        kinds = ", ".join(f"{name} {dtype_name(dtype)} on {device}" for name, dtype, device in zip("qkv", dtypes, devices, strict=True))
         return f"q, k and v must share dtype and device, got {kinds}"
     if window < 0:
         return f"window must not be negative, got {window}"
-    if (causal or window) and q.shape[2] > k.shape[2]:
+    if (causal or window) and q[2] > k[2]:
         what = "causal" if causal else "windowed"
-        return f"{what} attention needs at least as many keys as queries, got {k.shape[2]} keys, {q.shape[2]} queries"
+        return f"{what} attention needs at least as many keys as queries, got {k[2]} keys, {q[2]} queries"
     return ""
 
 

@@ -118,7 +118,7 @@ def _try_cudnn(c: Call) -> Choice | str:
     if not c.half:
         return f"it takes float16 and bfloat16, got {dtype_name(c.dtype)}"
     rank, width = _up(c.rank, 8), _up(c.width, 8)
-    limit = 256 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9 else 128
+    limit = 256 if torch.cuda.is_available() and torch.cuda.get_device_properties(torch.cuda.current_device()).major == 9 else 128
     if max(rank, width) > limit:
         where = "on this GPU" if torch.cuda.is_available() else "before Hopper (256 there), and no GPU is seen here"
         return f"it stops at width {limit} {where}, got {c.rank} and {c.width}"

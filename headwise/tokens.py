@@ -12,8 +12,9 @@ import codecs
 import functools
 import hashlib
 import io
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,7 +29,7 @@ from headwise.shape import UsageError
 from headwise.tasks.text import generated
 
 HELD_OUT = 10  # one part in this many, at the end of the text
-PIECE = 1 << 20  # bytes that are tokenized at once
+PIECE, AT_ONCE = 1 << 20, 32  # bytes of a piece, and how many are tokenized at once
 GENERATED = 1_000_000  # characters
 FORMAT = 1  # of the files of ids
 BYTES = 257  # ids of the byte tokenizer; the last one ends a document
@@ -187,29 +188,37 @@ def end_of(tokenizer: Any) -> int | None:
     return BYTES - 1 if tokenizer is None else next((i for name in ENDS if (i := tokenizer.token_to_id(name)) is not None), None)
 
 
-def encode(tokenizer: Any, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of a piece of text, and how many of its bytes are behind each of them.
+def encode(tokenizer: Any, pieces: Sequence[bytes]) -> Iterator[tuple[np.ndarray, Callable[[], np.ndarray]]]:
+    """Ids of pieces of text, all cores at it, and on demand how many of a piece's bytes are behind each of its ids.
 
     A character that is cut into several ids counts for the first of them, what a tokenizer skips for the next.
 
-    >>> encode(None, b"abc")[1].tolist()
-    [1, 2, 3]
+    >>> [behind().tolist() for _, behind in encode(None, [b"abc"])]
+    [[1, 2, 3]]
     """
     if tokenizer is None:
-        return np.frombuffer(data, np.uint8), np.arange(1, len(data) + 1)
-    text = data.decode()
-    encoded = tokenizer.encode(text, add_special_tokens=False)
-    back = tokenizer.decode(encoded.ids, skip_special_tokens=False)
-    if back != text or not encoded.ids:
-        at = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back)))
-        was, became = text[at : at + 12], back[at : at + 12]
-        raise UsageError(f"the tokenizer does not fit this text, it must give every character back: {was!r} became {became!r}")
+        for data in pieces:
+            yield np.frombuffer(data, np.uint8), functools.partial(np.arange, 1, len(data) + 1)
+        return
+    texts = [data.decode() for data in pieces]
+    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    ids = [one.ids for one in encoded]
+    for text, one, some, back in zip(texts, encoded, ids, tokenizer.decode_batch(ids, skip_special_tokens=False), strict=True):
+        if back != text or not some:
+            at = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back)))
+            was, became = text[at : at + 12], back[at : at + 12]
+            raise UsageError(f"the tokenizer does not fit this text, it must give every character back: {was!r} became {became!r}")
+        yield np.asarray(some), functools.partial(_behind, text, one.offsets)
+
+
+def _behind(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Bytes of a text up to the end of each id, from the characters that are behind them."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     behind = np.concatenate(([0], np.cumsum(widths)))
-    ends = np.maximum.accumulate(behind[[stop for _, stop in encoded.offsets]])
-    ends[-1] = len(data)
-    return np.asarray(encoded.ids), ends
+    ends = np.maximum.accumulate(behind[[stop for _, stop in offsets]])
+    ends[-1] = behind[-1]
+    return ends
 
 
 # ---- ids
@@ -230,8 +239,9 @@ def load(text: Text, tokenizer: Any, folder: Path | None = None, key: str = "") 
     """The ids of a text; with a folder they are kept in it under a key, and mapped from there rather than read."""
     if folder is None:
         parts = list(_encoded(text, tokenizer))
-        ids, cut = np.concatenate([ids for ids, _, _ in parts]), sum(len(ids) for ids, _, held in parts if not held)
-        return Corpus(ids, cut, _joined([ends for _, ends, held in parts if held]), vocab_of(tokenizer), end_of(tokenizer))
+        ids, cut = np.concatenate([ids for ids, _ in parts]), sum(len(ids) for ids, behind in parts if behind is None)
+        held_out = [behind for _, behind in parts if behind is not None]
+        return Corpus(ids, cut, _joined(held_out), vocab_of(tokenizer), end_of(tokenizer))
     about = folder / f"{key}.json"
     if not about.exists():
         with locked(folder / f"{key}.lock"):  # one process makes them, others wait
@@ -251,14 +261,15 @@ def _kind(tokenizer: Any) -> Any:
     return np.uint16 if vocab_of(tokenizer) <= 1 << 16 else np.uint32
 
 
-def _encoded(text: Text, tokenizer: Any) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """Piece by piece: ids, bytes behind each within its piece, held out?"""
-    end, kind = end_of(tokenizer), _kind(tokenizer)
-    for data, held, last in _pieces(text):
-        ids, behind = encode(tokenizer, data)
-        if last and end is not None:
-            ids, behind = np.append(ids, end), np.append(behind, behind[-1])
-        yield ids.astype(kind), behind, held
+def _encoded(text: Text, tokenizer: Any) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Piece by piece: ids, and of what is held out the bytes behind each within its piece."""
+    end, kind, rest = end_of(tokenizer), _kind(tokenizer), _pieces(text)
+    while pieces := list(itertools.islice(rest, AT_ONCE)):
+        for (_, held, last), (ids, bytes_behind) in zip(pieces, encode(tokenizer, [data for data, _, _ in pieces]), strict=True):
+            behind = bytes_behind() if held else None
+            if last and end is not None:
+                ids, behind = np.append(ids, end), None if behind is None else np.append(behind, behind[-1])
+            yield ids.astype(kind), behind
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -274,10 +285,10 @@ def _write(text: Text, tokenizer: Any, folder: Path, key: str) -> None:
     count = cut = 0
     held_out = []
     with whole_file(folder / f"{key}.ids") as temporary, temporary.open("wb") as f:
-        for ids, behind, held in _encoded(text, tokenizer):
+        for ids, behind in _encoded(text, tokenizer):
             f.write(ids.tobytes())
-            count, cut = count + len(ids), cut + (0 if held else len(ids))
-            held_out += [behind] if held else []
+            count, cut = count + len(ids), cut + (len(ids) if behind is None else 0)
+            held_out += [] if behind is None else [behind]
     write_whole(folder / f"{key}.behind", _joined(held_out).astype(np.int64).tobytes())
     write_whole(folder / f"{key}.json", json.dumps({"format": FORMAT, "text": text.name, "ids": count, "cut": cut}) + "\n")
 

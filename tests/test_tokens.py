@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from headwise.tokens import (
     held_out_rows,
     held_out_starts,
     load,
+    recall_rows,
     rows_at,
     vocab_of,
 )
@@ -55,6 +57,12 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def text_of(*documents: bytes) -> Text:
     return Text("a text", documents, sum(map(len, documents)), "")
+
+
+def encoded(tokenizer: Any, data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of a piece, and the bytes behind them."""
+    ((ids, behind),) = encode(tokenizer, [data])
+    return ids, behind()
 
 
 def corpus_of(count: int, held: int) -> Corpus:
@@ -109,7 +117,7 @@ def test_a_tokenizer_holds_out_the_same_bytes(bpe: str) -> None:
 def test_bytes_behind_ids_agree_with_the_tokens_own_bytes(bpe: str) -> None:
     """A byte-level token has one sign for each of its bytes; the two counts agree wherever a character ends."""
     tokenizer, _ = find_tokenizer(bpe)
-    ids, behind = encode(tokenizer, MANY.encode())
+    ids, behind = encoded(tokenizer, MANY.encode())
     own = np.cumsum([len(tokenizer.id_to_token(int(i))) for i in ids])
     whole = np.array([tokenizer.decode(ids[: n + 1].tolist()).count("\ufffd") == 0 for n in range(200)])
     assert 0 < whole.sum() < 200, "no character is cut"
@@ -124,15 +132,15 @@ class Words:
     text = "é b  c \n"
     ids, offsets = (0, 1, 2), ((0, 1), (2, 3), (5, 6))
 
-    def encode(self, text: str, add_special_tokens: bool) -> "Words":
-        return self
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list["Words"]:
+        return [self for _ in texts]
 
-    def decode(self, ids: object, skip_special_tokens: bool) -> str:
-        return self.text
+    def decode_batch(self, ids: list[object], skip_special_tokens: bool) -> list[str]:
+        return [self.text for _ in ids]
 
 
 def test_blanks_that_a_tokenizer_leaves_out_count_for_the_next_id() -> None:
-    assert encode(Words(), Words.text.encode())[1].tolist() == [2, 4, 9]
+    assert encoded(Words(), Words.text.encode())[1].tolist() == [2, 4, 9]
 
 
 def test_a_truncating_tokenizer_truncates_nothing(bpe: str, tmp_path: Path) -> None:
@@ -147,7 +155,7 @@ def test_a_truncating_tokenizer_truncates_nothing(bpe: str, tmp_path: Path) -> N
         "pad_token": "x",
     }
     cut, _ = find_tokenizer(written(tmp_path / "cut.json", json.dumps(told)))
-    assert encode(cut, MANY.encode())[0].tolist() == encode(find_tokenizer(bpe)[0], MANY.encode())[0].tolist()
+    assert encoded(cut, MANY.encode())[0].tolist() == encoded(find_tokenizer(bpe)[0], MANY.encode())[0].tolist()
 
 
 # ---- ids on disk
@@ -280,3 +288,24 @@ def test_tokenizers_that_do_not_fit(tmp_path: Path) -> None:
     assert told.endswith("it must give every character back: 'Said' became 'said'")
     words = hf.Tokenizer(hf.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     assert "must give every character back" in refused(load, text_of(b"a b"), words)
+
+
+# ---- recall
+
+
+def test_each_value_of_the_second_half_was_told_by_the_first() -> None:
+    corpus = Corpus(np.zeros(10, np.uint16), 5, np.zeros(5, np.int64), 30, 7)
+    ids = recall_rows(corpus, 9, 40, seed=3)
+    assert ids.shape == (40, 36)
+    assert ids.min() >= 0
+    assert ids.max() < 30
+    assert not (ids == 7).any(), "the end of a document is no word"
+    moved = 0
+    for row in ids.tolist():
+        once, again = (list(zip(half[::2], half[1::2], strict=True)) for half in (row[:18], row[18:]))
+        assert len({key for key, _ in once}) == 9
+        assert sorted(once) == sorted(again)
+        moved += once != again
+    assert moved > 35
+    assert recall_rows(corpus, 9, 40, seed=3).equal(ids)
+    assert not recall_rows(corpus, 9, 40, seed=4).equal(ids)

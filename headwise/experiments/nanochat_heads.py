@@ -188,12 +188,15 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         if (point["heads"], point["kv"], point["rank"], point["latent"]) == (base.num_heads, base.num_heads, base.head_dim, None):
             told[point["family"]] = point
     for point in out:
-        like = told.get(point["family"])
-        for name, values in (("change", "values"), ("recall_change", "recalls")):
-            known = like is not None and like is not point and point[values] and like[values]
-            point[name] = change(difference(point[values], like[values])) if known and like is not None else None
+        like = told.get(point["family"], point)
+        point["change"] = _against(point["values"], like["values"]) if like is not point else None
+        point["recall_change"] = _against(point["recalls"], like["recalls"]) if like is not point else None
     out = [p for p in out if arms_of[p["family"]] > 1 or len(by_shape) == 1]
     return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), -p["rank"], -p["kv"], p["latent"] or 0))
+
+
+def _against(ours: list[float], theirs: list[float]) -> str | None:
+    return change(difference(ours, theirs)) if ours and theirs else None
 
 
 def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:

@@ -36,11 +36,9 @@ class Way:
     stages: int
 
 
-SCORES = Way(256, 64, 8, 3)
-SLOPES = Way(128, 64, 8, 3)
-BROAD = Way(256, 64, 8, 3)  # results whose width 256 divides
-NARROW = Way(128, 64, 8, 4)
-SINGLE = Way(128, 32, 8, 3)  # all products of float32 operands
+HALF = Way(128, 64, 4, 3)  # two programs share a multiprocessor
+AGAIN = Way(128, 64, 8, 3)  # slopes that make the scores again hold two tiles
+SINGLE = Way(128, 32, 8, 3)  # float32 operands
 
 
 @dataclass(frozen=True)
@@ -278,108 +276,55 @@ def weighted(
 
 
 @triton.jit
-def collected(
+def _collect(
     a, b, out, heads, group, rows, keys, width, at, window, a_b, a_h, a_n, b_b, b_h, b_n, out_b, out_h, out_n, key_tiles,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
     BY: tl.constexpr,
 ):  # fmt: skip
-    """a^T b for a table a, over the rows of all heads that share keys."""
     z = tl.program_id(1)
     kv = heads // group
     n, h = z // kv, z % kv * group
     first = tl.program_id(0) % key_tiles * SIDE
     start = tl.program_id(0) // key_tiles * COLUMNS
-    low, high = _rows_of(first, rows, keys, at, window, CAUSAL, WINDOW)
-    i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
-    a += n.to(tl.int64) * a_b + first
-    b += n.to(tl.int64) * b_b
-    acc = tl.zeros([SIDE, COLUMNS], tl.float32)
-    steps = tl.maximum(high - low, 0) // STEP
-    for step in range(0, group * steps):
-        head = h + step // steps
-        row = low + step % steps * STEP
-        some = (j < width)[None, :]
-        if not EVEN:
-            some = some & (r < rows - row)[:, None]
-        x = tl.load(a + head.to(tl.int64) * a_h + row.to(tl.int64) * a_n + r[:, None] * a_n + i[None, :])
-        y = tl.load(b + head.to(tl.int64) * b_h + row.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :], mask=some, other=0.0)
-        acc = tl.dot(tl.trans(x), y, acc, input_precision=BY)
-    out += n.to(tl.int64) * out_b + z % kv * out_h + first.to(tl.int64) * out_n + i[:, None] * out_n + j[None, :]
-    tl.store(out, acc.to(out.dtype.element_ty), mask=(first + i < keys)[:, None] & (j < width)[None, :])
+    if start < width:
+        low, high = _rows_of(first, rows, keys, at, window, CAUSAL, WINDOW)
+        i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+        a += n.to(tl.int64) * a_b + first
+        b += n.to(tl.int64) * b_b
+        acc = tl.zeros([SIDE, COLUMNS], tl.float32)
+        steps = tl.maximum(high - low, 0) // STEP
+        for step in range(0, group * steps):
+            head = h + step // steps
+            row = low + step % steps * STEP
+            some = (j < width)[None, :]
+            if not EVEN:
+                some = some & (r < rows - row)[:, None]
+            x = tl.load(a + head.to(tl.int64) * a_h + row.to(tl.int64) * a_n + r[:, None] * a_n + i[None, :])
+            y = tl.load(b + head.to(tl.int64) * b_h + row.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :], mask=some, other=0.0)
+            acc = tl.dot(tl.trans(x), y, acc, input_precision=BY)
+        there = (first + i < keys)[:, None] & (j < width)[None, :]
+        place = out + n.to(tl.int64) * out_b + z % kv * out_h + first.to(tl.int64) * out_n + i[:, None] * out_n + j[None, :]
+        tl.store(place, acc.to(out.dtype.element_ty), mask=there)
 
 
-# ---- launching
-
-
-def _heads(t: Tensor) -> tuple[int, int, int]:
-    return t.stride(0), t.stride(1), t.stride(2)
-
-
-def _way(t: Tensor, half: Way) -> Way:
-    return SINGLE if t.dtype == torch.float32 else half
-
-
-def _by_width(t: Tensor, width: int) -> Way:
-    return _way(t, BROAD if width % BROAD.columns == 0 else NARROW)
-
-
-def _tiling(way: Way) -> dict[str, Any]:
-    by = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"  # of float32 operands; the others know only one way
-    return {"COLUMNS": way.columns, "STEP": way.step, "BY": by, "num_warps": way.warps, "num_stages": way.stages}
-
-
-def _mask(seen: Seen) -> dict[str, Any]:
-    return {"CAUSAL": seen.causal, "WINDOW": seen.window > 0}
-
-
-def make_scores(q: Tensor, k: Tensor, s: Tensor, seen: Seen) -> None:
-    """Scores (batch, heads, rows, keys), float32, of q (batch, heads, rows, rank) and k (batch, KV heads, keys, rank)."""
-    (B, H, _, R), tiles, way = q.shape, seen.tall // SQUARE, _way(q, SCORES)
-    scores[(tiles * triton.cdiv(seen.long, way.columns), B * H)](
-        q, k, s, H, H // k.shape[1], seen.rows, seen.keys, R, seen.at, seen.window, *_heads(q), *_heads(k), s.stride(1), s.stride(2), tiles,
-        EVEN=R % way.step == 0, **_mask(seen), **_tiling(way),
-    )  # fmt: skip
-
-
-def soften_scores(s: Tensor, p: Tensor, lse: Tensor, scale: float, seen: Seen) -> None:
-    """p and lse (batch, heads, rows) from scores."""
-    longest = min(seen.long, padded(seen.window * (1 if seen.causal else 2) + 3 * SQUARE)) if seen.window else seen.long
-    block = min(MOST, triton.next_power_of_2(longest))
-    soften[(seen.tall, lse.shape[0] * lse.shape[1])](
-        s, p, lse, scale, seen.rows, seen.keys, seen.at, seen.window, s.stride(1), s.stride(2), p.stride(1), p.stride(2), lse.stride(1),
-        BLOCK=block, ONE=longest <= block, num_warps=max(1, min(8, block // 512)), **_mask(seen),
-    )  # fmt: skip
-
-
-def make_slopes(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: Tensor, ds: Tensor, lse: Tensor, delta: Tensor, scale: float, seen: Seen, kept: bool
-) -> None:
-    """ds, and p unless it is kept, from the queries, keys and values and the gradients g of the outputs."""
-    (B, H, _, R), V, tiles, way = q.shape, v.shape[3], seen.tall // SQUARE, _way(q, SLOPES)
-    slopes[(tiles * triton.cdiv(seen.long, way.columns), B * H)](
-        q, k, v, g, p, ds, lse, delta, scale, H, H // k.shape[1], seen.rows, seen.keys, R, V, seen.at, seen.window,
-        *_heads(q), *_heads(k), *_heads(v), *_heads(g), p.stride(1), p.stride(2), ds.stride(1), ds.stride(2), lse.stride(1), tiles,
-        KEPT=kept, EVEN_R=R % way.step == 0, EVEN_V=V % way.step == 0, **_mask(seen), **_tiling(way),
-    )  # fmt: skip
-
-
-def make_weighted(a: Tensor, b: Tensor, out: Tensor, seen: Seen, add: bool = False) -> None:
-    """out (batch, heads, rows, width) from a table and b (batch, KV heads, keys, width)."""
-    (B, H, _, W), tiles, way = out.shape, seen.tall // SQUARE, _by_width(a, out.shape[3])
-    weighted[(tiles * triton.cdiv(W, way.columns), B * H)](
-        a, b, out, H, H // b.shape[1], seen.rows, seen.keys, W, seen.at, seen.window,
-        a.stride(1), a.stride(2), *_heads(b), *_heads(out), tiles,
-        ADD=add, EVEN=seen.keys % SQUARE == 0, **_mask(seen), **_tiling(way),
-    )  # fmt: skip
-
-
-def make_collected(a: Tensor, b: Tensor, out: Tensor, seen: Seen) -> None:
-    """out (batch, KV heads, keys, width) from a table and b (batch, heads, rows, width)."""
-    (B, KV, _, W), tiles, way, H = out.shape, seen.long // SQUARE, _by_width(a, out.shape[3]), b.shape[1]
-    collected[(tiles * triton.cdiv(W, way.columns), B * KV)](
-        a, b, out, H, H // KV, seen.rows, seen.keys, W, seen.at, seen.window, *_heads(a), *_heads(b), *_heads(out), tiles,
-        EVEN=seen.rows % SQUARE == 0, **_mask(seen), **_tiling(way),
-    )  # fmt: skip
+@triton.jit
+def collected(
+    ds, q, dk, p, g, dv, heads, group, rows, keys, rank, width, at, window, ds_b, ds_h, ds_n, q_b, q_h, q_n, dk_b, dk_h, dk_n,
+    p_b, p_h, p_n, g_b, g_h, g_n, dv_b, dv_h, dv_n, key_tiles,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+    BY: tl.constexpr,
+):  # fmt: skip
+    """dk = ds^T q and dv = p^T g, over the rows of all heads that share keys."""
+    if tl.program_id(2) == 0:
+        _collect(
+            ds, q, dk, heads, group, rows, keys, rank, at, window, ds_b, ds_h, ds_n, q_b, q_h, q_n, dk_b, dk_h, dk_n, key_tiles,
+            CAUSAL, WINDOW, COLUMNS, STEP, EVEN, BY,
+        )  # fmt: skip
+    else:
+        _collect(
+            p, g, dv, heads, group, rows, keys, width, at, window, p_b, p_h, p_n, g_b, g_h, g_n, dv_b, dv_h, dv_n, key_tiles,
+            CAUSAL, WINDOW, COLUMNS, STEP, EVEN, BY,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -396,13 +341,119 @@ def dots(a, b, out, heads, rows, width, a_b, a_h, a_n, b_b, b_h, b_n, out_h, BLO
     tl.store(out + z.to(tl.int64) * out_h + row, tl.sum(sums, 0))
 
 
+# ---- launching
+
+
+class Launcher:
+    """A kernel that is launched with little ado when the same numbers come again: looking at every argument anew takes the host as
+    long as these kernels run on short sequences."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.ready = kernel, dict[Any, Any]()
+
+    def __call__(
+        self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[Any, ...], way: Way, **constants: Any
+    ) -> None:
+        """`constants` in the order of the kernel's own."""
+        values = (*constants.values(),)
+        key = (numbers, values, way, tensors[0].device, *((t.dtype, t.data_ptr() % 16) for t in tensors))
+        found = self.ready.get(key)
+        if found is None:
+            found = self.kernel[grid](*tensors, *numbers, **constants, num_warps=way.warps, num_stages=way.stages)
+            if found is not None and len(self.ready) < 4096:  # the interpreter gives nothing back
+                self.ready[key] = found
+        else:
+            found[grid](*tensors, *numbers, *values)
+
+
+_scores, _soften, _slopes, _weighted, _collected, _dots = map(Launcher, (scores, soften, slopes, weighted, collected, dots))
+
+
+def _heads(t: Tensor) -> tuple[int, ...]:
+    return t.stride()[:3]
+
+
+def _way(t: Tensor, half: Way = HALF) -> Way:
+    return SINGLE if t.dtype == torch.float32 else half
+
+
+def _tiling(seen: Seen, way: Way) -> dict[str, Any]:
+    return {"CAUSAL": seen.causal, "WINDOW": seen.window > 0, "COLUMNS": way.columns, "STEP": way.step}
+
+
+def _by() -> str:
+    """How float32 operands are multiplied; the others know only one way."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def make_scores(q: Tensor, k: Tensor, s: Tensor, seen: Seen) -> None:
+    """Scores (batch, heads, rows, keys), float32, of q (batch, heads, rows, rank) and k (batch, KV heads, keys, rank)."""
+    (B, H, _, R), tiles, way = q.shape, seen.tall // SQUARE, _way(q)
+    numbers = (
+        H, H // k.shape[1], seen.rows, seen.keys, R, seen.at, seen.window, *_heads(q), *_heads(k), s.stride(1), s.stride(2), tiles
+    )  # fmt: skip
+    grid = (tiles * -(-seen.long // way.columns), B * H, 1)
+    _scores(grid, (q, k, s), numbers, way, **_tiling(seen, way), EVEN=R % way.step == 0, BY=_by())
+
+
+def soften_scores(s: Tensor, p: Tensor, lse: Tensor, scale: float, seen: Seen) -> None:
+    """p and lse (batch, heads, rows) from scores."""
+    longest = min(seen.long, padded(seen.window * (1 if seen.causal else 2) + 3 * SQUARE)) if seen.window else seen.long
+    block = min(MOST, triton.next_power_of_2(longest))
+    numbers = (
+        scale, seen.rows, seen.keys, seen.at, seen.window, s.stride(1), s.stride(2), p.stride(1), p.stride(2), lse.stride(1)
+    )  # fmt: skip
+    _soften(
+        (seen.tall, lse.shape[0] * lse.shape[1], 1), (s, p, lse), numbers, Way(0, 0, max(1, min(8, block // 512)), 3),
+        CAUSAL=seen.causal, WINDOW=seen.window > 0, BLOCK=block, ONE=longest <= block,
+    )  # fmt: skip
+
+
+def make_slopes(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: Tensor, ds: Tensor, lse: Tensor, delta: Tensor, scale: float, seen: Seen, kept: bool
+) -> None:
+    """ds, and p unless it is kept, from the queries, keys and values and the gradients g of the outputs."""
+    (B, H, _, R), V, tiles, way = q.shape, v.shape[3], seen.tall // SQUARE, _way(q, HALF if kept else AGAIN)
+    numbers = (
+        scale, H, H // k.shape[1], seen.rows, seen.keys, R, V, seen.at, seen.window, *_heads(q), *_heads(k), *_heads(v), *_heads(g),
+        p.stride(1), p.stride(2), ds.stride(1), ds.stride(2), lse.stride(1), tiles,
+    )  # fmt: skip
+    masks = {"CAUSAL": seen.causal, "WINDOW": seen.window > 0, "KEPT": kept, "COLUMNS": way.columns, "STEP": way.step}
+    grid = (tiles * -(-seen.long // way.columns), B * H, 1)
+    _slopes(
+        grid, (q, k, v, g, p, ds, lse, delta), numbers, way, **masks, EVEN_R=R % way.step == 0, EVEN_V=V % way.step == 0, BY=_by()
+    )  # fmt: skip
+
+
+def make_weighted(a: Tensor, b: Tensor, out: Tensor, seen: Seen, add: bool = False) -> None:
+    """out (batch, heads, rows, width) from a table and b (batch, KV heads, keys, width)."""
+    (B, H, _, W), tiles, way = out.shape, seen.tall // SQUARE, _way(a)
+    numbers = (
+        H, H // b.shape[1], seen.rows, seen.keys, W, seen.at, seen.window, a.stride(1), a.stride(2), *_heads(b), *_heads(out), tiles
+    )  # fmt: skip
+    _weighted(
+        (tiles * -(-W // way.columns), B * H, 1), (a, b, out), numbers, way, CAUSAL=seen.causal, WINDOW=seen.window > 0, ADD=add,
+        COLUMNS=way.columns, STEP=way.step, EVEN=seen.keys % SQUARE == 0, BY=_by(),
+    )  # fmt: skip
+
+
+def make_collected(ds: Tensor, q: Tensor, dk: Tensor, p: Tensor, g: Tensor, dv: Tensor, seen: Seen) -> None:
+    """dk and dv (batch, KV heads, keys, rank or width) from the tables and q and g (batch, heads, rows, rank or width)."""
+    (B, KV, _, R), W, H, tiles, way = dk.shape, dv.shape[3], q.shape[1], seen.long // SQUARE, _way(ds)
+    strides = (stride for t in (ds, q, dk, p, g, dv) for stride in _heads(t))
+    numbers = (H, H // KV, seen.rows, seen.keys, R, W, seen.at, seen.window, *strides, tiles)
+    _collected(
+        (tiles * -(-max(R, W) // way.columns), B * KV, 2), (ds, q, dk, p, g, dv), numbers, way, **_tiling(seen, way),
+        EVEN=seen.rows % SQUARE == 0, BY=_by(),
+    )  # fmt: skip
+
+
 def make_dots(a: Tensor, b: Tensor) -> Tensor:
     """Inner products over the last axis of (batch, heads, rows, width) tensors: (batch, heads, rows), float32."""
     B, H, Q, W = a.shape
     out = torch.empty(B, H, Q, dtype=torch.float32, device=a.device)
-    dots[(Q, B * H)](
-        a, b, out, H, Q, W, *_heads(a), *_heads(b), out.stride(1), BLOCK=min(1024, triton.next_power_of_2(W)), num_warps=4
-    )  # fmt: skip
+    numbers = (H, Q, W, *_heads(a), *_heads(b), out.stride(1))
+    _dots((Q, B * H, 1), (a, b, out), numbers, Way(0, 0, 4, 3), BLOCK=min(1024, triton.next_power_of_2(W)))
     return out
 
 
@@ -414,9 +465,14 @@ def straight(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-def table(like: Tensor, batch: int, heads: int, seen: Seen) -> Tensor:
-    """Room for weights or slopes."""
-    return like.new_empty(batch, heads, seen.tall, seen.long)
+def _tables(like: Tensor, count: int, batch: int, seen: Seen) -> Tensor:
+    """Room for `count` tables of weights or slopes of so many sequences."""
+    return like.new_empty(count * batch * like.shape[1] * seen.tall * seen.long)
+
+
+def _table(room: Tensor, index: int, batch: int, heads: int, seen: Seen) -> Tensor:
+    size = batch * heads * seen.tall * seen.long
+    return room[index * size : (index + 1) * size].view(batch, heads, seen.tall, seen.long)
 
 
 def _batches(count: int, most: int) -> list[slice]:
@@ -430,49 +486,67 @@ def ahead(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor | N
     (B, H, Q, _), q, k, v = q.shape, straight(q), straight(k), straight(v)
     row = H * seen.long * (4 if p is not None else 4 + q.itemsize)
     most = work // (row * seen.tall)
+    if most >= B:
+        _ahead(q, k, v, o, lse, p, scale, seen)
+        return
     rows = Q if most else max(1, work // row // SQUARE) * SQUARE
     for at in _batches(B, most):
         for first in range(0, Q, rows):
-            here, last = seen.below(first, min(first + rows, Q)), min(first + rows, Q)
-            s = torch.empty(at.stop - at.start, H, here.tall, here.long, dtype=torch.float32, device=q.device)
-            weights = table(q, at.stop - at.start, H, here) if p is None else p[at, :, first:]
-            make_scores(q[at, :, first:last], k[at], s, here)
-            soften_scores(s, weights, lse[at, :, first:last], scale, here)
-            make_weighted(weights, v[at], o[at, :, first:last], here)
+            some = (at, slice(None), slice(first, min(first + rows, Q)))
+            weights = None if p is None else p[at, :, first:]
+            _ahead(q[some], k[at], v[at], o[some], lse[some], weights, scale, seen.below(first, min(first + rows, Q)))
+
+
+def _ahead(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor | None, scale: float, seen: Seen) -> None:
+    B, H = q.shape[:2]
+    s = torch.empty(B, H, seen.tall, seen.long, dtype=torch.float32, device=q.device)
+    p = q.new_empty(B, H, seen.tall, seen.long) if p is None else p
+    make_scores(q, k, s, seen)
+    soften_scores(s, p, lse, scale, seen)
+    make_weighted(p, v, o, seen)
 
 
 def back(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor | None, scale: float, seen: Seen, work: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
-    B, H = q.shape[:2]
     g, q, k, v = (straight(t) for t in (g, q, k, v))
-    delta = make_dots(g, o)
-    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-    column = H * seen.tall * q.itemsize * (1 if p is not None else 2)
+    (B, H), delta, matrices = q.shape[:2], make_dots(g, o), 2 if p is None else 1
+    column = H * seen.tall * q.itemsize * matrices
     most = work // (column * seen.long)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
     if not most:
-        _back_by_keys(g, q, k, v, delta, lse, p, dq, dk, dv, scale, seen, max(1, work // column // SQUARE) * SQUARE)
+        dq = _back_by_keys(g, q, k, v, delta, lse, p, dk, dv, scale, seen, max(1, work // column // SQUARE) * SQUARE)
         return dq, dk, dv
+    dq = torch.empty_like(q)
     for at in _batches(B, most):
-        ds = table(q, at.stop - at.start, H, seen)
-        weights = table(q, at.stop - at.start, H, seen) if p is None else p[at]
-        make_slopes(q[at], k[at], v[at], g[at], weights, ds, lse[at], delta[at], scale, seen, p is not None)
-        make_weighted(ds, k[at], dq[at], seen)
-        make_collected(ds, q[at], dk[at], seen)
-        make_collected(weights, g[at], dv[at], seen)
+        size, room = at.stop - at.start, _tables(q, matrices, at.stop - at.start, seen)
+        q_, k_, v_, g_, lse_, delta_, dq_, dk_, dv_ = (t if size == B else t[at] for t in (q, k, v, g, lse, delta, dq, dk, dv))
+        weights = _table(room, 1, size, H, seen) if p is None else p if size == B else p[at]
+        ds = _table(room, 0, size, H, seen)
+        _back(q_, k_, v_, g_, lse_, delta_, dq_, dk_, dv_, weights, ds, scale, seen, p is not None)
     return dq, dk, dv
 
 
-def _back_by_keys(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, delta: Tensor, lse: Tensor, p: Tensor | None,
-    dq: Tensor, dk: Tensor, dv: Tensor, scale: float, seen: Seen, chunk: int,
+def _back(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    p: Tensor, ds: Tensor, scale: float, seen: Seen, kept: bool, add: bool = False,
 ) -> None:  # fmt: skip
+    make_slopes(q, k, v, g, p, ds, lse, delta, scale, seen, kept)
+    make_weighted(ds, k, dq, seen, add)
+    make_collected(ds, q, dk, p, g, dv, seen)
+
+
+def _back_by_keys(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, delta: Tensor, lse: Tensor, p: Tensor | None, dk: Tensor, dv: Tensor,
+    scale: float, seen: Seen, chunk: int,
+) -> Tensor:  # fmt: skip
     """A sequence and a chunk of keys at a time: the gradients of these are whole, those of queries are added up in float32."""
     B, H, Q, R = q.shape
+    room = _tables(q, 2 if p is None else 1, 1, Seen(Q, min(chunk, seen.keys), 0, False, 0))
+    total = torch.zeros(B, H, Q, R, dtype=torch.float32, device=q.device)
     for n in range(B):
         one = slice(n, n + 1)
-        total = torch.zeros(1, H, Q, R, dtype=torch.float32, device=q.device)
         for start in range(0, seen.keys, chunk):
             stop = min(start + chunk, seen.keys)
             first, last = seen.rows_of(start, stop)
@@ -481,10 +555,10 @@ def _back_by_keys(
                 continue
             here = Seen(last - first, stop - start, seen.at + first - start, seen.causal, seen.window)
             rows, keys = (one, slice(None), slice(first, last)), (one, slice(None), slice(start, stop))
-            ds = table(q, 1, H, here)
-            weights = table(q, 1, H, here) if p is None else p[one, :, first:, start:]
-            make_slopes(q[rows], k[keys], v[keys], g[rows], weights, ds, lse[rows], delta[rows], scale, here, p is not None)
-            make_weighted(ds, k[keys], total[:, :, first:last], here, add=True)
-            make_collected(ds, q[rows], dk[keys], here)
-            make_collected(weights, g[rows], dv[keys], here)
-        dq[n] = total[0]
+            weights = _table(room, 1, 1, H, here) if p is None else p[one, :, first:, start:]
+            _back(
+                q[rows], k[keys], v[keys], g[rows], lse[rows], delta[rows], total[rows], dk[keys], dv[keys],
+                weights, _table(room, 0, 1, H, here), scale, here, p is not None, add=True,
+            )  # fmt: skip
+    del room
+    return torch.empty_like(q).copy_(total)
