@@ -178,7 +178,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     if not by_shape:
         return []
     base = _base(set(by_shape))
-    out = [
+    out: list[dict[str, Any]] = [
         {"family": family, **_point(shape, same, base, by_shape)}
         for shape, same in by_shape.items()
         for family in _families(shape, base)

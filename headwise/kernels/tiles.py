@@ -276,55 +276,44 @@ def weighted(
 
 
 @triton.jit
-def _collect(
-    a, b, out, heads, group, rows, keys, width, at, window, a_b, a_h, a_n, b_b, b_h, b_n, out_b, out_h, out_n, key_tiles,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-    BY: tl.constexpr,
-):  # fmt: skip
-    z = tl.program_id(1)
-    kv = heads // group
-    n, h = z // kv, z % kv * group
-    first = tl.program_id(0) % key_tiles * SIDE
-    start = tl.program_id(0) // key_tiles * COLUMNS
-    if start < width:
-        low, high = _rows_of(first, rows, keys, at, window, CAUSAL, WINDOW)
-        i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
-        a += n.to(tl.int64) * a_b + first
-        b += n.to(tl.int64) * b_b
-        acc = tl.zeros([SIDE, COLUMNS], tl.float32)
-        steps = tl.maximum(high - low, 0) // STEP
-        for step in range(0, group * steps):
-            head = h + step // steps
-            row = low + step % steps * STEP
-            some = (j < width)[None, :]
-            if not EVEN:
-                some = some & (r < rows - row)[:, None]
-            x = tl.load(a + head.to(tl.int64) * a_h + row.to(tl.int64) * a_n + r[:, None] * a_n + i[None, :])
-            y = tl.load(b + head.to(tl.int64) * b_h + row.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :], mask=some, other=0.0)
-            acc = tl.dot(tl.trans(x), y, acc, input_precision=BY)
-        there = (first + i < keys)[:, None] & (j < width)[None, :]
-        place = out + n.to(tl.int64) * out_b + z % kv * out_h + first.to(tl.int64) * out_n + i[:, None] * out_n + j[None, :]
-        tl.store(place, acc.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
 def collected(
     ds, q, dk, p, g, dv, heads, group, rows, keys, rank, width, at, window, ds_b, ds_h, ds_n, q_b, q_h, q_n, dk_b, dk_h, dk_n,
     p_b, p_h, p_n, g_b, g_h, g_n, dv_b, dv_h, dv_n, key_tiles,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
     BY: tl.constexpr,
 ):  # fmt: skip
-    """dk = ds^T q and dv = p^T g, over the rows of all heads that share keys."""
-    if tl.program_id(2) == 0:
-        _collect(
-            ds, q, dk, heads, group, rows, keys, rank, at, window, ds_b, ds_h, ds_n, q_b, q_h, q_n, dk_b, dk_h, dk_n, key_tiles,
-            CAUSAL, WINDOW, COLUMNS, STEP, EVEN, BY,
-        )  # fmt: skip
-    else:
-        _collect(
-            p, g, dv, heads, group, rows, keys, width, at, window, p_b, p_h, p_n, g_b, g_h, g_n, dv_b, dv_h, dv_n, key_tiles,
-            CAUSAL, WINDOW, COLUMNS, STEP, EVEN, BY,
-        )  # fmt: skip
+    """dk = ds^T q, and for the second half of the grid dv = p^T g, over the rows of all heads that share keys."""
+    z = tl.program_id(1)
+    kv = heads // group
+    n, h = z // kv, z % kv * group
+    first = tl.program_id(0) % key_tiles * SIDE
+    start = tl.program_id(0) // key_tiles * COLUMNS
+    a = ds + n.to(tl.int64) * ds_b
+    b = q + n.to(tl.int64) * q_b
+    out = dk + n.to(tl.int64) * dk_b + z % kv * dk_h
+    second = tl.program_id(2) == 1
+    a_h, a_n, b_h, b_n = tl.where(second, p_h, ds_h), tl.where(second, p_n, ds_n), tl.where(second, g_h, q_h), tl.where(second, g_n, q_n)
+    out_n, wide = tl.where(second, dv_n, dk_n), tl.where(second, width, rank)
+    if second:
+        a = p + n.to(tl.int64) * p_b
+        b = g + n.to(tl.int64) * g_b
+        out = dv + n.to(tl.int64) * dv_b + z % kv * dv_h
+    if start < wide:
+        low, high = _rows_of(first, rows, keys, at, window, CAUSAL, WINDOW)
+        i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+        acc = tl.zeros([SIDE, COLUMNS], tl.float32)
+        steps = tl.maximum(high - low, 0) // STEP
+        for step in range(0, group * steps):
+            head = h + step // steps
+            row = low + step % steps * STEP
+            some = (j < wide)[None, :]
+            if not EVEN:
+                some = some & (r < rows - row)[:, None]
+            x = tl.load(a + first + head.to(tl.int64) * a_h + row.to(tl.int64) * a_n + r[:, None] * a_n + i[None, :])
+            y = tl.load(b + head.to(tl.int64) * b_h + row.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :], mask=some, other=0.0)
+            acc = tl.dot(tl.trans(x), y, acc, input_precision=BY)
+        place = out + first.to(tl.int64) * out_n + i[:, None] * out_n + j[None, :]
+        tl.store(place, acc.to(out.dtype.element_ty), mask=(first + i < keys)[:, None] & (j < wide)[None, :])
 
 
 @triton.jit
