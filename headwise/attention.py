@@ -115,7 +115,7 @@ def attend(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     kinds = (q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)
     plan = _plan if torch.compiler.is_compiling() else _planned
-    call, choice = plan(q.shape, k.shape, v.shape, *kinds, causal, window, hard, backend, graphed, backends.BLOCK_BYTES)
+    call, choice, own = plan(q.shape, k.shape, v.shape, *kinds, causal, window, hard, backend, graphed, backends.BLOCK_BYTES)
     if choice.backend == "plain":
         return plain(q, k, v, scale, mask_of(call.queries, call.keys, causal, window, q.device), hard)
     if choice.backend == "blocked":
@@ -130,25 +130,32 @@ def attend(
         from headwise.kernels.heads import attend_heads
 
         return attend_heads(q, k, v, scale, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3")
-    return _fused(choice, call, q, k, v, scale)
+    return _fused(choice, call, own, q, k, v, scale)
 
 
-def _fused(choice: Choice, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def _fused(choice: Choice, call: Call, own: dict[bool, bool], q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     if choice.pad[0]:
         q, k = F.pad(q, (0, choice.pad[0])), F.pad(k, (0, choice.pad[0]))
     if choice.pad[1]:
         v = F.pad(v, (0, choice.pad[1]))
     mask = mask_of(call.queries, call.keys, call.causal, call.window, q.device) if call.masked else None
-    kind, options = (
-        _FUSED[choice.backend],
-        {"is_causal": call.causal and mask is None, "scale": scale, "enable_gqa": k.shape[1] != q.shape[1]},
-    )
-    if not torch.compiler.is_compiling() and torch._fused_sdp_choice(q, k, v, mask, 0.0, **options) == kind.value:
-        out = F.scaled_dot_product_attention(q, k, v, mask, **options)  # its own choice: asking for it takes longer than small calls
+    causal, grouped = call.causal and mask is None, k.shape[1] != q.shape[1]
+    if not torch.compiler.is_compiling() and _is_own(_FUSED[choice.backend], own, q, k, v, mask, causal, scale, grouped):
+        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     else:
-        with sdpa_kernel(kind):
-            out = F.scaled_dot_product_attention(q, k, v, mask, **options)
+        with sdpa_kernel(_FUSED[choice.backend]):
+            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     return out[..., : call.width] if choice.pad[1] else out
+
+
+def _is_own(
+    kind: SDPBackend, own: dict[bool, bool], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, grouped: bool
+) -> bool:
+    """Whether torch chooses this kernel by itself: to ask for it by name takes longer than small calls. Found out once."""
+    trained = q.requires_grad or k.requires_grad or v.requires_grad
+    if trained not in own:
+        own[trained] = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped) == kind.value
+    return own[trained]
 
 
 Three = tuple[Any, Any, Any]
@@ -157,12 +164,12 @@ Three = tuple[Any, Any, Any]
 def _plan(
     q: torch.Size, k: torch.Size, v: torch.Size, dtypes: Three, devices: Three,
     causal: bool, window: int, hard: bool, backend: str, graphed: bool, _: int,
-) -> tuple[Call, Choice]:  # fmt: skip
-    """The call that these operands make, and who answers it."""
+) -> tuple[Call, Choice, dict[bool, bool]]:  # fmt: skip
+    """The call that these operands make, who answers it, and room for whether torch does so by itself."""
     if wrong := _wrong(q, k, v, dtypes, devices, causal, window):
         raise UsageError(wrong)
     call = Call(devices[0].type, dtypes[0], q[0], q[1], k[1], q[2], k[2], q[3], v[3], causal, window, hard, graphed)
-    return call, choose_backend(call) if backend == "auto" else forced(backend, call)
+    return call, choose_backend(call) if backend == "auto" else forced(backend, call), {}
 
 
 _planned = functools.lru_cache(4096)(_plan)
@@ -265,15 +272,23 @@ class Norm(nn.Module):
         return y if self.bias is None else y + self._wide(self.bias, x)
 
 
-def rotate(x: Tensor, width: int, theta: float, start: int = 0) -> Tensor:
-    """Rotary positions on the last `width` coordinates of (..., tokens, rank), halves paired."""
+Turns = tuple[Tensor, Tensor]
+
+
+def turns_of(tokens: int, width: int, theta: float, like: Tensor, start: int = 0) -> Turns:
+    """Cosines and sines of rotary positions, (tokens, width / 2)."""
+    exact = torch.promote_types(like.dtype, torch.float32)
+    at = torch.arange(start, start + tokens, device=like.device, dtype=exact)
+    rate = theta ** (-torch.arange(0, width, 2, device=like.device, dtype=exact) / width)
+    angle = torch.outer(at, rate)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, width: int, theta: float, start: int = 0, turns: Turns | None = None) -> Tensor:
+    """Rotary positions on the last `width` coordinates of (..., tokens, rank), halves paired; `turns` if they are known."""
     if not width:
         return x
-    exact = torch.promote_types(x.dtype, torch.float32)
-    at = torch.arange(start, start + x.shape[-2], device=x.device, dtype=exact)
-    rate = theta ** (-torch.arange(0, width, 2, device=x.device, dtype=exact) / width)
-    angle = torch.outer(at, rate)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    cos, sin = (t.to(x.dtype) for t in turns or turns_of(x.shape[-2], width, theta, x, start))
     rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)
     return torch.cat((rest, a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -311,6 +326,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.splits, self.stacked = splits, models is not None
+        self.turns: Turns | None = None  # of all tokens, if the model around it has made them
         if backend != "auto" and backend not in BACKENDS:
             raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
         self.shape, self.window, self.hard, self.backend = shape, shape.window(layer), hard, backend
@@ -413,7 +429,11 @@ class Attention(nn.Module):
         heads = self._heads(t, s.head_dim)
         if s.qk_norm != "none":  # before the rotation: a gain after it would make the scores depend on absolute positions
             heads = getattr(self, norm)(heads).to(t.dtype)  # under autocast a norm answers in float32
-        return rotate(heads, s.qk_rope_head_dim, s.rope_theta, start)
+        return self._rotate(heads, start)
+
+    def _rotate(self, t: Tensor, start: int) -> Tensor:
+        known = self.turns is not None and start == 0 and self.turns[0].shape[0] == t.shape[-2]
+        return rotate(t, self.shape.qk_rope_head_dim, self.shape.rope_theta, start, self.turns if known else None)
 
     def _latent(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self._latent_q(x), *self._grow(*self._compress(x))
@@ -421,13 +441,13 @@ class Attention(nn.Module):
     def _latent_q(self, x: Tensor, start: int = 0) -> Tensor:
         s = self.shape
         q = self._heads(self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x), s.head_dim)
-        return rotate(q, s.qk_rope_head_dim, s.rope_theta, start)
+        return self._rotate(q, start)
 
     def _compress(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         """The latent, and the rotated key that all heads share."""
         s = self.shape
         latent, shared = self.kv_down(x).split((s.kv_lora_rank, s.qk_rope_head_dim), -1)
-        return self.kv_norm(latent), rotate(shared, s.qk_rope_head_dim, s.rope_theta, start)
+        return self.kv_norm(latent), self._rotate(shared, start)
 
     def _grow(self, latent: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Every head's keys and values."""

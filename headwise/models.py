@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.attention import Attention, Linear, Norm, drawn, linear
+from headwise.attention import Attention, Linear, Norm, Turns, drawn, linear, turns_of
 from headwise.cache import Cache, LayerCache
 from headwise.shape import Shape, UsageError, nearest
 
@@ -118,11 +118,19 @@ class _Stack(nn.Module):
         """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
         out: dict[str, dict[str, Tensor]] = {}
         h = self.enter(x)
+        turns = self._turns(h)
         for i, block in enumerate(self.blocks):
+            attention: Any = block.attention
+            attention.turns = turns  # made once for all blocks
             h, kept = block(h, keep)
+            attention.turns = None
             if keep:
                 out[f"layer {i}"] = kept
         return self.leave(h), out
+
+    def _turns(self, h: Tensor) -> Turns | None:
+        s = self.shape
+        return turns_of(h.shape[-2], s.qk_rope_head_dim, s.rope_theta, h) if s.qk_rope_head_dim else None
 
     def follow(self, x: Tensor, cache: Cache) -> Tensor:
         """The last block's output for inputs that follow those in the cache, and join it."""

@@ -35,6 +35,7 @@ from headwise.shape import Shape, UsageError, nearest
 from headwise.stack import numerics
 from headwise.tokens import (
     Corpus,
+    bigrams,
     check_length,
     find_text,
     find_tokenizer,
@@ -42,12 +43,14 @@ from headwise.tokens import (
     held_out_starts,
     load,
     recall_rows,
+    repeated,
     rows_at,
     vocab_of,
 )  # fmt: skip
 
 PRECISIONS = ("bf16", "fp32", "tf32")
-JUDGED = 8  # held-out windows in a batch, over which the standard error is taken
+JUDGED = 8  # held-out windows that count together, over which the standard error is taken
+AT_ONCE = 1 << 15  # held-out tokens of a forward pass
 PAIRS, RECALLED = 32, 256  # key-value pairs of a row of the recall test, and its rows
 CURVE = 1000  # points of a row's loss curve at most
 FORMAT = 1  # of checkpoints
@@ -190,7 +193,7 @@ class Training:
     def __init__(
         self, run: Pretraining, corpus: Corpus, device: torch.device, ranks: Ranks, accumulate: int, shard: str, compiled: bool
     ) -> None:
-        self.run, self.corpus, self.device, self.ranks, self.accumulate = run, corpus, device, ranks, accumulate
+        self.run, self.corpus, self.device, self.ranks, self.accumulate, self.compiled = run, corpus, device, ranks, accumulate, compiled
         with torch.random.fork_rng(devices=[]):
             self.model = Decoder(run.shape)
         initialise(self.model, "normal", generator_of(torch.device("cpu"), derive(run.seed, "init")))
@@ -204,6 +207,8 @@ class Training:
         dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
         self.optimiser = Optimiser(self.named, run.shape, run.optimiser, run.weight_decay, ranks, dtype)
         self.losses: list[float] = []
+        self.pending: Tensor | None = None  # a step's loss that is not read yet, so that the device need not wait for the host
+        self.counts: np.ndarray | None = None  # of pairs of ids
         self.judged: list[tuple[int, float]] = []  # steps and bits per byte
         self.seconds, self.timed, self.resumed = 0.0, 0, 0  # timed: steps, all but the first after a start
         self.peak: float | None = None  # operations a second that one device can do
@@ -215,9 +220,14 @@ class Training:
         steps = self.timed / self.seconds
         return steps * self.run.batch_tokens, steps * self.run.flops / (self.peak * self.ranks.world) if self.peak else None
 
+    @property
+    def steps(self) -> int:
+        """Steps made, the one whose loss is not read yet among them."""
+        return len(self.losses) + (self.pending is not None)
+
     def step(self, flag: bool = False) -> bool:
-        """One step; whether any process raised its flag."""
-        run, number = self.run, len(self.losses)
+        """One step; whether the flag is raised, of many processes any of theirs in the step before, whose loss is read now."""
+        run, number = self.run, self.steps
         each = run.rows // (self.ranks.world * self.accumulate)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         total[1] = float(flag)
@@ -232,38 +242,72 @@ class Training:
             nn.utils.clip_grad_norm_(self.named.values(), run.clip)
         self.optimiser.step(run.lr * rate(run.schedule, number, run.steps, run.warmup, run.warmdown))
         self.model.zero_grad()
-        loss, flags = add_up(self.ranks, total).tolist()
-        self.losses.append(loss / run.batch_tokens)
+        raised = self.settle()
+        self.pending = add_up(self.ranks, total)
+        return raised if self.ranks.world > 1 else flag
+
+    def settle(self) -> bool:
+        """Read the loss of the last step; whether any process raised its flag in it."""
+        if self.pending is None:
+            return False
+        loss, flags = self.pending.tolist()
+        self.pending = None
+        self.losses.append(loss / self.run.batch_tokens)
         return flags > 0
 
     def _here(self, ids: Tensor) -> Tensor:
         return ids.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else ids
 
     def _nats(self, module: nn.Module, ids: Tensor) -> Tensor:
+        return self.nats(self._logits(module, ids), ids[:, 1:])
+
+    def _logits(self, module: nn.Module, ids: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.run.precision == "bf16"):
             logits, _ = module(ids[:, :-1])
-        return self.nats(logits, ids[:, 1:])
+        return logits
 
     @torch.no_grad()
-    @torch.compiler.set_stance("force_eager")  # batches of another size would be compiled anew
     def judge(self) -> Tensor:
-        """Held-out nats, bytes and ids, batch by batch: (batches, 3). The ends of documents have no bytes and do not count."""
+        """What became of the held-out windows, JUDGED at a time (batches, 6): nats, bytes and ids of all, and of those that could be
+        recalled (`tokens.repeated`) how many, how many the model has right, and nats. The ends of documents do not count."""
         run, world = self.run, self.ranks.world
         starts = held_out_starts(self.corpus, run.length, max(1, run.eval_tokens // run.length))
-        batches = [starts[i : i + JUDGED] for i in range(0, len(starts), JUDGED)]
-        found = torch.zeros(len(batches), 3, dtype=torch.float64, device=self.device)
-        for i in range(0, len(batches), world):  # every process makes as many calls: they exchange shards
-            b = min(i + self.ranks.rank, len(batches) - 1)
-            ids, size = held_out_rows(self.corpus, run.length, batches[b])
-            ids = self._here(ids)
-            nats = self._nats(self.model, ids)
-            counts = torch.ones_like(nats, dtype=torch.bool) if self.corpus.end is None else ids[:, 1:] != self.corpus.end
-            if i + self.ranks.rank == b:
-                found[b] = torch.stack(((nats.double() * counts).sum(), size.sum().double().to(self.device), counts.sum().double()))
-        return add_up(self.ranks, found).cpu()
+        count, size = -(-len(starts) // JUDGED), max(1, AT_ONCE // (run.length * JUDGED))
+        found = torch.zeros(count, 6, dtype=torch.float64)
+        self.counts = bigrams(self.corpus) if self.counts is None else self.counts
+        for i in range(0, count, size * world):  # every process makes as many calls: they exchange shards
+            first = i + self.ranks.rank * size
+            at = min(first, (count - 1) // size * size)
+            some = self._judge(starts[at * JUDGED : (at + size) * JUDGED])
+            if at == first:
+                found[at : at + size] = some
+        return add_up(self.ranks, found.to(self.device)).cpu()
+
+    def _judge(self, starts: np.ndarray) -> Tensor:
+        assert self.counts is not None
+        ids, size = held_out_rows(self.corpus, self.run.length, starts)
+        hits, counts = repeated(self.corpus, self.counts, ids), torch.ones_like(ids[:, 1:], dtype=torch.bool)
+        if self.corpus.end is not None:
+            counts = ids[:, 1:] != self.corpus.end
+        here = self._here(ids)
+        with self._as_it_is():
+            logits = self._logits(self.model, here)
+            nats, right = _nats(logits, here[:, 1:]).double().cpu(), (logits.argmax(-1) == here[:, 1:]).cpu()
+        hits = hits & counts
+        of_rows = torch.stack([x.double().sum(1) for x in (nats * counts, counts, hits, hits & right, nats * hits)], 1)
+        each = torch.cat((of_rows[:, :1], size.double().unsqueeze(1), of_rows[:, 1:]), 1)
+        return torch.stack([part.sum(0) for part in each.split(JUDGED)])
+
+    @contextlib.contextmanager
+    def _as_it_is(self) -> Iterator[None]:
+        """Not compiled: batches of another size would be compiled anew."""
+        if not self.compiled:
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield
 
     @torch.no_grad()
-    @torch.compiler.set_stance("force_eager")
     def recall(self) -> dict[str, float | int | None]:
         """How often the model, shown pairs of random ids, tells the second of a pair from the first; every process does all of it."""
         pairs = min(PAIRS, self.run.length // 4, (self.corpus.vocab - 1) // 2)
@@ -271,8 +315,8 @@ class Training:
             return {"recall": None, "recall_se": None, "recall_pairs": 0}
         ids, right = self._here(recall_rows(self.corpus, pairs, RECALLED, self.run.seed)), []
         for some in ids.split(JUDGED * 4):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.run.precision == "bf16"):
-                logits, _ = self.model(some[:, :-1])
+            with self._as_it_is():
+                logits = self._logits(self.model, some)
             right.append((logits[:, 2 * pairs :: 2].argmax(-1) == some[:, 2 * pairs + 1 :: 2]).double().mean(1))
         each = torch.cat(right)
         return {"recall": each.mean().item(), "recall_se": each.std().item() / math.sqrt(len(each)), "recall_pairs": pairs}
@@ -385,17 +429,26 @@ def peak_of(name: str, precision: str) -> float | None:
     return PEAKS[max(fitting, key=len)] if fitting else None
 
 
+ANSWERS = (
+    "held_out", "held_out_se", "bits_per_byte", "bits_per_byte_se", "repeats", "repeats_se", "repeats_share", "repeats_nats",
+)  # fmt: skip
+
+
 def row_of(training: Training, judged: Tensor | None, recalled: Row, how: Row) -> Row:
     """A finished run as one flat row: what it was, what came out, how fast, and where it ran."""
     run, spec, losses = training.run, training.run.spec(), training.losses
     per_second, share = training.speed()
     every = -(-run.steps // CURVE)
     curve = [float(np.mean(losses[i : i + every])) for i in range(0, len(losses), every)]
-    answers: Row = dict.fromkeys(("held_out", "held_out_se", "bits_per_byte", "bits_per_byte_se"))
+    answers: Row = dict.fromkeys(ANSWERS)
     if judged is not None:
-        nats, size, ids = judged.unbind(1)
+        nats, size, ids, hits, right, hit_nats = judged.unbind(1)
         answers["held_out"], answers["held_out_se"] = ratio(nats, ids)
         answers["bits_per_byte"], answers["bits_per_byte_se"] = ratio(nats / math.log(2), size)
+        if hits.sum():
+            answers["repeats_share"], _ = ratio(hits, ids)
+            answers["repeats"], answers["repeats_se"] = ratio(right, hits)
+            answers["repeats_nats"], _ = ratio(hit_nats, hits)
     return {
         "id": run.id,
         "status": "done" if judged is not None else "diverged",
@@ -511,12 +564,14 @@ def _go_on(training: Training, path: Path | None, checkpoint_every: float, show:
     for number in range(begun, run.steps):
         start = time.monotonic()
         due = training.step(training.ranks.first and start - saved >= checkpoint_every)
+        if number + 1 in evals or due or number + 1 == run.steps:
+            training.settle()
         if number > begun:
             training.seconds, training.timed = training.seconds + time.monotonic() - start, training.timed + 1
-        if not math.isfinite(training.losses[-1]):
+        if training.losses and not math.isfinite(training.losses[-1]):
             return None
         if number + 1 in evals:
-            nats, size, _ = training.judge().unbind(1)
+            nats, size = training.judge()[:, :2].unbind(1)
             training.judged.append((number + 1, ratio(nats / math.log(2), size)[0]))
         if due and path is not None and number + 1 < run.steps:
             _save(training, path)
@@ -534,7 +589,8 @@ def _go_on(training: Training, path: Path | None, checkpoint_every: float, show:
 def _note(training: Training) -> str:
     recent, (tokens, share) = training.losses[-20:], training.speed()
     speed = (f", {tokens:,.0f} tokens/s" if tokens else "") + (f", {share:.1%} of peak" if share else "")
-    return f"step {len(training.losses)} of {training.run.steps}, loss {sum(recent) / len(recent):.4f}{speed}"
+    loss = f", loss {sum(recent) / len(recent):.4f}" if recent else ""
+    return f"step {training.steps} of {training.run.steps}{loss}{speed}"
 
 
 def _keep(training: Training, path: Path) -> None:

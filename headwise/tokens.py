@@ -31,6 +31,7 @@ from headwise.tasks.text import generated
 HELD_OUT = 10  # one part in this many, at the end of the text
 PIECE, AT_ONCE = 1 << 20, 32  # bytes of a piece, and how many are tokenized at once
 GENERATED = 1_000_000  # characters
+COUNTED, HASHED, RARE = 1 << 26, 16_777_213, 1_000_000  # ids whose pairs are counted, in so many classes; one in so many is rare
 FORMAT = 1  # of the files of ids
 BYTES = 257  # ids of the byte tokenizer; the last one ends a document
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|bos|>", "</s>", "<eos>", "[SEP]")  # what tokenizers call the end of a document
@@ -337,6 +338,22 @@ def held_out_rows(corpus: Corpus, length: int, starts: np.ndarray) -> tuple[Tens
     """Ids (rows, length + 1), and how many bytes the last `length` of each row stand for."""
     at = starts - corpus.cut
     return _cut_out(corpus.ids, starts, length), torch.from_numpy(corpus.behind[at + length] - corpus.behind[at])
+
+
+def bigrams(corpus: Corpus) -> np.ndarray:
+    """How often pairs of neighbouring ids occur in (the beginning of) the training part, at most: counted by a hash."""
+    ids = np.asarray(corpus.ids[: min(corpus.cut, COUNTED)], np.int64)
+    return np.bincount((ids[:-1] * corpus.vocab + ids[1:]) % HASHED, minlength=HASHED)
+
+
+def repeated(corpus: Corpus, counts: np.ndarray, ids: Tensor) -> Tensor:
+    """Which ids of rows (rows, length + 1), but the first, could be recalled from the row: the pair that ends there occurred in it
+    before, and is rare in the training part, at most one of a million, so that it is hardly known by heart; (rows, length)."""
+    pairs = ids[:, :-1].numpy() * corpus.vocab + ids[:, 1:].numpy()
+    again = np.ones(pairs.shape, bool)
+    for row, mask in zip(pairs, again, strict=True):
+        mask[np.unique(row, return_index=True)[1]] = False
+    return torch.from_numpy(again & (counts[pairs % HASHED] <= min(corpus.cut, COUNTED) / RARE))
 
 
 def recall_rows(corpus: Corpus, pairs: int, rows: int, seed: int) -> Tensor:

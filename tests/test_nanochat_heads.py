@@ -45,7 +45,7 @@ def row_of(run, bits):
     return {
         "id": run.id, "status": "diverged" if bits is None else "done", **spec.pop("shape"), **spec, "params": run.shape.params,
         "flops": run.flops, "held_out": 9.0, "bits_per_byte": bits, "tokens_per_second": 100.0,
-        "recall": None if bits is None else 1 / bits,
+        "recall": None if bits is None else 1 / bits, "repeats": None if bits is None else 0.5 / bits,
     }  # fmt: skip
 
 
@@ -90,6 +90,9 @@ def test_points_are_of_the_counted_seeds_and_against_the_base():
     gap = difference(narrow["values"], free["values"])
     assert narrow["change"] == f"{gap.mean:+.4f} ± {(gap.high - gap.low) / 2:.4f}"
     assert narrow["recall"] == pytest.approx(sum(1 / x for x in narrow["values"]) / 3)
+    assert narrow["repeats"] == pytest.approx(narrow["recall"] / 2)
+    gap = difference([0.5 / x for x in narrow["values"]], [0.5 / x for x in free["values"]])
+    assert narrow["repeats_change"] == f"{gap.mean:+.4f} ± {(gap.high - gap.low) / 2:.4f}"
     few = nh.summary(rows_of(dataclasses.replace(QUICK, families=("split",))))
     assert {p["family"] for p in few} == {"split"}, "nothing else was varied"
     assert nh.summary([]) == []

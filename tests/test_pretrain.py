@@ -1,6 +1,7 @@
 """One decoder on a text: against a loop by hand, killed, resumed, shared between processes; every mistake one line."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from test_tokens import MANY, trained
 from tolerance import close, seeded
 
 from headwise import pretrain as module
+from headwise import tokens
 from headwise.cli import main
 from headwise.models import Decoder, initialise
 from headwise.optimise import rate
@@ -137,8 +140,10 @@ def test_a_loop_by_hand_gives_the_same_losses(book: str, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("coded", [False, True])
-def test_bits_per_byte_by_hand(book: str, coded: bool, tmp_path: Path) -> None:
+def test_bits_per_byte_and_repeats_by_hand(book: str, coded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every held-out id on its own, in float64; ends of documents do not count."""
+    monkeypatch.setattr(tokens, "RARE", 500)
+    monkeypatch.setattr(module, "AT_ONCE", 3 * JUDGED * 11)
     path = trained(tmp_path / "tokenizer.json", 300) if coded else ""
     run = make(book, shape=SHAPE.replace(vocab_size=307), tokenizer=path)
     corpus = load(find_text(book), find_tokenizer(path)[0])
@@ -146,18 +151,25 @@ def test_bits_per_byte_by_hand(book: str, coded: bool, tmp_path: Path) -> None:
     judged = training.judge()
     model = Decoder(run.shape).double()
     model.load_state_dict(training.model.state_dict())
-    nats = size = count = 0.0
+    nats = size = count = hits = right = hit_nats = 0.0
+    seen, most = Counter(itertools.pairwise(corpus.ids[: corpus.cut].tolist())), corpus.cut / 500
     ids, ends = corpus.ids[corpus.cut :].astype(int).tolist(), [0, *corpus.behind.tolist()]
     with torch.no_grad():
         for start in range(0, len(ids) - run.length, run.length):
             window = torch.tensor(ids[start : start + run.length + 1])
             logits, _ = model(window[None, :-1])
-            for place, target in enumerate(window[1:].tolist()):
+            before = set()
+            for place, (last, target) in enumerate(itertools.pairwise(window.tolist())):
+                cost = -logits[0, place].log_softmax(-1)[target].item()
                 if target != corpus.end:
-                    nats -= logits[0, place].log_softmax(-1)[target].item()
-                    count += 1
+                    nats, count = nats + cost, count + 1
+                    if (last, target) in before and seen[last, target] <= most:
+                        hits, hit_nats = hits + 1, hit_nats + cost
+                        right += logits[0, place].argmax().item() == target
+                before.add((last, target))
             size += ends[start + run.length + 1] - ends[start + 1]
-    assert judged.sum(0).tolist() == pytest.approx([nats, size, count], rel=1e-5)
+    assert judged.sum(0).tolist() == pytest.approx([nats, size, count, hits, right, hit_nats], rel=1e-5)
+    assert 0 < hits < count
     windows = (len(ids) - 1) // run.length
     assert len(judged) == -(-windows // JUDGED)
     assert windows * run.length - count == 1, "no document ends in the held-out part"
@@ -183,7 +195,7 @@ def test_at_the_start_every_byte_costs_as_much_as_equal_odds(book: str) -> None:
     training = Training(run, load(find_text(book), None), CPU, Ranks(), 1, "ddp", False)
     with torch.no_grad():
         training.named["embedding"].zero_()
-    nats, size, _ = training.judge().unbind(1)
+    nats, size = training.judge()[:, :2].unbind(1)
     assert ratio(nats / math.log(2), size)[0] == pytest.approx(math.log2(263), rel=1e-6)
 
 
@@ -305,6 +317,7 @@ import json, os, socket, sys
 import torch
 from pathlib import Path
 from headwise import pretrain as module
+from headwise import tokens
 from headwise.pretrain import Pretraining, Training, pretrain
 from headwise.ranks import joined, told
 from headwise.shape import UsageError
@@ -318,7 +331,7 @@ ranks, step, rows = told(), Training.step, {}
 with joined(ranks, torch.device("cpu")):
     for name, spec, stop, options in jobs:
         def some(self, flag=False):
-            if len(self.losses) == stop:
+            if self.steps == stop:
                 raise InterruptedError
             return step(self, flag)
         Training.step = some

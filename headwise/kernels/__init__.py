@@ -2,7 +2,15 @@
 
 import importlib.util
 
-_TRITON = importlib.util.find_spec("triton") is not None
+
+def _found() -> bool:
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+_TRITON = _found()
 
 
 def has_triton() -> bool:

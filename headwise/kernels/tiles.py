@@ -505,8 +505,8 @@ def back(
     most = work // (column * seen.long)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     if not most:
-        dq = _back_by_keys(g, q, k, v, delta, lse, p, dk, dv, scale, seen, max(1, work // column // SQUARE) * SQUARE)
-        return dq, dk, dv
+        total = _back_by_keys(g, q, k, v, delta, lse, p, dk, dv, scale, seen, max(1, work // column // SQUARE) * SQUARE)
+        return torch.empty_like(q).copy_(total), dk, dv
     dq = torch.empty_like(q)
     for at in _batches(B, most):
         size, room = at.stop - at.start, _tables(q, matrices, at.stop - at.start, seen)
@@ -530,7 +530,7 @@ def _back_by_keys(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, delta: Tensor, lse: Tensor, p: Tensor | None, dk: Tensor, dv: Tensor,
     scale: float, seen: Seen, chunk: int,
 ) -> Tensor:  # fmt: skip
-    """A sequence and a chunk of keys at a time: the gradients of these are whole, those of queries are added up in float32."""
+    """A sequence and a chunk of keys at a time: the gradients of these are whole; those of queries, returned, are added up in float32."""
     B, H, Q, R = q.shape
     room = _tables(q, 2 if p is None else 1, 1, Seen(Q, min(chunk, seen.keys), 0, False, 0))
     total = torch.zeros(B, H, Q, R, dtype=torch.float32, device=q.device)
@@ -549,5 +549,4 @@ def _back_by_keys(
                 q[rows], k[keys], v[keys], g[rows], lse[rows], delta[rows], total[rows], dk[keys], dv[keys],
                 weights, _table(room, 0, 1, H, here), scale, here, p is not None, add=True,
             )  # fmt: skip
-    del room
-    return torch.empty_like(q).copy_(total)
+    return total
