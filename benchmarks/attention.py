@@ -2,10 +2,10 @@
 
     python -m benchmarks.attention --out attention.json        about two minutes on an H200
 
-Three tables. `width`: one inner width of 1792 cut into 14 to 1 heads, and queries wider than values; B=8, N=2048, causal, bfloat16; ours,
-the best of PyTorch's backends at the same shape, and both against the best at 14 x 128. `grid`: 60 shapes, ours against what
-`scaled_dot_product_attention` chooses by itself. `exact` and `memory`: errors against float64 beside PyTorch's own, and the
-peak at 32,768 tokens against operands, output and their gradients.
+Four tables. `width`: one inner width of 1792 cut into 14 to 1 heads, and queries wider than values; B=8, N=2048, causal, bfloat16;
+ours, the best of PyTorch's backends at the same shape, and both against the best at 14 x 128. `grid`: 60 shapes, ours against what
+`scaled_dot_product_attention` chooses by itself, as called from Python and as the GPU's own time. `exact` and `memory`: errors
+against float64 beside PyTorch's own, and the peak at 32,768 tokens against operands, output and their gradients.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 from headwise import attend
 from headwise.attention import mask_of, plain
@@ -44,26 +45,40 @@ def operands(batch: int, heads: int, kv: int, tokens: int, rank: int, width: int
 
 
 def milliseconds(f: Attend, given: list[Tensor], seconds: float = 0.25) -> float:
-    """Of one forward and backward pass: the median of several stretches, each long enough to hide the launch of the first."""
-    grad = torch.randn_like(f(*given))
+    """Of one forward and backward pass, called from Python: the median of several stretches."""
+    return paired([f], given, seconds)[0]
 
-    def once() -> None:
-        torch.autograd.grad(f(*given), given, grad)
 
-    once()
+def paired(fs: list[Attend], given: list[Tensor], seconds: float) -> list[float]:
+    """The same of several, stretch by stretch in turn, so that what the machine does meanwhile falls on all alike."""
+    grads = [torch.randn_like(f(*given)) for f in fs]
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
-    def stretch(times: int) -> float:
+    def stretch(i: int, times: int) -> float:
         start.record()
         for _ in range(times):
-            once()
+            torch.autograd.grad(fs[i](*given), given, grads[i])
         stop.record()
         torch.cuda.synchronize()
         return start.elapsed_time(stop) / times
 
-    each = stretch(2)
-    times = max(2, min(50, round(seconds / 3 * 1000 / each)))
-    return sorted(stretch(times) for _ in range(3))[1]
+    for i in range(len(fs)):
+        stretch(i, 2)
+    counts = [max(2, min(50, round(seconds / 5 * 1000 / stretch(i, 2)))) for i in range(len(fs))]
+    times = [[stretch(i, counts[i]) for i in range(len(fs))] for _ in range(5)]
+    return [sorted(column)[2] for column in zip(*times, strict=True)]
+
+
+def on_device(f: Attend, given: list[Tensor], times: int = 4) -> float:
+    """Milliseconds that the GPU itself works for one forward and backward pass, whatever the host takes to launch it."""
+    grad = torch.randn_like(f(*given))
+    torch.autograd.grad(f(*given), given, grad)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(times):
+            torch.autograd.grad(f(*given), given, grad)
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in seen.key_averages()) / times / 1000
 
 
 def stock(kind: SDPBackend | None, causal: bool, grouped: bool) -> Attend:
@@ -133,13 +148,14 @@ def grid_rows() -> list[dict[str, Any]]:
     ]
     for (dtype, causal), (heads, kv, rank, width), (batch, tokens) in places[:60]:
         given = operands(batch, heads, kv, tokens, rank, width, dtype)
-        ours = milliseconds(lambda q, k, v, causal=causal: attend(q, k, v, causal=causal), given, 0.1)
-        theirs = tried(stock(None, causal, heads != kv), given)
+        fs: list[Attend] = [lambda q, k, v, causal=causal: attend(q, k, v, causal=causal), stock(None, causal, heads != kv)]
+        ours, theirs = paired(fs, given, 0.06)
+        ours_gpu, theirs_gpu = (on_device(f, given) for f in fs)
         out.append(
             {
                 "dtype": str(dtype).removeprefix("torch."), "causal": causal, "heads": heads, "kv": kv, "rank": rank, "width": width,
-                "batch": batch, "tokens": tokens, "ours_ms": ours, "backend": name_of(given, causal), "stock_ms": theirs,
-                "ratio": None if theirs is None else theirs / ours,
+                "batch": batch, "tokens": tokens, "backend": name_of(given, causal), "ours_ms": ours, "stock_ms": theirs,
+                "ratio": theirs / ours, "ours_gpu_ms": ours_gpu, "stock_gpu_ms": theirs_gpu, "gpu_ratio": theirs_gpu / ours_gpu,
             }
         )  # fmt: skip
         print(json.dumps(out[-1]), flush=True)
@@ -186,12 +202,14 @@ def main() -> None:
     """Every table, written as it goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="where the tables go, as JSON")
+    makers = {"width": width_rows, "exact": error_rows, "memory": memory_rows, "grid": grid_rows}
+    parser.add_argument("--tables", nargs="+", choices=makers, default=list(makers), help="default all")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.attention needs a GPU, torch sees none")
     tables: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    for name, make in (("width", width_rows), ("exact", error_rows), ("memory", memory_rows), ("grid", grid_rows)):
-        tables[name] = make()
+    for name in args.tables:
+        tables[name] = makers[name]()
         args.out.write_text(json.dumps(tables, indent=1))
 
 

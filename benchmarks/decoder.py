@@ -104,20 +104,22 @@ def our_step(shape: Shape, rows: int, length: int, optimiser: str) -> Iterator[C
         yield Training(run, corpus, device, Ranks(), 1, "ddp", True).step
 
 
-def seconds(step: Callable[[], Any], steps: int) -> float:
-    """Of one step: the least of three stretches, after the compilation."""
-    for _ in range(3):
-        step()
+def seconds(steps: list[Callable[[], Any]], times: int, rounds: int = 5) -> list[float]:
+    """Of one step of each: the median of stretches that take turns, so that the card's clock falls on all alike."""
 
-    def stretch() -> float:
+    def stretch(step: Callable[[], Any]) -> float:
         torch.cuda.synchronize()
         start = time.monotonic()
-        for _ in range(steps):
+        for _ in range(times):
             step()
         torch.cuda.synchronize()
-        return (time.monotonic() - start) / steps
+        return (time.monotonic() - start) / times
 
-    return min(stretch() for _ in range(3))
+    for step in steps:
+        for _ in range(3):  # compiled at the first
+            step()
+    found = [[stretch(step) for step in steps] for _ in range(rounds)]
+    return [sorted(column)[rounds // 2] for column in zip(*found, strict=True)]
 
 
 def shape_of(dim: int, depth: int, heads: int, vocab: int) -> Shape:
@@ -129,7 +131,7 @@ def shape_of(dim: int, depth: int, heads: int, vocab: int) -> Shape:
 
 
 def main() -> None:
-    """Every arm, written as it goes."""
+    """Every arm, all of them at hand at once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="where the rows go, as JSON")
     for name, value in (("dim", 1792), ("depth", 8), ("vocab", 32_768), ("rows", 8), ("length", 2048), ("steps", 5)):
@@ -140,28 +142,31 @@ def main() -> None:
         raise SystemExit("benchmarks.decoder needs a GPU, torch sees none")
     torch.manual_seed(0)
     peak = peak_of(torch.cuda.get_device_name(), "bf16")
-    rows: list[dict[str, Any]] = []
-
-    def told(name: str, heads: int, step: Callable[[], Any]) -> None:
-        start = time.monotonic()
-        each, shape = seconds(step, args.steps), shape_of(args.dim, args.depth, heads, args.vocab)
+    arms = [("plain", args.heads[0], ""), *(("ours", h, "adamw") for h in args.heads), ("ours", args.heads[0], "muon")]
+    with contextlib.ExitStack() as stack:
+        steps: list[Callable[[], Any]] = []
+        for _, heads, optimiser in arms:
+            shape = shape_of(args.dim, args.depth, heads, args.vocab)
+            if optimiser:
+                steps.append(stack.enter_context(our_step(shape, args.rows, args.length, optimiser)))
+            else:
+                steps.append(plain_step(shape, args.rows, args.length))
+        found = seconds(steps, args.steps)
+    rows = []
+    for (model, heads, optimiser), each in zip(arms, found, strict=True):
+        shape = shape_of(args.dim, args.depth, heads, args.vocab)
         share = shape.flops(args.length, batch=args.rows, training=True) / each / peak if peak else None
-        row = {"model": name, "heads": heads, "rank": args.dim // heads, "tokens_per_second": args.rows * args.length / each, "mfu": share}
-        rows.append({**row, "of_plain": rows[0]["tokens_per_second"] ** -1 * row["tokens_per_second"] if rows else 1.0})
-        rows[-1] |= {"peak_gib": torch.cuda.max_memory_allocated() / 2**30, "took_s": time.monotonic() - start}
+        rows.append(
+            {
+                "model": model, "heads": heads, "rank": args.dim // heads, "optimiser": optimiser or "adamw",
+                "tokens_per_second": args.rows * args.length / each, "mfu": share, "of_plain": found[0] / each,
+            }
+        )  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
-        settings = {k: v for k, v in vars(args).items() if k != "out"}
-        args.out.write_text(
-            json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **settings, "rows": rows}, indent=1)
-        )
-        torch.cuda.reset_peak_memory_stats()
-
-    told("plain", args.heads[0], plain_step(shape_of(args.dim, args.depth, args.heads[0], args.vocab), args.rows, args.length))
-    torch.cuda.empty_cache()
-    for heads, optimiser in (*((h, "adamw") for h in args.heads), (args.heads[0], "muon")):
-        with our_step(shape_of(args.dim, args.depth, heads, args.vocab), args.rows, args.length, optimiser) as step:
-            told(f"ours, {optimiser}", heads, step)
-        torch.cuda.empty_cache()
+    settings = {k: v for k, v in vars(args).items() if k not in ("out", "rows")} | {"sequences": args.rows}
+    args.out.write_text(
+        json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **settings, "rows": rows}, indent=1)
+    )
 
 
 if __name__ == "__main__":

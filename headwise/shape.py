@@ -366,7 +366,7 @@ class Shape:
         _positive("tokens", tokens)
         _positive("batch", batch)
         ids = 16 if self.vocab_size else 0  # inputs and labels, 64 bits each
-        angles = 2 * self.depth * self.qk_rope_head_dim  # cosines and sines for q and for k, one set for the batch
+        angles = self.qk_rope_head_dim  # cosines and sines, one set for all layers and the batch
         per_token = self.depth * self._kept_per_token() + self._kept_at_ends()
         return batch * tokens * (per_token * bytes_per + ids) + tokens * angles * bytes_per
 

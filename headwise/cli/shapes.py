@@ -173,13 +173,13 @@ def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "bandwidth",
         "times recomputing",
     )
-    print_table([head, *map(_infer_cells, rows)])
+    print_table([head, *(_infer_cells(row, bool(graphs)) for row in rows)])
     about = {"params": shape.params, "device": str(device), "dtype": args.dtype, "tokens": n, "steps": args.steps, "bandwidth": rate}
     return {**about, "rows": rows}
 
 
-def _infer_cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _infer_cells(row: dict[str, Any], graphs: bool) -> tuple[str, ...]:
     filled = f"{row['prefill_tokens_per_s']:,.0f}" if row["cache_bytes"] else "-"
-    graph = (f"{row['batch'] / row['graph_step_s']:,.0f}",) if "graph_step_s" in row else ()
+    graph = (f"{row['batch'] / row['graph_step_s']:,.0f}" if "graph_step_s" in row else "-",) if graphs else ()
     rates = filled, f"{row['decode_tokens_per_s']:,.0f}", *graph, f"{row['bandwidth_share']:.0%}", f"{row['faster']:.1f}"
     return str(row["batch"]), row["keeps"], f"{row['bytes_per_token']:,}", f"{row['cache_bytes']:,}", *rates
