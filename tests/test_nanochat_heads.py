@@ -106,7 +106,11 @@ def test_an_arm_that_diverges_is_told_and_drawn_as_missing(tmp_path):
     assert not any("64" in line.split(":")[1] for line in nh.headline(points) if line.startswith("split"))
     description = nh.figure(points)
     json.dumps(description, allow_nan=False)
-    assert len(description["panels"]) == len(FAMILIES)
+    assert [panel["title"].split(",")[0] for panel in description["panels"]] == ["held-out bits per byte", "recall in text"]
+    drawn = {(row["label"], row["name"]): row for row in description["panels"][0]["rows"]}
+    assert not any("64" in name for _, name in drawn)
+    narrow = next(p for p in points if (p["family"], p["arm"]) == ("split", "8 x 8"))
+    assert drawn["heads x rank", "8 x 8"]["mean"] == narrow["gap"][0] > 0
     figures.save(description, tmp_path / "heads.png")
     json.dumps(figures.plotly_figure(description), allow_nan=False)
 

@@ -83,6 +83,8 @@ def cell(point: dict[str, Any], key: str) -> str:
         return "yes" if value else "NO"
     if key == "off":  # a budget
         return f"{value:+.2%}"
+    if isinstance(value, float) and abs(value) >= 10_000:
+        return f"{value:,.0f}"
     if isinstance(value, float):
         return f"{value:.4f}" if key in ("held_out", "train_best") else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

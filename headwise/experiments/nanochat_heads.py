@@ -16,11 +16,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwise.experiments.common import change, check_lists, counted, measured, merit, shape_in, solid
+from headwise.experiments.common import change, check_lists, counted, measured, merit, shape_in
 from headwise.pretrain import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape, UsageError
-from headwise.stats import difference, group
+from headwise.stats import difference
 
 QUESTION = "At one budget of arithmetic, which heads does a language model want?"
 COLUMNS = (
@@ -191,14 +191,12 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
             told[point["family"]] = point
     for point in out:
         like = told.get(point["family"], point)
-        point["change"] = _against(point["values"], like["values"]) if like is not point else None
-        point["repeats_change"] = _against(point["repeated"], like["repeated"]) if like is not point else None
+        for name, values in (("", "values"), ("repeats_", "repeated")):
+            known = like is not point and point[values] and like[values]
+            gap = difference(point[values], like[values]) if known else None
+            point[f"{name}gap"], point[f"{name}change"] = gap and (gap.mean, gap.low, gap.high), change(gap) if gap else None
     out = [p for p in out if arms_of[p["family"]] > 1 or len(by_shape) == 1]
     return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), -p["rank"], -p["kv"], p["latent"] or 0))
-
-
-def _against(ours: list[float], theirs: list[float]) -> str | None:
-    return change(difference(ours, theirs)) if ours and theirs else None
 
 
 def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:
@@ -255,8 +253,8 @@ def _name(s: Shape) -> str:
 def headline(points: list[dict[str, Any]]) -> list[str]:
     """For each thing that is varied: its arms against the base."""
     lines = []
-    for (family,), same in group(points, "family").items():
-        known = [p for p in same if p["held_out"] is not None]
+    for family in FAMILIES:
+        known = [p for p in points if p["family"] == family and p["held_out"] is not None]
         if known:
             told = [f"{p['arm']} {p['held_out']:.4f}" + (f" ({p['change']})" if p["change"] else "") for p in known]
             lines.append(f"{family}: " + "; ".join(told))
@@ -264,27 +262,33 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """A panel per thing that is varied: bits per byte against it."""
-    x_of = {"split": "rank", "scale": "rank", "unnormed": "rank", "query": "rank", "kv": "kv", "latent": "latent"}
-    labels = {
-        "split": "rank (heads = width / rank)",
-        "scale": "rank, scores grow with it",
-        "unnormed": "rank, queries and keys not normed",
-        "query": "query/key rank",
-        "kv": "KV heads",
-        "latent": "latent width",
-    }
-    panels = []
-    for (family,), same in group(points, "family").items():
-        known = sorted((p for p in same if p["held_out"] is not None and p[x_of[family]]), key=lambda p: p[x_of[family]])
+    """Every arm's difference from the base with its interval, a colour for what it varies; bits per byte, and recall in text."""
+    panels, base = [], next((p["arm"] for p in points if p["gap"] is None), "the base")
+    for gap, title, label in (
+        ("gap", "held-out bits per byte, less is better", f"more than {base}"),
+        ("repeats_gap", "recall in text, more is better", f"more often right than {base}"),
+    ):
+        known = [p for p in points if p[gap] is not None]
         if known:
-            panels.append(
-                {
-                    "title": labels[family],
-                    "lines": [solid("bits per byte", FAMILIES.index(family), [p[x_of[family]] for p in known], known)],
-                }
-            )
+            rows = [
+                {"name": p["arm"], "label": _MEANT[p["family"]], "colour": FAMILIES.index(p["family"]),
+                 **dict(zip(("mean", "low", "high"), p[gap], strict=True))}
+                for p in known
+            ]  # fmt: skip
+            panels.append({"title": title, "x_label": label, "rows": rows})
     return {
-        "title": "Heads of a language model at one budget of arithmetic", "x_label": "", "y_label": "held-out bits per byte",
-        "y_scale": "linear", "panels": panels, "columns": min(3, max(1, len(panels))),
-    }  # fmt: skip
+        "kind": "ranges",
+        "title": "Heads of a language model at one budget of arithmetic",
+        "columns": len(panels) or 1,
+        "panels": panels,
+    }
+
+
+_MEANT = {
+    "split": "heads x rank",
+    "scale": "scores grow with the rank",
+    "unnormed": "queries and keys not normed",
+    "query": "query/key rank / value width",
+    "kv": "KV heads",
+    "latent": "latent width",
+}
