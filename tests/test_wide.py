@@ -1,4 +1,4 @@
-"""Attention of large rank: blocks and chunks against the formula in float64, and the kernels over rows against plain operations."""
+"""Attention of large rank: blocks, chunks and the kernels over tiles against the formula in float64."""
 
 import math
 
@@ -171,6 +171,30 @@ def test_tiles_of_rows_too_long_to_hold_at_once(by_tiles, monkeypatch):
         ours, theirs = both(q, k, v, 0.7, True, window)
         for name, a, b in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
             near(a, b, 2e-5, name)
+
+
+def test_heads_farther_apart_than_32_bits_can_tell(by_tiles):
+    """Three heads of one sequence, 2^30 numbers from one to the next; what lies between is never touched."""
+    room = torch.empty(3, 1 << 30, dtype=torch.float16, device=DEVICE)
+    q, k, v = (room[:, 64 * i : 64 * (i + 1)].view(1, 3, 8, 8).copy_(normal(i, 1, 3, 8, 8)) for i in range(3))
+    assert q.stride(1) == 1 << 30
+    o, lse = torch.empty(1, 3, 8, 8, dtype=q.dtype, device=DEVICE), torch.empty(1, 3, 8, device=DEVICE)
+    seen = by_tiles.Seen(8, 8, 0, True, 0)
+    by_tiles.ahead(q, k, v, o, lse, None, 0.3, seen, 1 << 20)
+    g = room[:, 192:256].view(1, 3, 8, 8).copy_(normal(3, 1, 3, 8, 8))
+    found = o, *by_tiles.back(g, q, k, v, o, lse, None, 0.3, seen, 1 << 20)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    truth = plain(*exact, 0.3, mask_of(8, 8, True, 0, DEVICE))
+    for name, a, b in zip(("o", "dq", "dk", "dv"), found, (truth, *torch.autograd.grad(truth, exact, g.double())), strict=True):
+        near(a, b, 3e-3, name)
+
+
+def test_more_heads_and_sequences_than_a_grid_is_high(by_tiles, monkeypatch):
+    """CUDA takes 65,535 programs along the second axis, 2^31 - 1 along the first."""
+    grids = []
+    monkeypatch.setattr(by_tiles, "_dots", lambda grid, *_, **__: grids.append(grid))
+    by_tiles.make_dots(*torch.zeros(2, 1 << 15, 3, 2, 1))
+    assert grids == [(6 << 15, 1, 1)]
 
 
 @given(

@@ -150,15 +150,15 @@ def scores(
 ):  # fmt: skip
     """Tiles of q k^T that are seen, float32."""
     z = tl.program_id(1)
-    b, h = z // heads, z % heads
+    b, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)  # a sequence may have more than 2^31 numbers
     first = tl.program_id(0) % row_tiles * SIDE
     start = tl.program_id(0) // row_tiles * COLUMNS
     low, high = _keys_of(first, rows, keys, at, window, CAUSAL, WINDOW)
     if start < high and start + COLUMNS > low:
         i, j = tl.arange(0, SIDE), tl.arange(0, COLUMNS)
         acc = tl.zeros([SIDE, COLUMNS], tl.float32)
-        q += b.to(tl.int64) * q_b + h * q_h + first.to(tl.int64) * q_n
-        k += b.to(tl.int64) * k_b + h // group * k_h + start.to(tl.int64) * k_n
+        q += b * q_b + h * q_h + first.to(tl.int64) * q_n
+        k += b * k_b + h // group * k_h + start.to(tl.int64) * k_n
         acc = _across(acc, q, k, i, j, rows - first, keys - start, q_n, k_n, width, STEP, EVEN, BY)
         s += z.to(tl.int64) * s_h + first.to(tl.int64) * s_n + start
         tl.store(s + i[:, None] * s_n + j[None, :], acc, mask=(start + j < s_n)[None, :])
@@ -215,7 +215,7 @@ def slopes(
 ):  # fmt: skip
     """Tiles of ds = p (g v^T - delta) scale; p is there (KEPT), or made from q k^T and written too."""
     z = tl.program_id(1)
-    b, h = z // heads, z % heads
+    b, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
     first = tl.program_id(0) % row_tiles * SIDE
     start = tl.program_id(0) // row_tiles * COLUMNS
     low, high = _keys_of(first, rows, keys, at, window, CAUSAL, WINDOW)
@@ -226,15 +226,15 @@ def slopes(
         ds_at = ds + z.to(tl.int64) * ds_h + first.to(tl.int64) * ds_n + start + i[:, None] * ds_n + j[None, :]
         inside = (start + j < ds_n)[None, :]
         kept = z.to(tl.int64) * lse_h + first + i
-        g += b.to(tl.int64) * g_b + h * g_h + first.to(tl.int64) * g_n
-        v += b.to(tl.int64) * v_b + h // group * v_h + start.to(tl.int64) * v_n
+        g += b * g_b + h * g_h + first.to(tl.int64) * g_n
+        v += b * v_b + h // group * v_h + start.to(tl.int64) * v_n
         acc = tl.zeros([SIDE, COLUMNS], tl.float32)
         if KEPT:
             acc = _across(acc, g, v, i, j, n, m, g_n, v_n, width, STEP, EVEN_V, BY)
             e = tl.load(p_at, mask=inside, other=0.0).to(tl.float32)
         else:
-            q += b.to(tl.int64) * q_b + h * q_h + first.to(tl.int64) * q_n
-            k += b.to(tl.int64) * k_b + h // group * k_h + start.to(tl.int64) * k_n
+            q += b * q_b + h * q_h + first.to(tl.int64) * q_n
+            k += b * k_b + h // group * k_h + start.to(tl.int64) * k_n
             acc = _across(acc, q, k, i, j, n, m, q_n, k_n, rank, STEP, EVEN_R, BY)
             sums = tl.load(lse + kept, mask=i < n, other=0.0)
             hidden = _hidden((first + i)[:, None], (start + j)[None, :], rows, keys, at, window, CAUSAL, WINDOW)
@@ -253,13 +253,13 @@ def weighted(
 ):  # fmt: skip
     """a b for a table a: what its rows make of keys or values; added to what is there (ADD), or instead of it."""
     z = tl.program_id(1)
-    n, h = z // heads, z % heads
+    n, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
     first = (row_tiles - 1 - tl.program_id(0) % row_tiles) * SIDE  # the longest sums first
     start = tl.program_id(0) // row_tiles * COLUMNS
     low, high = _keys_of(first, rows, keys, at, window, CAUSAL, WINDOW)
     i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
     a += z.to(tl.int64) * a_h + first.to(tl.int64) * a_n + low + i[:, None] * a_n + r[None, :]
-    b += n.to(tl.int64) * b_b + h // group * b_h + low.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :]
+    b += n * b_b + h // group * b_h + low.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :]
     acc = tl.zeros([SIDE, COLUMNS], tl.float32)
     for key in range(low, high, STEP):
         some = (j < width)[None, :]
@@ -268,7 +268,7 @@ def weighted(
         acc = tl.dot(tl.load(a), tl.load(b, mask=some, other=0.0), acc, input_precision=BY)
         a += STEP
         b += STEP * b_n
-    out += n.to(tl.int64) * out_b + h * out_h + first.to(tl.int64) * out_n + i[:, None] * out_n + j[None, :]
+    out += n * out_b + h * out_h + first.to(tl.int64) * out_n + i[:, None] * out_n + j[None, :]
     there = (first + i < rows)[:, None] & (j < width)[None, :]
     if ADD:
         acc += tl.load(out, mask=there, other=0.0)
@@ -285,19 +285,19 @@ def collected(
     """dk = ds^T q, and for the second half of the grid dv = p^T g, over the rows of all heads that share keys."""
     z = tl.program_id(1)
     kv = heads // group
-    n, h = z // kv, z % kv * group
+    n, one, h = (z // kv).to(tl.int64), (z % kv).to(tl.int64), z % kv * group
     first = tl.program_id(0) % key_tiles * SIDE
     start = tl.program_id(0) // key_tiles * COLUMNS
-    a = ds + n.to(tl.int64) * ds_b
-    b = q + n.to(tl.int64) * q_b
-    out = dk + n.to(tl.int64) * dk_b + z % kv * dk_h
+    a = ds + n * ds_b
+    b = q + n * q_b
+    out = dk + n * dk_b + one * dk_h
     second = tl.program_id(2) == 1
     a_h, a_n, b_h, b_n = tl.where(second, p_h, ds_h), tl.where(second, p_n, ds_n), tl.where(second, g_h, q_h), tl.where(second, g_n, q_n)
     out_n, wide = tl.where(second, dv_n, dk_n), tl.where(second, width, rank)
     if second:
-        a = p + n.to(tl.int64) * p_b
-        b = g + n.to(tl.int64) * g_b
-        out = dv + n.to(tl.int64) * dv_b + z % kv * dv_h
+        a = p + n * p_b
+        b = g + n * g_b
+        out = dv + n * dv_b + one * dv_h
     if start < wide:
         low, high = _rows_of(first, rows, keys, at, window, CAUSAL, WINDOW)
         i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
@@ -319,8 +319,8 @@ def collected(
 @triton.jit
 def dots(a, b, out, heads, rows, width, a_b, a_h, a_n, b_b, b_h, b_n, out_h, BLOCK: tl.constexpr):
     """The inner product of each row of a with that of b."""
-    row, z = tl.program_id(0), tl.program_id(1)
-    n, h = (z // heads).to(tl.int64), z % heads
+    row, z = tl.program_id(0) % rows, tl.program_id(0) // rows
+    n, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
     a += n * a_b + h * a_h + row.to(tl.int64) * a_n
     b += n * b_b + h * b_h + row.to(tl.int64) * b_n
     sums = tl.zeros([BLOCK], tl.float32)
@@ -442,7 +442,7 @@ def make_dots(a: Tensor, b: Tensor) -> Tensor:
     B, H, Q, W = a.shape
     out = torch.empty(B, H, Q, dtype=torch.float32, device=a.device)
     numbers = (H, Q, W, *_heads(a), *_heads(b), out.stride(1))
-    _dots((Q, B * H, 1), (a, b, out), numbers, Way(0, 0, 4, 3), BLOCK=min(1024, triton.next_power_of_2(W)))
+    _dots((B * H * Q, 1, 1), (a, b, out), numbers, Way(0, 0, 4, 3), BLOCK=min(1024, triton.next_power_of_2(W)))
     return out
 
 
