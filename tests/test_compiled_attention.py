@@ -52,3 +52,26 @@ def test_only_the_wide_backend_is_hidden(sizes, asked):
 def test_the_operation_is_what_it_says_it_is(dtype, keep):
     leaves = [t.requires_grad_() for t in inputs(4, 2, 5, 5, 3, 6, dtype)]
     torch.library.opcheck(wide._whole, (*leaves, 0.5, True, 0, 8, 0, keep), atol=1e-2, rtol=1e-2)
+
+
+LAYOUTS = {
+    "heads side by side": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    "one projection": lambda t: torch.cat((t, t), -1)[..., : t.shape[-1]],
+    "columns side by side": lambda t: t.mT.contiguous().mT,
+    "one for all heads": lambda t: t[:, :1].expand(t.shape),
+}
+
+
+@pytest.mark.parametrize("keep", [0.0, 1e9])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_by_tiles_it_is_what_it_says_too(layout, keep, monkeypatch):
+    """Whatever lies beside what: the strides that are promised are those that come."""
+    pytest.importorskip("triton")
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(wide, "_by_tiles", lambda t: True)
+    q, k, v = (LAYOUTS[layout](t).detach().requires_grad_() for t in inputs(4, 2, 5, 5, 3, 6, torch.float32))
+    rest = 0.5, True, 0, 8, 0
+    torch.library.opcheck(wide._whole, (q, k, v, *rest, keep), atol=1e-4, rtol=1e-4, test_utils=("test_schema", "test_faketensor"))
+    o, lse, p = (t.detach() for t in wide._whole(q, k, v, *rest, keep))
+    given = torch.ones_like(o), q.detach(), k.detach(), v.detach(), o, lse, p
+    torch.library.opcheck(wide._whole_back, (*given, *rest), atol=1e-4, rtol=1e-4, test_utils=("test_schema", "test_faketensor"))

@@ -197,6 +197,29 @@ def test_more_heads_and_sequences_than_a_grid_is_high(by_tiles, monkeypatch):
     assert grids == [(6 << 15, 1, 1)]
 
 
+def test_sequences_in_pieces_share_one_room(by_tiles, monkeypatch):
+    """A second one beside it would be twice the memory that was granted."""
+    asked, tables = [], by_tiles._tables
+    monkeypatch.setattr(by_tiles, "_tables", lambda *given: asked.append(tables(*given)) or asked[-1])
+    q, k, v = (normal(i, 5, 1, 9, 4) for i in range(3))
+    work = 5 * 128 * 128 * 4  # two sequences, or five of slopes alone
+    for keep, sequences in ((0.0, 2), (1e9, 5)):
+        asked.clear()
+        ours, theirs = both(q, k, v, 0.3, True, 0, work=work, keep=keep)
+        for name, a, b in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
+            near(a, b, 2e-5, name)
+        assert [room.nbytes for room in asked] == [sequences * 128 * 128 * 4 * (2 if not keep else 1)]
+
+
+def test_a_whole_number_as_scale_is_launched_as_the_fraction_it_stands_for(by_tiles, monkeypatch):
+    """Equal numbers are one key of a launcher, but not one type of an argument."""
+    scales, soften = [], by_tiles._soften
+    monkeypatch.setattr(by_tiles, "_soften", lambda grid, tensors, numbers, *rest, **kw: (
+        scales.append(numbers[0]), soften(grid, tensors, numbers, *rest, **kw)))  # fmt: skip
+    attend(*(normal(i, 1, 1, 5, 3) for i in range(3)), scale=2, backend="wide")
+    assert [type(scale) for scale in scales] == [float]
+
+
 @given(
     rows=st.integers(1, 700), keys=st.integers(1, 700), at=st.integers(-300, 600), causal=st.booleans(),
     window=st.sampled_from((0, 1, 9, 130, 500)), first=st.integers(0, 5), count=st.integers(1, 3),

@@ -20,7 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SQUARE = 128
+from headwise.kernels.wide import TILE as SQUARE
+from headwise.kernels.wide import pieces, straight
+
 MOST = 4096  # scores of a row that a program holds at once
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 SIDE: tl.constexpr = tl.constexpr(SQUARE)
@@ -449,11 +451,6 @@ def make_dots(a: Tensor, b: Tensor) -> Tensor:
 # ---- both passes
 
 
-def straight(t: Tensor) -> Tensor:
-    """The tensor, copied if the numbers of a row do not lie side by side."""
-    return t if t.stride(-1) == 1 else t.contiguous()
-
-
 def _tables(like: Tensor, count: int, batch: int, seen: Seen) -> Tensor:
     """Room for `count` tables of weights or slopes of so many sequences."""
     return like.new_empty(count * batch * like.shape[1] * seen.tall * seen.long)
@@ -462,12 +459,6 @@ def _tables(like: Tensor, count: int, batch: int, seen: Seen) -> Tensor:
 def _table(room: Tensor, index: int, batch: int, heads: int, seen: Seen) -> Tensor:
     size = batch * heads * seen.tall * seen.long
     return room[index * size : (index + 1) * size].view(batch, heads, seen.tall, seen.long)
-
-
-def _batches(count: int, most: int) -> list[slice]:
-    """Slices of about equal length, none longer than `most` or one."""
-    size = -(-count // max(1, -(-count // max(1, most))))
-    return [slice(n, min(n + size, count)) for n in range(0, count, max(1, size))]
 
 
 def ahead(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor | None, scale: float, seen: Seen, work: int) -> None:
@@ -479,7 +470,7 @@ def ahead(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor | N
         _ahead(q, k, v, o, lse, p, scale, seen)
         return
     rows = Q if most else max(1, work // row // SQUARE) * SQUARE
-    for at in _batches(B, most):
+    for at in pieces(B, most):
         for first in range(0, Q, rows):
             some = (at, slice(None), slice(first, min(first + rows, Q)))
             weights = None if p is None else p[at, :, first:]
@@ -507,9 +498,10 @@ def back(
     if not most:
         total = _back_by_keys(g, q, k, v, delta, lse, p, dk, dv, scale, seen, max(1, work // column // SQUARE) * SQUARE)
         return torch.empty_like(q).copy_(total), dk, dv
-    dq = torch.empty_like(q)
-    for at in _batches(B, most):
-        size, room = at.stop - at.start, _tables(q, matrices, at.stop - at.start, seen)
+    parts = pieces(B, most)
+    dq, room = torch.empty_like(q), _tables(q, matrices, parts[0].stop if parts else 0, seen)  # one for all pieces
+    for at in parts:
+        size = at.stop - at.start
         q_, k_, v_, g_, lse_, delta_, dq_, dk_, dv_ = (t if size == B else t[at] for t in (q, k, v, g, lse, delta, dq, dk, dv))
         weights = _table(room, 1, size, H, seen) if p is None else p if size == B else p[at]
         ds = _table(room, 0, size, H, seen)

@@ -27,7 +27,7 @@ from headwise.kernels import has_triton
 BLOCK = 512  # queries and keys of a block
 WORK = 1 << 30  # bytes of scores and what is made of them at one time; a quarter of it for LONG sequences
 LONG = 8192
-TILE = 128  # of tables of weights that are kept for `tiles`
+TILE = 128  # rows and columns of a tile, of whole ones the tables of weights that are kept for `tiles` consist
 KEEP = 2.0  # p is kept if it is not larger than this many times q, k, v and o together
 
 
@@ -77,7 +77,7 @@ def attend_wide(
     """softmax(scale q k^T) v for q (batch, heads, queries, rank), k (batch, KV heads, keys, rank), v (batch, KV heads, keys, width)."""
     if torch.compiler.is_compiling():
         return _whole(q, k, v, scale, causal, window, block, work, keep if torch.is_grad_enabled() else 0.0)[0]
-    out: Tensor = Wide.apply(q, k, v, scale, span_of(q, k, causal, window, block), work, keep)  # type: ignore[assignment]
+    out: Tensor = Wide.apply(q, k, v, float(scale), span_of(q, k, causal, window, block), work, keep)  # type: ignore[assignment]
     return out
 
 
@@ -125,11 +125,13 @@ def _ahead(
     if _by_tiles(q):
         from headwise.kernels import tiles
 
-        tiles.ahead(q, k, v, o, lse, p if p.numel() else None, scale, tiles.Seen(Q, N, span.shift, span.causal, span.window), work)
+        seen = tiles.Seen(Q, N, span.shift, span.causal, span.window)
+        with torch.cuda.device_of(q):  # triton launches on the current device; in a backward pass it is the tensors'
+            tiles.ahead(q, k, v, o, lse, p if p.numel() else None, scale, seen, work)
         return o, lse, p
     q_ZGQR, k_ZNR, v_ZNV = q.reshape(B * KV, H // KV, Q, R), k.reshape(B * KV, N, R), v.reshape(B * KV, N, V)
     o_ZGQV, lse_ZGQ = o.view(B * KV, H // KV, Q, V), lse.view(B * KV, H // KV, Q)
-    for z in _pieces(B * KV, work // _bytes(span, H // KV, q.dtype, 1, 0 if p.numel() else span.block, N)):
+    for z in pieces(B * KV, work // _bytes(span, H // KV, q.dtype, 1, 0 if p.numel() else span.block, N)):
         _forward(q_ZGQR[z], k_ZNR[z], v_ZNV[z], o_ZGQV[z], lse_ZGQ[z], p[z] if p.numel() else None, span, scale)
     return o, lse, p
 
@@ -156,7 +158,7 @@ def _back(
     chunk = span.keys
     if not most and not p.numel():
         chunk = max(1, work // _bytes(span, G, q.dtype, 2, 2 * span.queries, span.block)) * span.block
-    for z in _pieces(Z, most):
+    for z in pieces(Z, most):
         kept = p[z] if p.numel() else None
         _backward(q_ZGQR[z], k_ZNR[z], v_ZNV[z], g[z], lse[z], delta[z], dq[z], dk[z], dv[z], kept, span, scale, chunk)
     return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
@@ -192,7 +194,7 @@ def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor,
     scale: float, causal: bool, window: int, block: int, work: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dq, dk, dv = (torch.empty_like(t) if _by_tiles(q) else t.new_empty(t.shape) for t in (q, k, v))
+    dq, dk, dv = (torch.empty_like(straight(t)) if _by_tiles(q) else t.new_empty(t.shape) for t in (q, k, v))
     return dq, dk, dv
 
 
@@ -211,6 +213,11 @@ _whole.register_autograd(_gradients, setup_context=_remember)
 # ---- sizes
 
 
+def straight(t: Tensor) -> Tensor:
+    """The tensor, copied if the numbers of a row do not lie side by side."""
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
 def sums_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -220,7 +227,7 @@ def _bytes(span: Span, group: int, dtype: torch.dtype, blocks: int, rows: int, k
     return group * keys * (blocks * span.block * sums_type(dtype).itemsize + rows * dtype.itemsize)
 
 
-def _pieces(count: int, most: int) -> list[slice]:
+def pieces(count: int, most: int) -> list[slice]:
     """Slices of about equal length, none longer than `most` or one."""
     if not count:
         return []
