@@ -21,7 +21,7 @@ from headwise.backends import BACKENDS, Call, Choice, choose_backend, dtype_name
 from headwise.cache import LayerCache
 from headwise.kernels.short import short, short_packed
 from headwise.kernels.unit import unit
-from headwise.kernels.wide import attend_wide
+from headwise.kernels.wide import attend_wide, straight
 from headwise.shape import Shape, UsageError, nearest
 
 _FUSED = {
@@ -138,6 +138,7 @@ def _fused(choice: Choice, call: Call, own: dict[bool, bool], q: Tensor, k: Tens
         q, k = F.pad(q, (0, choice.pad[0])), F.pad(k, (0, choice.pad[0]))
     if choice.pad[1]:
         v = F.pad(v, (0, choice.pad[1]))
+    q, k, v = straight(q), straight(k), straight(v)  # no fused kernel takes others
     mask = mask_of(call.queries, call.keys, call.causal, call.window, q.device) if call.masked else None
     causal, grouped = call.causal and mask is None, k.shape[1] != q.shape[1]
     if not torch.compiler.is_compiling() and _is_own(_FUSED[choice.backend], own, q, k, v, mask, causal, scale, grouped):
@@ -429,11 +430,14 @@ class Attention(nn.Module):
         heads = self._heads(t, s.head_dim)
         if s.qk_norm != "none":  # before the rotation: a gain after it would make the scores depend on absolute positions
             heads = getattr(self, norm)(heads).to(t.dtype)  # under autocast a norm answers in float32
-        return self._rotate(heads, start)
+        return self._rotate(s, heads, start)
 
-    def _rotate(self, t: Tensor, start: int) -> Tensor:
-        known = self.turns is not None and start == 0 and self.turns[0].shape[0] == t.shape[-2]
-        return rotate(t, self.shape.qk_rope_head_dim, self.shape.rope_theta, start, self.turns if known else None)
+    def _rotate(self, s: Shape, t: Tensor, start: int) -> Tensor:
+        width, theta = s.qk_rope_head_dim, s.rope_theta
+        known = (
+            self.turns is not None and start == 0 and self.turns[0].shape == (t.shape[-2], width // 2) and theta == self.shape.rope_theta
+        )
+        return rotate(t, width, theta, start, self.turns if known else None)
 
     def _latent(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self._latent_q(x), *self._grow(*self._compress(x))
@@ -441,13 +445,13 @@ class Attention(nn.Module):
     def _latent_q(self, x: Tensor, start: int = 0) -> Tensor:
         s = self.shape
         q = self._heads(self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x), s.head_dim)
-        return self._rotate(q, start)
+        return self._rotate(s, q, start)
 
     def _compress(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         """The latent, and the rotated key that all heads share."""
         s = self.shape
         latent, shared = self.kv_down(x).split((s.kv_lora_rank, s.qk_rope_head_dim), -1)
-        return self.kv_norm(latent), self._rotate(shared, start)
+        return self.kv_norm(latent), self._rotate(s, shared, start)
 
     def _grow(self, latent: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Every head's keys and values."""

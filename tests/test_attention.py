@@ -12,8 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from headwise import backends
-from headwise.attention import Attention, attend, mask_of, rotate
-from headwise.backends import Call, choose_backend, explain
+from headwise.attention import Attention, _planned, attend, mask_of, rotate
+from headwise.backends import Call, choose_backend, explain, forced
 from headwise.shape import Shape, UsageError
 
 PRIMES = (2, 3, 5, 7, 11, 13)
@@ -703,6 +703,24 @@ def test_where_launches_count_little_work_goes_to_one_kernel(given_, graphed, la
     other = choose_backend(dataclasses.replace(given_, graphed=False))
     assert other.backend == launched
     assert graphed == launched or any("launching" in why for _, why in other.refused)
+
+
+def test_by_name_little_work_goes_where_it_is_asked_to_go():
+    few = call("cuda", BF16, tokens=32, graphed=False)
+    assert choose_backend(few).backend != "heads"
+    assert forced("heads", few).backend == "heads"
+    assert forced("efficient", dataclasses.replace(few, rank=300, width=300)).backend == "efficient"
+
+
+@pytest.mark.parametrize("rank", [1, 11])
+@pytest.mark.parametrize("first", [True, False])
+def test_fused_kernels_take_columns_side_by_side(rank, first):
+    """Whether or not the same sizes came before, in the usual order."""
+    q, k, v = (torch.randn(2, 3, rank, 37, generator=seeded(i)).mT for i in range(3))
+    _planned.cache_clear()
+    if not first:
+        attend(q.contiguous(), k.contiguous(), v.contiguous(), causal=True, backend="flash")
+    close(attend(q, k, v, causal=True, backend="flash"), attend(q, k, v, causal=True, backend="plain"))
 
 
 def test_explain_reads_the_shape():

@@ -149,6 +149,16 @@ def test_models_that_split_the_same_width_stack(name, batch, tokens, equal):
     check_stack(stacked, [load(build(s, models=1), stacked, m) for m, s in enumerate(each)], batch, tokens, equal)
 
 
+def test_models_that_split_the_same_width_have_rotary_positions_of_their_own():
+    """The engine does not stack these, but a stack may be asked for them."""
+    shapes = [
+        Shape(dim=12, depth=2, num_heads=12 // r, head_dim=r, qk_rope_head_dim=r - 2, rope_theta=theta, vocab_size=7, causal=True)
+        for r, theta in ((4, 10_000.0), (6, 10_000.0), (4, 100.0))
+    ]
+    stacked = filled(build(shapes[0], models=3, splits=[(1, s) for s in shapes]))
+    check_stack(stacked, [load(build(s, models=1), stacked, m) for m, s in enumerate(shapes)], 3, 5, close)
+
+
 def test_shapes_of_equal_split_key_have_equal_parameters():
     for shapes in SPLITS.values():
         sizes = [[tuple(p.shape) for p in build(s).parameters()] for s in shapes]

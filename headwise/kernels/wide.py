@@ -215,7 +215,7 @@ _whole.register_autograd(_gradients, setup_context=_remember)
 
 def straight(t: Tensor) -> Tensor:
     """The tensor, copied if the numbers of a row do not lie side by side."""
-    return t if t.stride(-1) == 1 else t.contiguous()
+    return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)  # `contiguous` leaves rows of one number
 
 
 def sums_type(dtype: torch.dtype) -> torch.dtype:
