@@ -227,6 +227,11 @@ class Training:
         """Steps made, the one whose loss is not read yet among them."""
         return len(self.losses) + (self.pending is not None)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the last loss that was read is none."""
+        return bool(self.losses) and not math.isfinite(self.losses[-1])
+
     def step(self, flag: bool = False) -> bool:
         """One step; whether the flag is raised, of many processes any of theirs in the step before, whose loss is read now."""
         run, number = self.run, self.steps
@@ -565,12 +570,13 @@ def _go_on(training: Training, path: Path | None, checkpoint_every: float, show:
     saved = time.monotonic()
     for number in range(begun, run.steps):
         start = time.monotonic()
-        due = training.step(training.ranks.first and start - saved >= checkpoint_every)
-        if number + 1 in evals or due or number + 1 == run.steps:
-            training.settle()
+        due = training.step(training.ranks.first and path is not None and start - saved >= checkpoint_every)
+        wanted = due or number == begun or number + 1 in evals or number + 1 == run.steps  # the first: it is not timed
+        if wanted and not training.diverged:
+            due = training.settle() or due
         if number > begun:
             training.seconds, training.timed = training.seconds + time.monotonic() - start, training.timed + 1
-        if training.losses and not math.isfinite(training.losses[-1]):
+        if training.diverged:
             return None
         if number + 1 in evals:
             nats, size = training.judge()[:, :2].unbind(1)

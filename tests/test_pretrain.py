@@ -301,6 +301,24 @@ def test_a_run_that_diverges_says_so(book: str, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_where_it_diverged_does_not_depend_on_when_losses_are_read(book: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, step, found = make(book, lr=1e30, clip=0, optimiser="adamw", steps=12), Training.step, set()
+    for at in range(run.steps):
+        monkeypatch.setattr(Training, "step", lambda self, flag=False, at=at: step(self, self.steps == at))
+        row = trained_row(run, folder=tmp_path / str(at))
+        found.add((row["status"], row["steps_done"], tuple(row["curve"])))
+    assert len(found) == 1
+
+
+def test_without_a_folder_no_checkpoint_is_due(book: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the host would wait for every step once the first was due."""
+    flags, step = [], Training.step
+    monkeypatch.setattr(Training, "step", lambda self, flag=False: flags.append(flag) or step(self, flag))
+    trained_row(make(book), checkpoint_every=0)
+    assert flags
+    assert not any(flags)
+
+
 # ---- the same step however it is computed
 
 
@@ -354,6 +372,7 @@ def test_two_processes_are_one(book: str, tmp_path: Path) -> None:
     runs = {optimiser: make(book, optimiser=optimiser, weight_decay=0.1) for optimiser in ("muon", "adamw")}
     one = {optimiser: trained_row(run) for optimiser, run in runs.items()}
     muon, short = runs["muon"], make(book, batch_tokens=99)
+    often = make(book, evals=muon.steps)
     stop(muon, 3, tmp_path / "from one")
     stop(short, 1, tmp_path / "other")
     os.renames(tmp_path / "other" / short.id, tmp_path / "other" / muon.id)
@@ -362,6 +381,7 @@ def test_two_processes_are_one(book: str, tmp_path: Path) -> None:
         ("ddp parts", muon.spec(), None, {"shard": "ddp", "accumulate": 2}),
         ("fsdp parts", muon.spec(), None, {"shard": "fsdp", "accumulate": 4}),
         ("to one", muon.spec(), 4, {"shard": "fsdp", "checkpoint_every": 0}),
+        ("judged often", often.spec(), 4, {"checkpoint_every": 0}),
         ("from one", muon.spec(), None, {"shard": "fsdp"}),
         ("other", muon.spec(), None, {"shard": "fsdp"}),
         ("odd", short.spec(), None, {}),
@@ -381,6 +401,8 @@ def test_two_processes_are_one(book: str, tmp_path: Path) -> None:
     again = trained_row(muon, folder=tmp_path / "to one")
     assert again["resumed"] == 1
     alike(again, one["muon"])
+    assert rows["judged often"] == "stopped"
+    assert trained_row(often, folder=tmp_path / "judged often")["resumed"] == 1, "a checkpoint that is due at a judgement is made"
     assert "is of another run: batch_tokens 99 for 88" in rows["other"]
     assert rows["odd"] == "processes times accumulate must divide the 9 rows of a step, got 2 processes, accumulate 1"
     weights = [load_file(tmp_path / name / muon.id / "weights.safetensors") for name in ("muon ddp", "muon fsdp", "to one")]
