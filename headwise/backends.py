@@ -159,7 +159,7 @@ def _try_wide(c: Call) -> Choice | str:
         return f"fused kernels are faster up to width 256, got {c.rank} and {c.width}"
     if c.few:
         return _FEW
-    return Choice("wide", "beyond width 256: products of whole blocks, scores written out a block of queries at a time")
+    return Choice("wide", "beyond width 256: scores written out, each product one launch over the tiles that are seen")
 
 
 def _try_efficient(c: Call) -> Choice | str:

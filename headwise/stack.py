@@ -293,14 +293,16 @@ def _autocast(precision: str, device: torch.device) -> Any:
 @contextlib.contextmanager
 def numerics(precision: str, device: torch.device) -> Iterator[None]:
     """One thread on a CPU, so that bits depend on no core count, and no denormals, which sharp softmaxes are full of
-    and which cost a hundred times a normal number; products on a GPU with TF32's 11 bits only where they are asked for."""
+    and which cost a hundred times a normal number; products on a GPU with TF32's 11 bits only where they are asked for, and
+    kernels launched on the GPU that was asked for."""
     threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     try:
         if device.type == "cpu":
             torch.set_num_threads(1)
             torch.set_flush_denormal(True)
         torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "fp16")
-        yield
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
