@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.pretrain import Pretraining, Training, peak_of
+from headwise.language import Pretraining
+from headwise.pretrain import Training, peak_of
 from headwise.ranks import Ranks
 from headwise.shape import Shape
 from headwise.stack import numerics

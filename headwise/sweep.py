@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.engine import Probe, pick_device, provenance, train
-from headwise.pretrain import Pretraining, pretrain
+from headwise.language import Pretraining
+from headwise.pretrain import pretrain
 from headwise.progress import Progress
 from headwise.runs import Row, Run, stack_key
 from headwise.shape import UsageError

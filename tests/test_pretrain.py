@@ -28,9 +28,10 @@ from tolerance import close, seeded
 from headwise import pretrain as module
 from headwise import tokens
 from headwise.cli import main
+from headwise.language import Pretraining
 from headwise.models import Decoder, initialise
 from headwise.optimise import rate
-from headwise.pretrain import JUDGED, PEAKS, UNLIKE, Pretraining, Training, peak_of, pretrain, ratio
+from headwise.pretrain import JUDGED, PEAKS, UNLIKE, Training, peak_of, pretrain, ratio
 from headwise.ranks import Ranks
 from headwise.runs import derive
 from headwise.shape import Shape
@@ -336,7 +337,8 @@ import torch
 from pathlib import Path
 from headwise import pretrain as module
 from headwise import tokens
-from headwise.pretrain import Pretraining, Training, pretrain
+from headwise.language import Pretraining
+from headwise.pretrain import Training, pretrain
 from headwise.ranks import joined, told
 from headwise.shape import UsageError
 folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -19,7 +19,7 @@ from headwise.shape import UsageError, nearest
 def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.engine import pick_device
     from headwise.experiments import find, settings_of
-    from headwise.pretrain import Pretraining
+    from headwise.language import Pretraining
     from headwise.store import Store
     from headwise.sweep import check_space, compute, pretrain_all, sweep
 
@@ -194,7 +194,7 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def _pretraining(args: argparse.Namespace, device: str) -> Any:
     """What `headwise pretrain` was asked to train."""
-    from headwise.pretrain import PRESETS, Pretraining
+    from headwise.language import PRESETS, Pretraining
     from headwise.tokens import find_tokenizer, vocab_of
 
     if args.preset not in PRESETS:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headwise.experiments.common import change, check_lists, counted, measured, merit, shape_in
-from headwise.pretrain import Pretraining
+from headwise.language import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape, UsageError
 from headwise.stats import difference
