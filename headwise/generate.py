@@ -99,6 +99,8 @@ def _check_sampling(model: Decoder | Encoder, tokens: int, temperature: float, t
 def _check_inputs(model: Decoder | Encoder, inputs: Tensor) -> None:
     """Refuse what embedding would answer with an error of the device, or not at all."""
     shape = model.shape
+    if not isinstance(inputs, Tensor):
+        raise UsageError(f"a prompt must be a tensor of ids, got {inputs!r:.60}")
     if not shape.vocab_size:
         if inputs.ndim != 3 or inputs.shape[-1] != shape.in_dim or not inputs.shape[1]:
             raise UsageError(f"inputs must be (batch, tokens, {shape.in_dim}) vectors, one token or more, got {tuple(inputs.shape)}")

@@ -16,14 +16,15 @@ from headwise.tokens import find_text, find_tokenizer, vocab_of
 
 PRECISIONS = ("bf16", "fp32", "tf32")
 
-# fields of a shape as the command line takes them, and what a run has unless it is given
+STYLE = {"qk_norm": "free", "activation": "relu2"}  # nanochat's, of any decoder that is not a config's, unless given
+# sizes of a shape as the command line takes them, and what a run has unless it is given
 PRESETS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "quick": (
-        ("dim=64", "depth=3", "num_heads=2", "head_dim=32", "qk_rope_head_dim=32", "qk_norm=free", "activation=relu2"),
+        ("dim=64", "depth=3", "num_heads=2", "head_dim=32"),
         {"steps": 300, "batch_tokens": 4096, "length": 256, "lr": 0.01},
     ),
     "base": (
-        ("dim=768", "depth=12", "num_heads=6", "head_dim=128", "qk_rope_head_dim=128", "qk_norm=free", "activation=relu2"),
+        ("dim=768", "depth=12", "num_heads=6", "head_dim=128"),
         {"steps": 2000, "batch_tokens": 1 << 19, "length": 2048, "eval_tokens": 1 << 23, "evals": 8},
     ),
 }
@@ -69,6 +70,8 @@ class Pretraining:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}; {nearest(str(getattr(self, name)), choices)}")
         if self.schedule == "trapezoid" and self.warmup + self.warmdown > 1:
             raise UsageError(f"warmup and warmdown must not exceed 1 together, got {self.warmup} and {self.warmdown}")
+        if self.eval_tokens < self.length:
+            raise UsageError(f"eval_tokens must be at least length {self.length}, got {self.eval_tokens}")
         if self.batch_tokens % self.length:
             raise UsageError(f"batch_tokens must be a multiple of length, got batch_tokens {self.batch_tokens}, length {self.length}")
         self._check_shape()

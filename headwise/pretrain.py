@@ -28,7 +28,7 @@ from headwise.optimise import Optimiser, rate
 from headwise.progress import Progress
 from headwise.ranks import SHARDS, Ranks, add_up, all_of, from_first, mine, part_of, place, sending, sent, shared
 from headwise.runs import CHECKPOINT_FILE, MEASURED, WEIGHTS_FILE, Row, derive, generator_of
-from headwise.shape import UsageError, nearest
+from headwise.shape import Shape, UsageError, nearest
 from headwise.stack import numerics
 from headwise.tokens import (
     Corpus,
@@ -384,7 +384,9 @@ def check_way(run: Pretraining, ranks: Ranks, accumulate: int, shard: str, peak:
     if shard not in SHARDS:
         raise UsageError(f"unknown shard {shard!r}; {nearest(shard, SHARDS)}")
     if peak is not None and not 0 < peak < math.inf:
-        raise UsageError(f"peak must be above 0, got {peak}")
+        raise UsageError(f"peak-tflops must be above 0, got {peak / 1e12:g}")
+    if shard != SHARDS[0] and ranks.world == 1:
+        raise UsageError(f"shard {shard} is for several processes, started by torchrun; got one")
 
 
 def pretrain(
@@ -440,15 +442,35 @@ def many_shapes() -> Iterator[None]:
         yield
 
 
-def _corpus(run: Pretraining, cache: Path | None, ranks: Ranks) -> Corpus:
-    """The first process makes the ids, the others map them."""
+def prepared(run: Pretraining, cache: Path | None) -> Corpus:
+    """The ids that a run learns from, long enough for it."""
     tokenizer, _ = find_tokenizer(run.tokenizer)
     text = find_text(run.source)
-    if cache is not None and ranks.world > 1:
-        from_first(ranks, lambda: len(load(text, tokenizer, cache, run.digest).ids))
     corpus = load(text, tokenizer, cache, run.digest)
     check_length(corpus, run.length, text.name)
     return corpus
+
+
+def _corpus(run: Pretraining, cache: Path | None, ranks: Ranks) -> Corpus:
+    """The first process makes the ids, the others map them."""
+    if cache is not None and ranks.world > 1:
+        from_first(ranks, lambda: len(prepared(run, cache).ids))
+    return prepared(run, cache)
+
+
+def trained(folder: str | Path) -> Decoder:
+    """The decoder that a run left in its folder (`runs/<id>` of a store), ready to be asked."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(folder) / WEIGHTS_FILE
+    try:
+        with safe_open(path, "pt") as f:
+            run, tensors = json.loads(f.metadata()["run"]), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as e:
+        raise UsageError(f"{folder} holds no weights of a finished run ({' '.join(str(e).split())})") from None
+    model = Decoder(Shape.of(run["shape"]))
+    model.load_state_dict(tensors)
+    return model.eval()
 
 
 def _go_on(training: Training, path: Path | None, checkpoint_every: float, show: bool) -> Tensor | None:

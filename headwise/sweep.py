@@ -26,7 +26,7 @@ from typing import Any
 
 from headwise.engine import Probe, pick_device, provenance, train
 from headwise.language import Pretraining
-from headwise.pretrain import pretrain
+from headwise.pretrain import prepared, pretrain
 from headwise.progress import Progress
 from headwise.runs import Row, Run, stack_key
 from headwise.shape import UsageError
@@ -207,8 +207,12 @@ def pretrain_all(
     """Make every decoder's row exist, one after the other in this process, compiled on a GPU, and return the rows in order."""
     compiled = pick_device(device).type == "cuda"
 
+    folder, cache = store.runs_path, store.path / "tokens"
+    for run in {(run.digest, run.length): run for run in runs if store.row(run.id) is None}.values():
+        store.open()
+        prepared(run, cache)  # a text that does not do leaves no run behind
+
     def make(run: Pretraining) -> None:
-        folder, cache = store.runs_path, store.path / "tokens"
         pretrain(
             run, device=device, folder=folder, cache=cache, compiled=compiled, checkpoint_every=checkpoint_every, keep=False,
             done=store.add, quiet=True,

@@ -202,7 +202,10 @@ def encode(tokenizer: Any, pieces: Sequence[bytes]) -> Iterator[tuple[np.ndarray
             yield np.frombuffer(data, np.uint8), functools.partial(np.arange, 1, len(data) + 1)
         return
     texts = [data.decode() for data in pieces]
-    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    try:
+        encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    except Exception as e:  # it raises Exception itself
+        raise UsageError(f"the tokenizer does not fit this text: {' '.join(str(e).split())}") from None
     ids = [one.ids for one in encoded]
     for text, one, some, back in zip(texts, encoded, ids, tokenizer.decode_batch(ids, skip_special_tokens=False), strict=True):
         if back != text or not some:

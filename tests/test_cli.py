@@ -376,6 +376,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
             "pretrain",
             "--set",
             *SHAPE,
+            "qk_rope_head_dim=0",
             "--steps",
             "2",
             "--eval-tokens",

@@ -57,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "trunk",
         "engine",
         "language",
+        "runs",
         "tokens",
         "ranks",
         "pretrain",

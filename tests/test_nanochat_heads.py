@@ -93,6 +93,8 @@ def test_points_are_of_the_counted_seeds_and_against_the_base():
     assert narrow["repeats"] == pytest.approx(narrow["recall"] / 2)
     gap = difference([0.5 / x for x in narrow["values"]], [0.5 / x for x in free["values"]])
     assert narrow["repeats_change"] == f"{gap.mean:+.4f} ± {(gap.high - gap.low) / 2:.4f}"
+    assert any("fewest bits per byte of the cuts: 1 x 64" in line for line in lines)
+    assert lines[-1].startswith("the best rate is the smallest or the largest tried in")
     few = nh.summary(rows_of(dataclasses.replace(QUICK, families=("split",))))
     assert {p["family"] for p in few} == {"split"}, "nothing else was varied"
     assert nh.summary([]) == []
@@ -159,7 +161,7 @@ def test_the_command_makes_both_rounds_once_and_the_page(tmp_path):
         return json.loads(done.stdout.splitlines()[-1])
 
     first = made()
-    assert (first["runs"], first["made"]) == (3 * 2 + 3 * 3, 15)
+    assert (first["runs"], first["made"]) == (3 * 3 + 3 * 3, 18)
     again = made()
     assert again["made"] == 0
     assert again["points"] == first["points"]

@@ -624,10 +624,46 @@ def test_changes_of_a_preset_and_a_whole_shape(tmp_path: Path, capsys: pytest.Ca
     ]
     assert main([*common, "--set", "num_heads=4", "head_dim=48"]) == 0
     row = answer(capsys.readouterr().out)
-    assert (row["dim"], row["depth"], row["num_heads"], row["head_dim"], row["qk_norm"]) == (64, 3, 4, 48, "free")
-    assert main([*common, "--set", "dim=16", "depth=1", "num_heads=2"]) == 0
-    row = answer(capsys.readouterr().out)
-    assert (row["dim"], row["qk_rope_head_dim"], row["qk_norm"], row["source"]) == (16, 0, "none", "")
+    told = ("qk_rope_head_dim", "qk_norm", "activation")
+    assert (row["dim"], row["depth"], row["num_heads"], row["head_dim"]) == (64, 3, 4, 48)
+    assert [row[name] for name in told] == [48, "free", "relu2"], "every coordinate is rotated"
+    for words, wanted in (
+        (["num_heads=2"], [8, "free", "relu2"]),
+        (["num_heads=2", "qk_rope_head_dim=0", "qk_norm=none", "activation=gelu"], [0, "none", "gelu"]),
+        (["num_heads=2", "kv_lora_rank=4"], [4, "none", "relu2"]),
+        (["num_heads=2", "positions=additive", "num_positions=256"], [0, "free", "relu2"]),
+    ):
+        assert main([*common, "--set", "dim=16", "depth=1", *words]) == 0
+        out, err = capsys.readouterr()
+        row = answer(out)
+        assert (row["dim"], row["source"], [row[name] for name in told]) == (16, "", wanted)
+        assert ("no positions" in err) == (words[-1] == "activation=gelu")
+
+
+def test_a_text_that_does_not_do_leaves_no_run_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, short = tmp_path / "s", written(tmp_path / "short.txt", "too short to learn from")
+    lossy = json.loads(Path(trained(tmp_path / "t.json", 300)).read_text())
+    lossy["model"] = {"type": "WordLevel", "vocab": {"the": 0, "a": 1}, "unk_token": "none"}
+    words = written(tmp_path / "words.json", json.dumps(lossy))
+    for text, tokenizer, message in (
+        (short, "", "must be longer than length"),
+        (written(tmp_path / "b.txt", MANY), words, "does not fit this text"),
+    ):
+        asked = ["pretrain", "--store", str(store), "--text", text, "--tokenizer", tokenizer, "--steps", "1", "--eval-tokens", "256"]
+        assert main(asked) == 2
+        assert message in capsys.readouterr().err
+        assert not list(store.glob("runs/*"))
+
+
+def test_what_was_trained_can_be_asked(book: str, tmp_path: Path) -> None:
+    run = make(book, steps=2)
+    pretrain(run, device="cpu", folder=tmp_path, quiet=True)
+    model = module.trained(tmp_path / run.id)
+    assert model.shape == run.shape
+    assert not model.training
+    weights = load_file(tmp_path / run.id / "weights.safetensors")
+    assert all(value.equal(weights[name]) for name, value in model.state_dict().items())
+    assert "holds no weights of a finished run" in refused(module.trained, tmp_path / "none")
 
 
 def test_a_run_that_another_process_holds(book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -660,7 +696,10 @@ MISTAKES = [
     ("--set positions=additive num_positions=8", "num_positions must be at least length 256, got 8"),
     ("--set dim=64", "a shape needs depth: "),
     ("--set heads=3", "unknown shape key 'heads'; "),
-    ("--set head_dim=16", "qk_rope_head_dim must not exceed head_dim, "),
+    ("--set head_dim=16 qk_rope_head_dim=32", "qk_rope_head_dim must not exceed head_dim, "),
+    ("--set head_dim=5", "rotary positions need an even head_dim, got 5; give qk_rope_head_dim, 0 for no positions"),
+    ("--eval-tokens 10", "eval_tokens must be at least length 256, got 10"),
+    ("--shard fsdp", "shard fsdp is for several processes, started by torchrun; got one"),
     ("--optimiser adam", "unknown optimiser 'adam'; did you mean adamw? "),
     ("--schedule cosin", "unknown schedule 'cosin'; did you mean cosine? "),
     ("--precision fp16", "unknown precision 'fp16'; "),
@@ -672,7 +711,7 @@ MISTAKES = [
     ("--batch-tokens 1000", "batch_tokens must be a multiple of length, got batch_tokens 1000, length 256"),
     ("--accumulate 3", "processes times accumulate must divide the 16 rows of a step, got 1 processes, accumulate 3"),
     ("--shard zero", "unknown shard 'zero'; "),
-    ("--peak-tflops 0", "peak must be above 0, got 0.0"),
+    ("--peak-tflops 0", "peak-tflops must be above 0, got 0"),
     ("--device tpu", "unknown device 'tpu'; "),
     ("none.json", "cannot read 'none.json' (No such file or directory)"),
 ]

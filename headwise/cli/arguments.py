@@ -142,13 +142,14 @@ def _add_pretrain(add: Callable[[str, str, str], Parser]) -> None:
     train = add(
         "pretrain",
         "Train one decoder on a text, here or on many GPUs by torchrun, and measure bits per byte on the part held out.",
-        "headwise pretrain --text book.txt --set dim=256 depth=6 num_heads=2 head_dim=128 qk_rope_head_dim=128 --steps 1000\n"
+        "headwise pretrain --text book.txt --set dim=256 depth=6 num_heads=2 --steps 1000\n"
         "many GPUs: torchrun --nproc-per-node 8 -m headwise pretrain --preset base --text texts/ --shard fsdp --compile",
     )
     train.add_argument("config", nargs="?", help="the shape: a Hugging Face or nanochat config.json, or its folder")
     train.add_argument(
         "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", dest="changes",
-        help="fields of Shape: a whole one when dim is among them, else changes of the preset's",
+        help="fields of Shape: all sizes when dim is among them, else changes of the preset's; "
+        "rotary positions, normed queries and keys, relu2 unless said",
     )  # fmt: skip
     train.add_argument("--preset", default="quick", help="quick (a laptop, minutes) or base (125M parameters, a GPU); default quick")
     train.add_argument("--text", default="", metavar="PATH", help="a file, or a folder of .txt files; default a generated text")

@@ -135,9 +135,11 @@ def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "protocol",
         "seed",
         "held_out",
+        "bits_per_byte",
         "commit",
         "finished",
     )
+    keys = tuple(k for k in keys if k != "bits_per_byte" or any(r.get(k) is not None for r in rows))
     short = [{k: r.get(k) for k in keys} for r in rows]
     cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in r.values()] for r in short]
     print_table([keys, *cells])
@@ -200,19 +202,44 @@ def _pretraining(args: argparse.Namespace, device: str) -> Any:
     if args.preset not in PRESETS:
         raise UsageError(f"unknown preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
     fields, values = PRESETS[args.preset]
-    start = [f"vocab_size={-(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64}", "causal=true"]
-    whole = args.config or any(change.startswith("dim=") for change in args.changes)
-    shape = shape_of([*([] if args.config else start), *([] if whole else fields), *args.changes], args.config)
+    vocab = -(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64
+    shape = shape_of(args.changes, args.config) if args.config else _decoder(args.changes, fields, vocab)
     names = {f.name for f in dataclasses.fields(Pretraining)}
     given = {name: value for name, value in vars(args).items() if name in names and value is not None}
     settings: dict[str, Any] = {"precision": "bf16" if device.startswith("cuda") else "fp32", **values, **given}
     return Pretraining(shape=shape, source=args.text, **settings)
 
 
+def _decoder(changes: Sequence[str], sizes: Sequence[str], vocab: int) -> Any:
+    """The shape that was asked for: sizes of the preset unless dim is given, nanochat's style and every head rotated unless said."""
+    from headwise.language import STYLE
+
+    given = {change.partition("=")[0] for change in changes}
+    style = {key: value for key, value in STYLE.items() if key != "qk_norm" or "kv_lora_rank" not in given}
+    start = [f"vocab_size={vocab}", "causal=true", *(f"{key}={value}" for key, value in style.items())]
+    shape = shape_of([*start, *([] if "dim" in given else sizes), *changes])
+    if {"qk_rope_head_dim", "positions"} & given:
+        return shape
+    if shape.head_dim % 2:
+        raise UsageError(f"rotary positions need an even head_dim, got {shape.head_dim}; give qk_rope_head_dim, 0 for no positions")
+    return shape.replace(qk_rope_head_dim=shape.head_dim // 4 * 2 if shape.latent else shape.head_dim)
+
+
+def _told(shape: Any) -> str:
+    """A decoder in words."""
+    heads = f"{shape.num_heads} head{'s' if shape.num_heads > 1 else ''} of rank {shape.head_dim}"
+    rotary = f"{shape.qk_rope_head_dim} of {shape.head_dim} coordinates rotated" if shape.qk_rope_head_dim else ""
+    positions = rotary or ("no positions" if shape.positions == "none" else f"{shape.positions} positions")
+    norm = {"none": "not normed", "free": "normed", "head": "normed with gains"}[shape.qk_norm]
+    style = f"{positions}, queries and keys {norm}, {shape.activation}"
+    return f"{shape.depth} layer{'s' if shape.depth > 1 else ''}, dim {shape.dim}, {heads}, {style}, {shape.params:,} parameters"
+
+
 def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.engine import pick_device
-    from headwise.pretrain import check_way, pretrain
+    from headwise.pretrain import check_way, prepared, pretrain
     from headwise.ranks import from_first, joined, place, told
+    from headwise.runs import CHECKPOINT_FILE
     from headwise.store import Store
     from headwise.sweep import check_space
 
@@ -228,6 +255,8 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             row = store.row(run.id)
             if row is None:
                 check_space(store.path, [run])
+                store.open()
+                prepared(run, store.path / "tokens")  # a text that does not do leaves no run behind
                 return bool(held.enter_context(store.claim([run])))
             store.tidy([run])
             return row
@@ -235,10 +264,9 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         row = from_first(ranks, claimed)
         if row is False:
             raise UsageError(f"another process is training run {run.id} in {store.path}")
-        shape = run.shape
-        heads = f"{shape.depth} layers, dim {shape.dim}, {shape.num_heads} heads of rank {shape.head_dim}, {shape.params:,} parameters"
-        state = "to train" if row is True else "already"
-        say(f"pretrain {run.id}: {heads}, {run.steps} steps of {run.batch_tokens:,} tokens, {state} in {store.path}")
+        begun = (store.runs_path / run.id / CHECKPOINT_FILE).exists()
+        state = ("going on" if begun else "to train") if row is True else "already"
+        say(f"pretrain {run.id}: {_told(run.shape)}, {run.steps} steps of {run.batch_tokens:,} tokens, {state} in {store.path}")
         if row is True:
             row = pretrain(
                 run, device=args.device, folder=store.runs_path, cache=store.path / "tokens", ranks=ranks, accumulate=args.accumulate,

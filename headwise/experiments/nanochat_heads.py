@@ -79,8 +79,8 @@ class Settings:
 PRESETS = {
     "quick": Settings(
         dim=64, depth=2, rank=16, families=("split", "kv"), ranks=(8, 16, 32, 64), controls=(8, 64), queries=(8, 32), kv_heads=(1, 2),
-        latents=(16, 32), max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.02), optimiser="muon", precision="fp32",
-        eval_tokens=16_384, seeds=3,
+        latents=(16, 32), max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.01, 0.02), optimiser="muon",
+        precision="fp32", eval_tokens=16_384, seeds=3,
     ),
     "paper": Settings(
         dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), controls=(32, 512), queries=(64, 256),
@@ -179,7 +179,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         by_shape.setdefault(shape_in(row), []).append(_judged(row))
     if not by_shape:
         return []
-    base = _base(set(by_shape))
+    base, rates = _base(set(by_shape)), sorted({row["lr"] for row in rows})
     out: list[dict[str, Any]] = [
         {"family": family, **_point(shape, same, base, by_shape)}
         for shape, same in by_shape.items()
@@ -190,6 +190,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         if (point["heads"], point["kv"], point["rank"], point["latent"]) == (base.num_heads, base.num_heads, base.head_dim, None):
             told[point["family"]] = point
     for point in out:
+        point["edge"] = len(rates) > 1 and point.get("lr") in (rates[0], rates[-1])
         like = told.get(point["family"], point)
         for name, values in (("", "values"), ("repeats_", "repeated")):
             known = like is not point and point[values] and like[values]
@@ -258,7 +259,27 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
         if known:
             told = [f"{p['arm']} {p['held_out']:.4f}" + (f" ({p['change']})" if p["change"] else "") for p in known]
             lines.append(f"{family}: " + "; ".join(told))
-    return lines
+    return lines + _verdict([p for p in points if p["family"] == "split" and p["values"]]) + _edges(points)
+
+
+def _verdict(arms: list[dict[str, Any]]) -> list[str]:
+    """Which cut of the width is best, and which cannot be told from it."""
+    if len(arms) < 2 or any(len(p["values"]) < 2 for p in arms):
+        return []
+    best = min(arms, key=lambda p: p["held_out"])
+    gaps = [(p["arm"], difference(p["values"], best["values"])) for p in arms if p is not best]
+    alike = [arm for arm, gap in gaps if gap.low is not None and gap.high is not None and gap.low <= 0 <= gap.high]
+    return [f"fewest bits per byte of the cuts: {best['arm']}" + (f"; no difference found from it: {', '.join(alike)}" if alike else "")]
+
+
+def _edges(points: list[dict[str, Any]]) -> list[str]:
+    arms = {p["arm"]: p["edge"] for p in points}
+    count = sum(arms.values())
+    return (
+        [f"the best rate is the smallest or the largest tried in {count} of {len(arms)} arms: a wider range may change them"]
+        if count
+        else []
+    )
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
