@@ -84,7 +84,7 @@ PRESETS = {
     ),
     "paper": Settings(
         dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), controls=(32, 512), queries=(64, 256),
-        kv_heads=(1, 2), latents=(64, 170, 512), max_logit=16.3, length=512, batch_tokens=16_384, steps=340, lrs=(0.002, 0.005),
+        kv_heads=(1, 2), latents=(64, 170, 512), max_logit=16.3, length=512, batch_tokens=16_384, steps=500, lrs=(0.001, 0.002, 0.004),
         optimiser="muon", precision="bf16", eval_tokens=1 << 19, seeds=3,
     ),
 }  # fmt: skip
