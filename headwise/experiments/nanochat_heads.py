@@ -7,7 +7,8 @@ A nanochat-style decoder (RMS norm, rotary positions, norms of queries and keys 
 width and depth. Every arm sees the same tokens and costs the same FLOPs a token: what its attention does not use goes into the
 feed-forward, whole numbers, the rest is told. Under the norm of queries and keys scores grow with the root of the rank, so every
 arm has the same largest score; `scale` lets it grow as it does in nanochat, as a control. Rates are tuned per arm over the same
-values, on a seed that is not counted. Expected: see results/nanochat.
+values, on a seed that is not counted. Expected of the quick preset: two heads of 32 and four of 16 do best, no
+difference found between them, one of 64 is 0.009 bits worse and eight of 8 0.014; of the paper preset it is not known yet.
 """
 
 from __future__ import annotations
