@@ -90,8 +90,6 @@ class Training:
         if compiled:
             for block in self.model.blocks:
                 block.compile(dynamic=False)
-            model: Any = self.model  # its ends too: what comes in and goes out
-            model.enter, model.leave = (torch.compile(f, dynamic=False) for f in (model.enter, model.leave))
         self.nats = torch.compile(_nats, dynamic=False) if compiled else _nats
         self.module = shared(self.model, shard, ranks, device)
         self.named = dict(self.model.named_parameters())

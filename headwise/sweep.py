@@ -206,7 +206,6 @@ def pretrain_all(
 ) -> list[Row]:
     """Make every decoder's row exist, one after the other in this process, compiled on a GPU, and return the rows in order."""
     compiled = pick_device(device).type == "cuda"
-
     folder, cache = store.runs_path, store.path / "tokens"
     for run in {(run.digest, run.length): run for run in runs if store.row(run.id) is None}.values():
         store.open()

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headwise.kernels.wide import TILE as SQUARE
-from headwise.kernels.wide import pieces, straight
+from headwise.kernels.wide import padded, pieces, straight
 
 MOST = 4096  # scores of a row that a program holds at once
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -71,10 +71,6 @@ class Seen:
         low = max(0, first - self.at - (0 if self.causal else self.window - 1)) if self.causal or self.window else 0
         high = min(self.rows, last - 1 - self.at + self.window) if self.window else self.rows
         return low // SQUARE * SQUARE, min(self.rows, padded(max(0, high)))
-
-
-def padded(n: int) -> int:
-    return -(-n // SQUARE) * SQUARE
 
 
 # ---- what a block of queries sees, and what sees a block of keys

@@ -47,6 +47,11 @@ class Span:
         return self.keys - self.queries
 
     @property
+    def work(self) -> int:
+        """Bytes of temporary memory, unless another number is given."""
+        return WORK if self.keys <= LONG else WORK // 4
+
+    @property
     def blocks(self) -> list[tuple[int, int]]:
         """Queries, first and last, of each block."""
         return [(at, min(at + self.block, self.queries)) for at in range(0, self.queries, self.block)]
@@ -109,7 +114,7 @@ def _room(q: Tensor, k: Tensor, v: Tensor, keep: float) -> tuple[Tensor, Tensor,
     """For the heads' outputs, the logarithm of each softmax's sum, and the weights if they are small enough to be kept."""
     (B, H, Q, _), (KV, N, V) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
     tiles = _by_tiles(q)
-    size = (B, H, -(-Q // TILE) * TILE, -(-N // TILE) * TILE) if tiles else (B * KV, H // KV * Q, N)
+    size = (B, H, padded(Q), padded(N)) if tiles else (B * KV, H // KV * Q, N)
     kept = keep * (q.numel() + k.numel() + v.numel() + B * H * Q * V) >= math.prod(size)
     o = q.new_empty(B, Q, H, V).transpose(1, 2) if tiles else q.new_empty(B, H, Q, V)
     return o, torch.empty(B, H, Q, dtype=sums_type(q.dtype), device=q.device), q.new_empty(size if kept else (0,))
@@ -121,7 +126,7 @@ def _ahead(
     """Outputs, log sums and, where they are kept, weights."""
     (B, H, Q, R), (KV, N, V) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
     o, lse, p = _room(q, k, v, keep)
-    work = work or (WORK if N <= LONG else WORK // 4)
+    work = work or span.work
     if _by_tiles(q):
         from headwise.kernels import tiles
 
@@ -140,7 +145,7 @@ def _back(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor, scale: float, span: Span, work: int
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of queries, keys and values."""
-    work = work or (WORK if span.keys <= LONG else WORK // 4)
+    work = work or span.work
     if _by_tiles(q):
         from headwise.kernels import tiles
 
@@ -211,6 +216,11 @@ _whole.register_autograd(_gradients, setup_context=_remember)
 
 
 # ---- sizes
+
+
+def padded(n: int) -> int:
+    """Rows or columns of whole tiles."""
+    return -(-n // TILE) * TILE
 
 
 def straight(t: Tensor) -> Tensor:
