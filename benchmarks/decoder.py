@@ -102,7 +102,7 @@ def our_step(shape: Shape, rows: int, length: int, optimiser: str) -> Iterator[C
     device = torch.device("cuda")
     with numerics("bf16", device), tempfile.TemporaryDirectory() as folder:
         corpus = load(find_text(""), find_tokenizer("")[0], Path(folder), run.digest)
-        yield Training(run, corpus, device, Ranks(), 1, "ddp", True).step
+        yield Training(run, corpus, device, Ranks(), 1, "ddp", "model").step
 
 
 def seconds(steps: list[Callable[[], Any]], times: int, rounds: int = 5) -> list[float]:

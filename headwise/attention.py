@@ -267,6 +267,8 @@ class Norm(nn.Module):
         if self.kind == "scalar":
             assert self.weight is not None
             return unit(x, self.weight.view(-1, *([1] * (x.ndim - 1))))
+        if self.kind == "rms" and not self.stacked and self.weight is not None and x.dtype == self.weight.dtype:  # at once
+            return F.rms_norm(x, (self.dim,), self.weight, self.eps)
         y = F.layer_norm(x, (self.dim,), eps=self.eps) if self.kind.startswith("layer") else F.rms_norm(x, (self.dim,), eps=self.eps)
         if self.weight is not None:
             y = y * self._wide(self.weight, x)
@@ -381,6 +383,8 @@ class Attention(nn.Module):
             project = _regroup(project, -2, 3, splits, lanes)
             bias = None if bias is None else _regroup(bias, -1, 3, splits, lanes)
             collect = _regroup(collect, -1, 1, splits, lanes)
+        if torch.compiler.is_compiling() and not self.stacked and not any(lanes) and out is None:
+            return self._mix(self.shape, *self._apart(x)), collect
         qkv = linear(x, project, bias)
         parts = qkv.split([models for models, _ in splits]) if len(splits) > 1 else (qkv,)
         done = [
@@ -424,6 +428,18 @@ class Attention(nn.Module):
         R, KV = s.head_dim, s.num_kv_heads
         q, k, v = qkv.split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
         return self._place(s, q, "q_norm", start), self._place(s, k, "k_norm", start), self._heads(v, s.v_head_dim)
+
+    def _apart(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same by three products: compiled, their gradients need not be moved into one tensor; the weights' are small."""
+        s = self.shape
+        q, k, v = (linear(x, weight, bias) for weight, bias in zip(*self._maps(), strict=True))
+        return self._place(s, q, "q_norm", 0), self._place(s, k, "k_norm", 0), self._heads(v, s.v_head_dim)
+
+    def _maps(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """The maps to queries, keys and values, and their biases."""
+        s = self.shape
+        sizes = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.num_kv_heads * s.v_head_dim
+        return self.qkv.weight.split(sizes), (None, None, None) if self.qkv.bias is None else self.qkv.bias.split(sizes)
 
     def _place(self, s: Shape, t: Tensor, norm: str, start: int) -> Tensor:
         """Queries or keys by head, normalised and rotated; the first stands at position `start`."""
@@ -489,8 +505,7 @@ class Attention(nn.Module):
     def _from_input(self, x: Tensor, start: int, seen: Tensor, first: int, absorb: bool) -> Tensor:
         s = self.shape
         H, R, V, KV = s.num_heads, s.head_dim, s.v_head_dim, s.num_kv_heads
-        weights = self.qkv.weight.split((H * R, KV * R, KV * V))
-        biases = (None, None, None) if self.qkv.bias is None else self.qkv.bias.split((H * R, KV * R, KV * V))
+        weights, biases = self._maps()
         q = self._place(s, linear(x, weights[0], biases[0]), "q_norm", start)
         if absorb and s.qk_norm == "none" and not s.qk_rope_head_dim:  # a key's bias adds one number to all scores of a query
             o = self._absorbed(q, seen, weights[1].unflatten(0, (KV, R)), weights[2].unflatten(0, (KV, V)))

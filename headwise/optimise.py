@@ -113,17 +113,19 @@ class Optimiser:
         return self.named[moment.partition(".")[2]]
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """Move every parameter by its gradient."""
+    def step(self, lr: float, over: Tensor | None = None) -> None:
+        """Move every parameter by its gradient, which is divided by `over`: AdamW does so while it reads it."""
         for names, decay in self.groups:
             ps = [self.named[name] for name in names]
             mean, square = ([self.moments[f"{kind}.{name}"] for name in names] for kind in ("mean", "square"))
             adamw(
                 [mine(p) for p in ps], [mine(_grad(p)) for p in ps], mean, square, [], [self.counts[name] for name in names],
-                foreach=False, fused=True, amsgrad=False, maximize=False,
+                foreach=False, fused=True, amsgrad=False, maximize=False, grad_scale=over,
                 beta1=BETAS[0], beta2=BETAS[1], lr=lr, weight_decay=decay, eps=EPS,
             )  # fmt: skip
         if self.matrices:
+            if over is not None:
+                torch._foreach_div_([mine(_grad(self.named[name])) for name in self.matrices], over)
             self._turn(lr)
 
     def _alike(self) -> dict[tuple[int, int], list[tuple[str, int, int]]]:

@@ -49,6 +49,7 @@ AT_ONCE = 1 << 15  # held-out tokens of a forward pass
 PAIRS, RECALLED = 32, 256  # key-value pairs of a row of the recall test, and its rows
 CURVE = 1000  # points of a row's loss curve at most
 FORMAT = 1  # of checkpoints
+COMPILED = ("model", "blocks")
 EXECUTION = frozenset({"tokens_per_second", "mfu", "peak_flops", "processes", "shard", "accumulate", "compiled", "source", "tokenizer"})
 UNLIKE = MEASURED | EXECUTION  # what differs when the same run is made again, elsewhere or by more processes
 
@@ -80,17 +81,21 @@ class Training:
     """A model, its optimiser and its loss curve between two steps."""
 
     def __init__(
-        self, run: Pretraining, corpus: Corpus, device: torch.device, ranks: Ranks, accumulate: int, shard: str, compiled: bool
+        self, run: Pretraining, corpus: Corpus, device: torch.device, ranks: Ranks, accumulate: int, shard: str, compiled: str
     ) -> None:
         self.run, self.corpus, self.device, self.ranks, self.accumulate, self.compiled = run, corpus, device, ranks, accumulate, compiled
         with torch.random.fork_rng(devices=[]):
             self.model = Decoder(run.shape)
         initialise(self.model, "normal", generator_of(torch.device("cpu"), derive(run.seed, "init")))
         self.model.to(device)
-        if compiled:
-            for block in self.model.blocks:
-                block.compile(dynamic=False)
-        self.nats = torch.compile(_nats, dynamic=False) if compiled else _nats
+        self.nats, self.whole = _nats, self._nats
+        match compiled:
+            case "model":
+                self.whole = torch.compile(self._nats, dynamic=False)
+            case "blocks":
+                self.nats = torch.compile(_nats, dynamic=False)
+                for block in self.model.blocks:
+                    block.compile(dynamic=False)
         self.module = shared(self.model, shard, ranks, device)
         self.named = dict(self.model.named_parameters())
         dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
@@ -129,12 +134,10 @@ class Training:
             first = number * run.rows + (self.ranks.rank * self.accumulate + part) * each
             ids = self._here(rows_at(self.corpus, run.length, run.seed, first, each))
             with sending(self.module, last=part == self.accumulate - 1):
-                nats = self._nats(self.module, ids)
+                nats = self.whole(self.module, ids)
                 (nats.sum() * (self.ranks.world / run.batch_tokens)).backward()  # what is sent is averaged
             total[0] += nats.detach().sum(dtype=torch.float64)
-        if run.clip:
-            nn.utils.clip_grad_norm_(self.named.values(), run.clip)
-        self.optimiser.step(run.lr * rate(run.schedule, number, run.steps, run.warmup, run.warmdown))
+        self.optimiser.step(run.lr * rate(run.schedule, number, run.steps, run.warmup, run.warmdown), self._over())
         self.model.zero_grad()
         raised = self.settle()
         self.pending = add_up(self.ranks, total)
@@ -148,6 +151,15 @@ class Training:
         self.pending = None
         self.losses.append(loss / self.run.batch_tokens)
         return flags > 0
+
+    @torch.no_grad()
+    def _over(self) -> Tensor | None:
+        """How many times the gradient's norm is what it may be, at least 1."""
+        if not self.run.clip:
+            return None
+        norm: Any = nn.utils.get_total_norm([p.grad for p in self.named.values() if p.grad is not None])
+        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return (whole / self.run.clip).clamp_min(1.0)
 
     def _here(self, ids: Tensor) -> Tensor:
         return ids.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else ids
@@ -373,7 +385,7 @@ def row_of(training: Training, judged: Tensor | None, recalled: Row, how: Row) -
     }
 
 
-def check_way(run: Pretraining, ranks: Ranks, accumulate: int, shard: str, peak: float | None) -> None:
+def check_way(run: Pretraining, ranks: Ranks, accumulate: int, shard: str, compiled: str, peak: float | None) -> None:
     """Refuse a way to train a run that there is not."""
     if accumulate < 1 or run.rows % (ranks.world * accumulate):
         raise UsageError(
@@ -381,6 +393,8 @@ def check_way(run: Pretraining, ranks: Ranks, accumulate: int, shard: str, peak:
         )
     if shard not in SHARDS:
         raise UsageError(f"unknown shard {shard!r}; {nearest(shard, SHARDS)}")
+    if compiled not in ("", *COMPILED):
+        raise UsageError(f"unknown compilation {compiled!r}; {nearest(compiled, COMPILED)}")
     if peak is not None and not 0 < peak < math.inf:
         raise UsageError(f"peak-tflops must be above 0, got {peak / 1e12:g}")
     if shard != SHARDS[0] and ranks.world == 1:
@@ -396,7 +410,7 @@ def pretrain(
     ranks: Ranks | None = None,
     accumulate: int = 1,
     shard: str = "ddp",
-    compiled: bool = False,
+    compiled: str = "",
     peak: float | None = None,
     checkpoint_every: float = 60.0,
     keep: bool = True,
@@ -406,11 +420,13 @@ def pretrain(
     """Train a decoder and judge it on the part of the text that it has not seen.
 
     With `folder`, the run leaves a checkpoint in folder/<id> every `checkpoint_every` seconds, goes on from it, and with `keep`
-    leaves its weights there; token ids are kept in `cache`. Each of the processes that share a run calls this; the first one writes.
+    leaves its weights there; token ids are kept in `cache`. `compiled`: as a whole ("model", the fastest), or "blocks", soon done where
+    many shapes are trained and where processes share a run. Each of those calls this; the first one writes.
     """
     ranks = ranks or Ranks()
     where = place(ranks, pick_device(device))
-    check_way(run, ranks, accumulate, shard, peak)
+    check_way(run, ranks, accumulate, shard, compiled, peak)
+    compiled = "blocks" if compiled and ranks.world > 1 else compiled
     with numerics(run.precision, where), many_shapes():
         corpus = _corpus(run, cache, ranks)
         training = Training(run, corpus, where, ranks, accumulate, shard, compiled)

@@ -205,7 +205,7 @@ def pretrain_all(
     runs: Sequence[Pretraining], store: Store, *, device: str = "auto", checkpoint_every: float = 60.0, label: str = "pretrain"
 ) -> list[Row]:
     """Make every decoder's row exist, one after the other in this process, compiled on a GPU, and return the rows in order."""
-    compiled = pick_device(device).type == "cuda"
+    compiled = "blocks" if pick_device(device).type == "cuda" else ""
     folder, cache = store.runs_path, store.path / "tokens"
     for run in {(run.digest, run.length): run for run in runs if store.row(run.id) is None}.values():
         store.open()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tolerance import close, seeded
 
-from headwise import attend
+from headwise import Attention, Shape, attend
 from headwise.kernels import wide
 
 SIZES = [(6, 3, 9, 9, 4, 6), (6, 3, 9, 9, 300, 7), (4, 4, 5, 11, 6, 264), (3, 1, 7, 7, 258, 258)]
@@ -75,3 +75,29 @@ def test_by_tiles_it_is_what_it_says_too(layout, keep, monkeypatch):
     o, lse, p = (t.detach() for t in wide._whole(q, k, v, *rest, keep))
     given = torch.ones_like(o), q.detach(), k.detach(), v.detach(), o, lse, p
     torch.library.opcheck(wide._whole_back, (*given, *rest), atol=1e-4, rtol=1e-4, test_utils=("test_schema", "test_faketensor"))
+
+
+LAYERS = [
+    {},
+    {"num_kv_heads": 2, "v_head_dim": 7, "qkv_bias": True},
+    {"num_kv_heads": 1, "qk_norm": "head", "qk_rope_head_dim": 6, "qkv_bias": True, "causal": True, "num_heads": 3},
+    {"kv_lora_rank": 5, "causal": True},
+]
+
+
+@pytest.mark.parametrize("changes", LAYERS)
+def test_a_layer_compiled_is_the_layer(changes):
+    shape = Shape(**{"dim": 12, "depth": 1, "num_heads": 4, "head_dim": 6, **changes})
+    layer = Attention(shape, backend="plain").double()
+    generator = seeded(1)
+    for p in layer.parameters():
+        torch.nn.init.normal_(p, generator=generator)
+    found, given = [], torch.randn(2, 5, 12, generator=generator, dtype=torch.float64)
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        layer.zero_grad()
+        out = (torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer)(given)
+        out.square().sum().backward()
+        found.append([out, *(p.grad.clone() for p in layer.parameters())])
+    for ours, wanted in zip(*found, strict=True):
+        close(ours, wanted)

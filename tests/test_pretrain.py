@@ -1,6 +1,7 @@
 """One decoder on a text: against a loop by hand, killed, resumed, shared between processes; every mistake one line."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -24,6 +25,8 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from test_tokens import MANY, trained
 from tolerance import close, seeded
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 from headwise import pretrain as module
 from headwise import tokens
@@ -124,6 +127,24 @@ def by_hand(run: Pretraining) -> tuple[Decoder, list[float]]:
         optimiser.step()
         losses.append(loss.item())
     return model, losses
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of what goes from block to block
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize("compiled", ["model", "blocks"])
+def test_compiled_it_is_the_same_training(book: str, compiled: str, optimiser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, graphs = make(book, optimiser=optimiser), []
+
+    def backend(graph: Any, given: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    whole = trained_row(run)
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=aot_autograd(fw_compiler=backend)))
+    row = trained_row(run, compiled=compiled)
+    alike(row, whole)
+    assert row["compiled"] == compiled and len(graphs) == (2 if compiled == "model" else 2 * 3)  # two layers, two windows, and the loss
 
 
 @pytest.mark.parametrize("changes", [{}, {"clip": 0.3}, {"schedule": "cosine", "clip": 0, "seed": 3}])

@@ -247,7 +247,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     where = place(ranks, pick_device(args.device))
     run, store = _pretraining(args, str(where)), Store(args.store)
     peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
-    check_way(run, ranks, args.accumulate, args.shard, peak)
+    check_way(run, ranks, args.accumulate, args.shard, args.compile, peak)
     with joined(ranks, where), contextlib.ExitStack() as held:
 
         def claimed() -> dict[str, Any] | bool:
