@@ -150,6 +150,7 @@ def _save_ranges(description: dict[str, Any], path: Path) -> None:
     with plt.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False}):
         tall = max(1.8, 0.24 * longest + 0.3)
         figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns + 0.6, (tall + 0.7) * rows + 0.4), squeeze=False)
+        told: list[set[str]] = []
         for ax in axes.flat[len(panels) :]:
             ax.remove()
         for ax, panel in zip(axes.flat, panels, strict=False):
@@ -168,7 +169,9 @@ def _save_ranges(description: dict[str, Any], path: Path) -> None:
             ax.grid(axis="x", color="#e6e8eb", lw=0.6)
             ax.set_axisbelow(True)
             handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-            ax.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(0.0, -0.6 / tall), frameon=False, fontsize=8)
+            if set(handles) not in told:  # panels that mean the same by their colours are told once
+                ax.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(0.0, -0.6 / tall), frameon=False, fontsize=8)
+                told.append(set(handles))
         figure.suptitle(description["title"], x=0.01, ha="left", fontweight="bold", fontsize=10)
         figure.tight_layout()
         figure.savefig(path, dpi=160, bbox_inches="tight", metadata=_no_date(path))
@@ -356,7 +359,7 @@ def _plotly_heat(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
-    panels, data = description["panels"], []
+    panels, data, seen = description["panels"], [], set[str]()  # panels that mean the same by their colours are told once
     columns = min(description["columns"], len(panels)) or 1
     rows = max(1, -(-len(panels) // columns))
     gap, drop = 0.12, 0.16 if rows > 1 else 0.0
@@ -366,7 +369,7 @@ def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
     layout["legend"] |= {"orientation": "h", "x": 0, "y": -90 / (tall_enough + 60), "yanchor": "top"}
     layout["margin"] |= {"b": 180}
     for i, panel in enumerate(panels):
-        tail, seen = "" if i == 0 else str(i + 1), set[str]()
+        tail, meant = "" if i == 0 else str(i + 1), "; ".join(sorted({row["label"] for row in panel["rows"]}))
         left, low = (i % columns) * (wide + gap), 1 - tall - (i // columns) * (tall + drop)
         names = [row["name"] for row in panel["rows"]]
         layout[f"xaxis{tail}"] = {
@@ -381,15 +384,16 @@ def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
         for y, row in enumerate(panel["rows"]):
             whole, colour = row["low"] is not None, COLOURS[row["colour"] % len(COLOURS)]
             error = {"array": [row["high"] - row["mean"]], "arrayminus": [row["mean"] - row["low"]]} if whole else {"array": [0]}
+            group = f"{row['label']} of {meant}"
             data.append(
                 {"type": "scatter", "mode": "markers", "x": [row["mean"]], "y": [y], "name": row["label"],
-                 "showlegend": row["label"] not in seen,
-                 "legendgroup": f"{i} {row['label']}",
+                 "showlegend": group not in seen,
+                 "legendgroup": group,
                  "marker": {"size": 9, "color": colour}, "xaxis": f"x{tail}", "yaxis": f"y{tail}",
                  "error_x": {"type": "data", "symmetric": False, **error, "thickness": 2, "width": 0, "color": colour},
                  "hovertemplate": f"{row['name']}, {row['label']}: %{{x:.3g}}<extra></extra>"}
             )  # fmt: skip
-            seen.add(row["label"])
+            seen.add(group)
     return {"data": data, "layout": layout}
 
 

@@ -27,6 +27,8 @@ def test_every_arm_has_the_bases_arithmetic_tokens_and_largest_score(settings):
         assert (shape.dim, shape.depth, shape.vocab_size) == (base.dim, base.depth, base.vocab_size)
         if family in ("split", "query", "kv"):
             assert shape.scale * shape.head_dim == pytest.approx(settings.max_logit), "normed queries and keys: rank times scale"
+        if family == "logit" and shape != base:
+            assert shape.scale * shape.head_dim == pytest.approx(float(arm.split(" to ")[1])), "and no other"
         if family in ("scale", "unnormed"):
             assert shape.scale == pytest.approx(shape.head_dim**-0.5)
         assert (shape.qk_norm == "none") == (family in ("unnormed", "latent"))
@@ -93,6 +95,10 @@ def test_points_are_of_the_counted_seeds_and_against_the_base():
     assert narrow["repeats"] == pytest.approx(narrow["recall"] / 2)
     gap = difference([0.5 / x for x in narrow["values"]], [0.5 / x for x in free["values"]])
     assert narrow["repeats_change"] == f"{gap.mean:+.4f} ± {(gap.high - gap.low) / 2:.4f}"
+    sharp = at["logit", "4 x 16, to 12"]
+    assert (sharp["logit"], at["logit", "4 x 16"]["change"]) == (12.0, None)
+    gap = difference(at["logit", "8 x 8, to 12"]["values"], base["values"])
+    assert at["logit", "8 x 8, to 12"]["change"] == f"{gap.mean:+.4f} ± {(gap.high - gap.low) / 2:.4f}", "against the base as it is"
     assert any("fewest bits per byte of the cuts: 1 x 64" in line for line in lines)
     assert lines[-1].startswith("the best rate is the smallest or the largest tried in")
     few = nh.summary(rows_of(dataclasses.replace(QUICK, families=("split",))))
@@ -118,7 +124,7 @@ def test_an_arm_that_diverges_is_told_and_drawn_as_missing(tmp_path):
 
 
 BAD = [
-    (["families=heads"], "unknown family 'heads'; choices: split, scale, unnormed, query, kv, latent"),
+    (["families=heads"], "unknown family 'heads'; choices: split, logit, scale, unnormed, query, kv, latent"),
     (["ranks=24"], "ranks must be even and divide dim 64, got 24"),
     (["rank=1"], "ranks must be even and divide dim 64, got 1"),
     (["kv_heads=3"], "kv_heads must divide the base's 4 heads, got 3"),

@@ -36,7 +36,7 @@ CAPTION = (
     "Recall in text: how often the same model has a token right whose pair with the one before is rare but occurred before in the window; "
     "of random pairs: how often, shown pairs of random tokens, it tells the second of a pair from the first."
 )
-FAMILIES = ("split", "scale", "unnormed", "query", "kv", "latent")
+FAMILIES = ("split", "logit", "scale", "unnormed", "query", "kv", "latent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,8 @@ class Settings:
     rank: int  # of the base's heads
     families: tuple[str, ...]
     ranks: tuple[int, ...]  # split: heads are dim / rank
-    controls: tuple[int, ...]  # the same for scale and unnormed, beside the base's
+    controls: tuple[int, ...]  # the same for logit, scale and unnormed, beside the base's
+    logits: tuple[float, ...]  # other largest scores than max_logit
     queries: tuple[int, ...]  # query/key rank of the base's heads, whose values keep their width
     kv_heads: tuple[int, ...]
     latents: tuple[int, ...]  # kv_lora_rank
@@ -66,11 +67,11 @@ class Settings:
     seeds: int
 
     def __post_init__(self) -> None:
-        check_lists(self, ("ranks", "controls", "queries", "kv_heads", "latents"), ("families", "lrs"))
+        check_lists(self, ("ranks", "controls", "queries", "kv_heads", "latents"), ("families", "logits", "lrs"))
         for family in self.families:
             if family not in FAMILIES:
                 raise UsageError(f"unknown family {family!r}; choices: {', '.join(FAMILIES)}")
-        for rank in (self.rank, *self.ranks, *(self.controls if {"scale", "unnormed"} & set(self.families) else ())):
+        for rank in (self.rank, *self.ranks, *(self.controls if {"logit", "scale", "unnormed"} & set(self.families) else ())):
             if self.dim % rank or rank % 2:
                 raise UsageError(f"ranks must be even and divide dim {self.dim}, got {rank}")
         if bad := [n for n in self.kv_heads if self.dim // self.rank % n]:
@@ -79,14 +80,14 @@ class Settings:
 
 PRESETS = {
     "quick": Settings(
-        dim=64, depth=2, rank=16, families=("split", "kv"), ranks=(8, 16, 32, 64), controls=(8, 64), queries=(8, 32), kv_heads=(1, 2),
-        latents=(16, 32), max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.01, 0.02), optimiser="muon",
-        precision="fp32", eval_tokens=16_384, seeds=3,
+        dim=64, depth=2, rank=16, families=("split", "kv"), ranks=(8, 16, 32, 64), controls=(8, 64), logits=(12.0,), queries=(8, 32),
+        kv_heads=(1, 2), latents=(16, 32), max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.01, 0.02),
+        optimiser="muon", precision="fp32", eval_tokens=16_384, seeds=3,
     ),
     "paper": Settings(
-        dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), controls=(32, 512), queries=(64, 256),
-        kv_heads=(1, 2), latents=(64, 170, 512), max_logit=16.3, length=512, batch_tokens=16_384, steps=500, lrs=(0.001, 0.002, 0.004),
-        optimiser="muon", precision="bf16", eval_tokens=1 << 19, seeds=3,
+        dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), controls=(32, 512), logits=(32.6, 65.2),
+        queries=(64, 256), kv_heads=(1, 2), latents=(64, 170, 512), max_logit=16.3, length=512, batch_tokens=16_384, steps=500,
+        lrs=(0.001, 0.002, 0.004), optimiser="muon", precision="bf16", eval_tokens=1 << 19, seeds=3,
     ),
 }  # fmt: skip
 
@@ -110,6 +111,9 @@ def arms(s: Settings) -> dict[tuple[str, str], Shape]:
         match family:
             case "split":
                 made = {_name(shape): shape for r in s.ranks for shape in [_cut(base, r)]}
+            case "logit":
+                cuts = [_cut(base, r).replace(max_logit=c) for c in s.logits for r in (s.rank, *s.controls)]
+                made = {_name(base): base, **{f"{_name(shape)}, to {shape.max_logit:g}": shape for shape in cuts}}
             case "scale" | "unnormed":
                 norm = {} if family == "scale" else {"qk_norm": "none"}
                 made = {_name(shape): shape for r in (s.rank, *s.controls) for shape in [_cut(base, r).replace(max_logit=None, **norm)]}
@@ -188,7 +192,8 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     ]  # fmt: skip
     arms_of, told = Counter(p["family"] for p in out), dict[str, dict[str, Any]]()
     for point in out:
-        if (point["heads"], point["kv"], point["rank"], point["latent"]) == (base.num_heads, base.num_heads, base.head_dim, None):
+        alike = (point["heads"], point["kv"], point["rank"], point["latent"]) == (base.num_heads, base.num_heads, base.head_dim, None)
+        if alike and point["logit"] in (None, base.max_logit):
             told[point["family"]] = point
     for point in out:
         point["edge"] = len(rates) > 1 and point.get("lr") in (rates[0], rates[-1])
@@ -198,7 +203,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
             gap = difference(point[values], like[values]) if known else None
             point[f"{name}gap"], point[f"{name}change"] = gap and (gap.mean, gap.low, gap.high), change(gap) if gap else None
     out = [p for p in out if arms_of[p["family"]] > 1 or len(by_shape) == 1]
-    return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), -p["rank"], -p["kv"], p["latent"] or 0))
+    return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), p["logit"] or 0, -p["rank"], -p["kv"], p["latent"] or 0))
 
 
 def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:
@@ -206,7 +211,8 @@ def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, lis
     speeds = [r["tokens_per_second"] for r in kept if r["tokens_per_second"]]
     recalls, repeated = ([r[name] for r in kept if r.get(name) is not None] for name in ("recall", "repeats"))
     return {
-        "arm": _name(shape), "heads": shape.num_heads, "kv": shape.num_kv_heads, "rank": shape.head_dim, "width": shape.v_head_dim,
+        "arm": _name(shape) + (f", to {shape.max_logit:g}" if (shape.max_logit or base.max_logit) != base.max_logit else ""),
+        "logit": shape.max_logit, "heads": shape.num_heads, "kv": shape.num_kv_heads, "rank": shape.head_dim, "width": shape.v_head_dim,
         "latent": shape.kv_lora_rank or None, "ffn": shape.ffn_dim, "params": shape.params,
         "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **measured(kept),
         "recall": sum(recalls) / len(recalls) if recalls else None,
@@ -221,12 +227,13 @@ def _judged(row: Row) -> Row:
 
 
 def _base(shapes: set[Shape]) -> Shape:
-    """Of the cuts of the whole width the one whose heads most other arms have; of several the one nearest to rank 128."""
+    """Of the cuts of the whole width the one whose heads, and whose largest score, most other arms have; of several the one nearest
+    to rank 128."""
     plain = [s for s in shapes if s.num_heads * s.head_dim == s.dim and s.max_logit and s.num_kv_heads == s.num_heads]
 
-    def fits(base: Shape) -> tuple[int, int]:
+    def fits(base: Shape) -> tuple[int, int, int]:
         alike = [s for s in shapes if (s.num_heads, s.v_head_dim) == (base.num_heads, base.v_head_dim)]
-        return -len(alike), abs(base.head_dim - 128)
+        return -len(alike), -sum(s.max_logit == base.max_logit for s in shapes), abs(base.head_dim - 128)
 
     return min(plain or shapes, key=fits)
 
@@ -236,9 +243,11 @@ def _families(shape: Shape, base: Shape) -> list[str]:
     if shape.qk_norm == "none":
         return ["latent" if shape.latent or shape.qk_rope_head_dim != shape.head_dim else "unnormed"]
     if shape == base:
-        return ["split", "query", "kv"]
+        return ["split", "logit", "query", "kv"]
     if shape.num_kv_heads != shape.num_heads:
         return ["kv"]
+    if shape.max_logit and shape.max_logit != base.max_logit:
+        return ["logit"]
     if shape.head_dim != shape.v_head_dim:
         return ["query"]
     return ["split"] if shape.max_logit else ["scale"]
@@ -287,8 +296,8 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     """Every arm's difference from the base with its interval, a colour for what it varies; bits per byte, and recall in text."""
     panels, base = [], next((p["arm"] for p in points if p["gap"] is None), "the base")
     for gap, title, label in (
-        ("gap", "held-out bits per byte, less is better", f"more than {base}"),
-        ("repeats_gap", "recall in text, more is better", f"more often right than {base}"),
+        ("gap", "held-out bits per byte, less is better", f"more than {base} treated alike"),
+        ("repeats_gap", "recall in text, more is better", f"more often right than {base} treated alike"),
     ):
         known = [p for p in points if p[gap] is not None]
         if known:
@@ -308,6 +317,7 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
 
 _MEANT = {
     "split": "heads x rank",
+    "logit": "larger scores",
     "scale": "scores grow with the rank",
     "unnormed": "queries and keys not normed",
     "query": "query/key rank / value width",
