@@ -94,7 +94,7 @@ def plain_step(shape: Shape, rows: int, length: int) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def our_step(shape: Shape, rows: int, length: int, optimiser: str) -> Iterator[Callable[[], Any]]:
+def our_step(shape: Shape, rows: int, length: int, optimiser: str, compiled: str = "model") -> Iterator[Callable[[], Any]]:
     """Ours, as `headwise pretrain --compile` makes it."""
     run = Pretraining(
         shape=shape, steps=1000, batch_tokens=rows * length, length=length, optimiser=optimiser, lr=1e-4, precision="bf16"
@@ -102,7 +102,7 @@ def our_step(shape: Shape, rows: int, length: int, optimiser: str) -> Iterator[C
     device = torch.device("cuda")
     with numerics("bf16", device), tempfile.TemporaryDirectory() as folder:
         corpus = load(find_text(""), find_tokenizer("")[0], Path(folder), run.digest)
-        yield Training(run, corpus, device, Ranks(), 1, "ddp", "model").step
+        yield Training(run, corpus, device, Ranks(), 1, "ddp", compiled).step
 
 
 def seconds(steps: list[Callable[[], Any]], times: int, rounds: int = 5) -> list[float]:
@@ -138,18 +138,21 @@ def main() -> None:
     for name, value in (("dim", 1792), ("depth", 8), ("vocab", 32_768), ("rows", 8), ("length", 2048), ("steps", 5)):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     parser.add_argument("--heads", type=int, nargs="+", default=[14, 4, 1], help="ours; theirs is the first; default 14 4 1")
+    parser.add_argument("--compile", default="model", help="ours: model or blocks; default model, as theirs")
+    parser.add_argument("--no-muon", action="store_true", help="leave the arm with Muon out")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.decoder needs a GPU, torch sees none")
     torch.manual_seed(0)
     peak = peak_of(torch.cuda.get_device_name(), "bf16")
-    arms = [("plain", args.heads[0], ""), *(("ours", h, "adamw") for h in args.heads), ("ours", args.heads[0], "muon")]
+    arms = [("plain", args.heads[0], ""), *(("ours", h, "adamw") for h in args.heads)]
+    arms += [] if args.no_muon else [("ours", args.heads[0], "muon")]
     with contextlib.ExitStack() as stack:
         steps: list[Callable[[], Any]] = []
         for _, heads, optimiser in arms:
             shape = shape_of(args.dim, args.depth, heads, args.vocab)
             if optimiser:
-                steps.append(stack.enter_context(our_step(shape, args.rows, args.length, optimiser)))
+                steps.append(stack.enter_context(our_step(shape, args.rows, args.length, optimiser, args.compile)))
             else:
                 steps.append(plain_step(shape, args.rows, args.length))
         found = seconds(steps, args.steps)

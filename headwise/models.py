@@ -113,6 +113,7 @@ class _Stack(nn.Module):
         own_head = shape.vocab_size and not shape.tied and not shape.output_dim
         self.head = nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if own_head else None
         self.read_out = Linear(shape.dim, shape.output_dim, True, models) if shape.output_dim else None
+        self.turns: Turns | None = None
 
     def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
         """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
@@ -129,8 +130,15 @@ class _Stack(nn.Module):
         return self.leave(h), out
 
     def _turns(self, h: Tensor) -> Turns | None:
-        s = self.shape
+        s, known = self.shape, self.turns
+        if known is not None and (*known[0].shape, known[0].device) == (h.shape[-2], s.qk_rope_head_dim // 2, h.device):
+            return known
         return turns_of(h.shape[-2], s.qk_rope_head_dim, s.rope_theta, h) if s.qk_rope_head_dim else None
+
+    def prepare(self, tokens: int) -> None:
+        """Make the rotary positions of sequences of one length once for all: compiled, every use would compute them anew."""
+        s, like = self.shape, next(self.parameters())
+        self.turns = turns_of(tokens, s.qk_rope_head_dim, s.rope_theta, like) if s.qk_rope_head_dim else None
 
     def follow(self, x: Tensor, cache: Cache) -> Tensor:
         """The last block's output for inputs that follow those in the cache, and join it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ POLYNOMIALS = (
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
 MARGIN = 1.02  # of the norm, against rounding
+LARGE = 1 << 20  # numbers of a parameter
 
 
 def rate(schedule: str, step: int, steps: int, warmup: float, warmdown: float) -> float:
@@ -99,12 +101,14 @@ class Optimiser:
         rest = [name for name in named if name not in self.matrices]
         self.moments = {f"mean.{name}": torch.zeros_like(mine(named[name])) for name in (*self.matrices, *rest)}
         self.moments |= {f"square.{name}": torch.zeros_like(mine(named[name])) for name in rest}
-        wide = [name for name in rest if named[name].ndim > 1 and not name.endswith("bias")]
-        self.groups = [(wide, weight_decay), ([name for name in rest if name not in wide], 0.0)]
-        self.counts = {name: torch.zeros((), device=mine(named[name]).device) for name in rest}
+        self.decays = {name: weight_decay if named[name].ndim > 1 and not name.endswith("bias") else 0.0 for name in rest}
+        self.large = [name for name in rest if _is_large(mine(named[name]))]
+        self.counts = {name: torch.zeros((), device=mine(named[name]).device) for name in rest if name not in self.large}
+        self.made = 0  # steps
 
     def set_step(self, step: int) -> None:
         """How many steps were made, after moments were put in."""
+        self.made = step
         for count in self.counts.values():
             count.fill_(step)
 
@@ -115,7 +119,11 @@ class Optimiser:
     @torch.no_grad()
     def step(self, lr: float, over: Tensor | None = None) -> None:
         """Move every parameter by its gradient, which is divided by `over`: AdamW does so while it reads it."""
-        for names, decay in self.groups:
+        self.made += 1
+        for name in self.large:
+            self._move(name, lr, over)
+        for decay in dict.fromkeys(self.decays.values()):
+            names = [name for name in self.counts if self.decays[name] == decay]
             ps = [self.named[name] for name in names]
             mean, square = ([self.moments[f"{kind}.{name}"] for name in names] for kind in ("mean", "square"))
             adamw(
@@ -127,6 +135,12 @@ class Optimiser:
             if over is not None:
                 torch._foreach_div_([mine(_grad(self.named[name])) for name in self.matrices], over)
             self._turn(lr)
+
+    def _move(self, name: str, lr: float, over: Tensor | None) -> None:
+        from headwise.kernels.adamw import adamw
+
+        tensors = mine(self.named[name]), self.moments[f"mean.{name}"], self.moments[f"square.{name}"], mine(_grad(self.named[name]))
+        adamw(*tensors, over, lr, *BETAS, EPS, self.decays[name], self.made)
 
     def _alike(self) -> dict[tuple[int, int], list[tuple[str, int, int]]]:
         """The maps by their sizes: (parameter, first row, behind the last)."""
@@ -159,3 +173,8 @@ class Optimiser:
 def _grad(p: nn.Parameter) -> Tensor:
     assert p.grad is not None
     return p.grad
+
+
+def _is_large(p: Tensor) -> bool:
+    """Whether a parameter is moved by a kernel of its own; the others go together, in one of torch's."""
+    return p.is_cuda and p.dtype == torch.float32 and p.numel() >= LARGE and p.is_contiguous() and find_spec("triton") is not None

@@ -88,6 +88,7 @@ class Training:
             self.model = Decoder(run.shape)
         initialise(self.model, "normal", generator_of(torch.device("cpu"), derive(run.seed, "init")))
         self.model.to(device)
+        self.model.prepare(run.length)
         self.nats, self.whole = _nats, self._nats
         match compiled:
             case "model":

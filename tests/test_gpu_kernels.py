@@ -13,9 +13,10 @@ from torch import nn
 pytest.importorskip("triton", reason="the kernels are written in triton")
 from gpu import BF16, DEVICE, FP16, FP32, FP64, INTERPRETED, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
 
-from headwise import backends, engine, fused, stack
+from headwise import backends, engine, fused, optimise, stack
 from headwise.attention import attend, plain
 from headwise.fused import STORED, Fused, needs, refusal
+from headwise.kernels import adamw as kernel
 from headwise.kernels import heads, layer
 from headwise.kernels.heads import attend_heads, kind_of
 from headwise.kernels.points import farthest
@@ -650,6 +651,48 @@ def test_adamw_is_torch_adamw_for_each_model(kind):
     same(weights[1], normal(0, 3, length)[1], "a rate of 0 moves nothing")
     for name, tensor in (("weights", weights), ("mean", mean), ("square", square), ("operands", half)):
         assert tensor[3].isnan().all(), f"{name} are written beyond their end"
+
+
+@pytest.mark.parametrize("over", [None, 3.7])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_adamw_of_one_parameter_is_torchs_and_leaves_gradients_alone(decay, over):
+    length, lr = 2 * kernel.BLOCK + 77, 0.02
+    w, mean, square = (guarded(x.view(1, -1))[:1].view(-1) for x in (normal(0, length), torch.zeros(length), torch.zeros(length)))
+    p, clipped = nn.Parameter(w.double()), None if over is None else torch.tensor(over, device=DEVICE)
+    optimiser = torch.optim.AdamW([p], lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)
+    for i in range(5):
+        grad = normal(i + 1, length) * 10.0 ** (i - 3)
+        given = grad.clone()
+        kernel.adamw(w, mean, square, given, clipped, lr, 0.9, 0.95, 1e-8, decay, i + 1)
+        same(given, grad, "the gradient")
+        p.grad = grad.double() / (over or 1.0)
+        optimiser.step()
+        near(w, p.detach(), 1e-6, "weights")
+        near(mean, optimiser.state[p]["exp_avg"], 1e-6, "mean")
+        near(square, optimiser.state[p]["exp_avg_sq"], 1e-6, "square")
+    for tensor in (w, mean, square):
+        beyond = tensor.as_strided((length,), (1,), length)
+        assert beyond.isnan().all(), "written beyond its end"
+
+
+def test_large_parameters_are_moved_as_the_others_are(monkeypatch):
+    shape = Shape(dim=12, depth=1, num_heads=2, causal=True, vocab_size=31)
+    found = []
+    for large in (False, True):
+        monkeypatch.setattr(optimise, "_is_large", lambda p, large=large: large and p.ndim > 1)
+        model = build(shape).to(DEVICE)
+        for i, p in enumerate(model.parameters()):
+            p.data = normal(i, *p.shape)
+        moving = optimise.Optimiser(dict(model.named_parameters()), shape, "adamw", 0.1)
+        assert bool(moving.large) == large
+        moving.set_step(4)
+        for lr in (0.1, 0.02):
+            for i, p in enumerate(model.parameters()):
+                p.grad = normal(100 + i, *p.shape)
+            moving.step(lr, torch.tensor(2.5, device=DEVICE))
+        found.append([*model.parameters(), *moving.moments.values()])
+    for kernels, torchs in zip(*found, strict=True):
+        near(torchs.detach(), kernels.detach(), 1e-6, "moved")
 
 
 def test_adamw_of_a_zero_gradient_only_decays():

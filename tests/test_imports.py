@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"headwise", "shape", "files", "progress", "models", "runs", "fused", "trunk", "stack"},
     "tokens": {"shape", "files", "tasks", "runs"},
     "ranks": {"shape", "models"},
-    "optimise": {"shape", "ranks"},
+    "optimise": {"shape", "ranks", "kernels"},
     "language": {"shape", "tokens", "optimise"},
     "pretrain": {"shape", "files", "progress", "models", "runs", "stack", "engine", "tokens", "ranks", "optimise", "language"},
     "store": {"shape", "files", "runs"},
@@ -71,7 +71,14 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"shape", "backends", "attention"},
 }
 LATE = {("shape", "families")}  # inside a function, against the flow: a shape that reads a public config
-FOR_GPUS = {"heads", "layer", "points", "pre", "tiles"}  # of the kernels: they import triton, so others import them inside functions only
+FOR_GPUS = {
+    "adamw",
+    "heads",
+    "layer",
+    "points",
+    "pre",
+    "tiles",
+}  # of the kernels: they import triton, so others import them inside functions only
 STANDARD_ONLY = {
     "headwise",
     "shape",

@@ -664,3 +664,13 @@ def test_a_new_module_is_ready_to_use() -> None:
             assert p.abs().max() <= 1, name
             matrix = name.endswith(("weight", "embedding", "head", "positions")) and "norm" not in name
             assert not matrix or p.std() > 0, name
+
+
+def test_positions_made_beforehand_change_nothing():
+    shape = Shape(dim=12, depth=2, num_heads=2, head_dim=8, qk_rope_head_dim=6, causal=True, vocab_size=31)
+    model, ids = Decoder(shape), torch.arange(14).view(2, 7)
+    expected, shorter = model(ids)[0], model(ids[:, :4])[0]
+    model.prepare(7)
+    torch.testing.assert_close(model(ids)[0], expected, rtol=0, atol=0)
+    torch.testing.assert_close(model(ids[:, :4])[0], shorter, rtol=0, atol=0)  # others are made as they are needed
+    assert not any("turns" in name for name in model.state_dict())

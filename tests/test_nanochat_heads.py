@@ -58,17 +58,38 @@ def bits_of(run):
 
 
 def rows_of(settings, bits=bits_of):
-    first = nh.runs(settings)
-    rows = [row_of(run, bits(run)) for run in first]
-    return rows + [row_of(run, bits(run)) for run in nh.then(settings, rows)]
+    rows, more = [], nh.runs(settings)
+    while more:
+        rows += [row_of(run, bits(run)) for run in more]
+        more = [run for run in nh.then(settings, rows) if run.id not in {row["id"] for row in rows}]
+    return rows
 
 
-def test_the_second_round_takes_each_arms_best_rate_and_other_seeds():
-    first = nh.runs(QUICK)
-    later = nh.then(QUICK, [row_of(run, bits_of(run)) for run in first])
-    assert len(later) == len(first) // len(QUICK.lrs) * QUICK.seeds
-    assert {run.seed for run in later} == {1, 2, 3}
-    assert all((run.lr == QUICK.lrs[0]) == (run.shape.head_dim == 8) for run in later)
+def test_each_arm_is_measured_at_its_best_rate_on_other_seeds():
+    rows = rows_of(QUICK)
+    first, later = [row for row in rows if row["seed"] == 0], [row for row in rows if row["seed"]]
+    assert len(first) == len(nh.runs(QUICK)) + 1, "heads of 8 tried a rate below the smallest"
+    assert {row["lr"] for row in first if row["head_dim"] == 8} == {QUICK.lrs[0] / 2, *QUICK.lrs}
+    assert len(later) == len(nh.runs(QUICK)) // len(QUICK.lrs) * QUICK.seeds
+    assert {row["seed"] for row in later} == {1, 2, 3}
+    assert all((row["lr"] == QUICK.lrs[0]) == (row["head_dim"] == 8) for row in later)
+
+
+@pytest.mark.parametrize(("sign", "end"), [(1, QUICK.lrs[0] / 2**nh.FURTHER), (-1, QUICK.lrs[-1] * 2**nh.FURTHER)])
+def test_a_rate_that_is_never_small_or_large_enough_is_given_up_and_told(sign, end):
+    rows = rows_of(QUICK, lambda run: 2.0 + sign * run.lr)
+    assert {row["lr"] for row in rows if row["seed"]} == {end}
+    points = nh.summary(rows)
+    assert all(p["edge"] for p in points)
+    assert nh.headline(points)[-1].startswith(f"the best rate is the smallest or the largest tried in {len(points) - 1} of"), (
+        "the base twice"
+    )
+
+
+def test_one_rate_alone_is_not_tuned():
+    rows = rows_of(dataclasses.replace(QUICK, lrs=(0.01,)))
+    assert {row["lr"] for row in rows} == {0.01}
+    assert not any(p["edge"] for p in nh.summary(rows))
 
 
 def test_points_are_of_the_counted_seeds_and_against_the_base():
@@ -100,7 +121,7 @@ def test_points_are_of_the_counted_seeds_and_against_the_base():
     gap = difference(at["logit", "8 x 8, to 12"]["values"], base["values"])
     assert at["logit", "8 x 8, to 12"]["change"] == f"{gap.mean:+.4f} ± {(gap.high - gap.low) / 2:.4f}", "against the base as it is"
     assert any("fewest bits per byte of the cuts: 1 x 64" in line for line in lines)
-    assert lines[-1].startswith("the best rate is the smallest or the largest tried in")
+    assert not any(line.startswith("the best rate") for line in lines), "they went on to where it is not"
     few = nh.summary(rows_of(dataclasses.replace(QUICK, families=("split",))))
     assert {p["family"] for p in few} == {"split"}, "nothing else was varied"
     assert nh.summary([]) == []
@@ -167,7 +188,7 @@ def test_the_command_makes_both_rounds_once_and_the_page(tmp_path):
         return json.loads(done.stdout.splitlines()[-1])
 
     first = made()
-    assert (first["runs"], first["made"]) == (3 * 3 + 3 * 3, 18)
+    assert (first["runs"], first["made"]) == (27, 27), "in two steps no rate is too large: three arms, three rates, three more, three seeds"
     again = made()
     assert again["made"] == 0
     assert again["points"] == first["points"]

@@ -145,6 +145,8 @@ def test_compiled_it_is_the_same_training(book: str, compiled: str, optimiser: s
     row = trained_row(run, compiled=compiled)
     alike(row, whole)
     assert row["compiled"] == compiled
+    told = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    assert not any("cos" in name for name in told), "rotary positions are made beforehand, not in every kernel that needs them"
     assert len(graphs) == (2 if compiled == "model" else 2 * 3)  # two layers, two windows, and the loss
 
 

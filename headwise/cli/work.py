@@ -49,10 +49,13 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         )  # fmt: skip
 
     rows = train_all(runs, getattr(module, "KEEP", False)) if trained else compute(runs, module.make, store, device=args.device, label=name)
-    if hasattr(module, "then"):
-        later = module.then(settings, rows)
+    while hasattr(module, "then"):
+        known = {run.id for run in runs}
+        later = [run for run in module.then(settings, rows) if run.id not in known]
+        if not later:
+            break
         waiting = store.missing(later)
-        say(f"{name}, second round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
+        say(f"{name}, next round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
         rows += train_all(later)
         runs, missing = [*runs, *later], [*missing, *waiting]
     points = module.summary(rows)

@@ -4,10 +4,10 @@ A module has `QUESTION` (one sentence), `PRESETS` (name -> frozen settings), `ru
 dicts, one a point, with intervals and published values), `COLUMNS` (which of their values are shown, and their headings),
 `headline(points)` (the claim in numbers) and `figure(points)` (what `headwise.figures` draws), and may have `NOTES` (preset
 -> what a reader should bear in mind), `CAPTION` (what the figure's lines are), `VIEWS` (name -> another figure of the
-same points), `then(settings, rows)` (runs that depend on the first ones' rows) and `KEEP` (whether the first ones' weights are kept,
-for the others to start from). Where nothing is trained, `runs` gives values with an `id` and a `spec()`, and `make(value,
-device)` computes one's row. Its docstring holds the command, the hardware, the time and the expected numbers. A file of your own
-with the same parts is run by its path.
+same points), `then(settings, rows)` (runs that depend on those rows; asked until there are no new ones) and `KEEP` (whether the
+first ones' weights are kept, for the others to start from). Where nothing is trained, `runs` gives values with an `id` and a
+`spec()`, and `make(value, device)` computes one's row. Its docstring holds the command, the hardware, the time and the expected
+numbers. A file of your own with the same parts is run by its path.
 """
 
 from __future__ import annotations

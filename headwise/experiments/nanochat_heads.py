@@ -6,15 +6,16 @@
 A nanochat-style decoder (RMS norm, rotary positions, norms of queries and keys without gains, squared ReLU, untied head) of one
 width and depth. Every arm sees the same tokens and costs the same FLOPs a token: what its attention does not use goes into the
 feed-forward, whole numbers, the rest is told. Under the norm of queries and keys scores grow with the root of the rank, so every
-arm has the same largest score; `scale` lets it grow as it does in nanochat, as a control. Rates are tuned per arm over the same
-values, on a seed that is not counted. Expected of the quick preset: two heads of 32 and four of 16 do best, no
-difference found between them, one of 64 is 0.009 bits worse and eight of 8 0.014; of the paper preset it is not known yet.
+arm has the same largest score; `logit` makes it larger, `scale` lets it grow as it does in nanochat. Rates are tuned per arm, on a
+seed that is not counted: the same values for all, and on from the smallest or the largest where that is best. Expected of the quick
+preset: two heads of 32 and four of 16 do best, no difference found between them, one of 64 is 0.009 bits worse and eight of 8 0.014;
+of the paper preset it is not known yet.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from headwise.experiments.common import change, check_lists, counted, measured, merit, shape_in
@@ -36,6 +37,7 @@ CAPTION = (
     "Recall in text: how often the same model has a token right whose pair with the one before is rare but occurred before in the window; "
     "of random pairs: how often, shown pairs of random tokens, it tells the second of a pair from the first."
 )
+FURTHER = 3  # rates that an arm may try beyond those of all, each twice or half the last
 FAMILIES = ("split", "logit", "scale", "unnormed", "query", "kv", "latent")
 
 
@@ -164,13 +166,21 @@ def runs(settings: Settings) -> list[Pretraining]:
 
 
 def then(settings: Settings, rows: list[Row]) -> list[Pretraining]:
-    """The measurement: every arm at its best rate, `seeds` other seeds."""
-    found, best = {row["id"]: row for row in rows}, dict[Shape, tuple[tuple[float, float], Pretraining]]()
-    for run in runs(settings):
-        value = merit(_judged(found[run.id]))
-        if run.shape not in best or value < best[run.shape][0]:
-            best[run.shape] = value, run
-    return [replace(run, seed=seed) for _, run in best.values() for seed in range(1, settings.seeds + 1)]
+    """The tuning goes on for an arm whose best rate is the last to a side, FURTHER times at most; for the others the measurement: the best
+    rate, `seeds` other seeds."""
+    tried: dict[Shape, list[Row]] = {}
+    for row in rows:
+        if row["seed"] == 0:
+            tried.setdefault(shape_in(row), []).append(_judged(row))
+    out: list[Pretraining] = []
+    for shape in dict.fromkeys(arms(settings).values()):
+        best, rates = min(tried[shape], key=merit)["lr"], sorted(row["lr"] for row in tried[shape])
+        step = 0.5 if best == rates[0] else 2.0 if best == rates[-1] else None
+        if step and 1 < len(rates) < len(settings.lrs) + FURTHER:
+            out.append(_run(settings, shape, best * step, 0))
+        else:
+            out += [_run(settings, shape, best, seed) for seed in range(1, settings.seeds + 1)]
+    return out
 
 
 # ---- points
@@ -184,7 +194,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         by_shape.setdefault(shape_in(row), []).append(_judged(row))
     if not by_shape:
         return []
-    base, rates = _base(set(by_shape)), sorted({row["lr"] for row in rows})
+    base = _base(set(by_shape))
     out: list[dict[str, Any]] = [
         {"family": family, **_point(shape, same, base, by_shape)}
         for shape, same in by_shape.items()
@@ -196,7 +206,6 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         if alike and point["logit"] in (None, base.max_logit):
             told[point["family"]] = point
     for point in out:
-        point["edge"] = len(rates) > 1 and point.get("lr") in (rates[0], rates[-1])
         like = told.get(point["family"], point)
         for name, values in (("", "values"), ("repeats_", "repeated")):
             known = like is not point and point[values] and like[values]
@@ -209,12 +218,14 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
 def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:
     kept = counted(same)
     speeds = [r["tokens_per_second"] for r in kept if r["tokens_per_second"]]
+    rates = sorted({r["lr"] for r in same if r["seed"] == 0})
     recalls, repeated = ([r[name] for r in kept if r.get(name) is not None] for name in ("recall", "repeats"))
     return {
         "arm": _name(shape) + (f", to {shape.max_logit:g}" if (shape.max_logit or base.max_logit) != base.max_logit else ""),
         "logit": shape.max_logit, "heads": shape.num_heads, "kv": shape.num_kv_heads, "rank": shape.head_dim, "width": shape.v_head_dim,
         "latent": shape.kv_lora_rank or None, "ffn": shape.ffn_dim, "params": shape.params,
         "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **measured(kept),
+        "edge": len(rates) > 1 and bool(kept) and kept[0]["lr"] in (rates[0], rates[-1]),
         "recall": sum(recalls) / len(recalls) if recalls else None,
         "repeats": sum(repeated) / len(repeated) if repeated else None, "repeated": repeated,
         "tokens_per_second": max(speeds) if speeds else None,

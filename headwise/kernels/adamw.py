@@ -1,0 +1,40 @@
+"""AdamW of one large parameter on a GPU in one pass: it reads a gradient once and leaves it as it is, also where that is clipped.
+
+The plain twin is `torch.optim.adamw.adamw` with `fused` and `grad_scale`, which writes clipped gradients back.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _moved(w, mean, square, grad, over, size, beta1, beta2, rate, root, eps, keep, CLIPPED: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    seen = i < size
+    g = tl.load(grad + i, mask=seen, other=0.0)
+    if CLIPPED:
+        g = g / tl.load(over)
+    a = tl.load(mean + i, mask=seen, other=0.0)
+    a += (1 - beta1) * (g - a)
+    b = tl.load(square + i, mask=seen, other=0.0) * beta2 + (1 - beta2) * g * g
+    x = tl.load(w + i, mask=seen, other=0.0) * keep - rate * a / (tl.sqrt(b) * root + eps)
+    tl.store(mean + i, a, mask=seen)
+    tl.store(square + i, b, mask=seen)
+    tl.store(w + i, x, mask=seen)
+
+
+def adamw(
+    w: Tensor, mean: Tensor, square: Tensor, grad: Tensor, over: Tensor | None,
+    lr: float, beta1: float, beta2: float, eps: float, decay: float, step: int,
+) -> None:  # fmt: skip
+    """Step number `step`, from 1, of contiguous float32 tensors in place; the gradient is divided by `over`."""
+    rate, root = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+    _moved[(-(-w.numel() // BLOCK),)](
+        w, mean, square, grad, grad if over is None else over, w.numel(), beta1, beta2, rate, root, eps, 1 - lr * decay,
+        CLIPPED=over is not None, BLOCK=BLOCK,
+    )  # fmt: skip
