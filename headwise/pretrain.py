@@ -77,6 +77,22 @@ PEAKS = {
 # ---- one model in training
 
 
+class Sent:
+    """Numbers on their way from a device: reading them waits for them, not for all that was started since."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.here, self.come = numbers, None
+        if numbers.is_cuda:
+            self.here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self.here.copy_(numbers, non_blocking=True)
+            self.come = torch.cuda.current_stream(numbers.device).record_event()
+
+    def read(self) -> list[float]:
+        if self.come is not None:
+            self.come.synchronize()
+        return self.here.tolist()
+
+
 class Training:
     """A model, its optimiser and its loss curve between two steps."""
 
@@ -102,7 +118,7 @@ class Training:
         dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
         self.optimiser = Optimiser(self.named, run.shape, run.optimiser, run.weight_decay, ranks, dtype)
         self.losses: list[float] = []
-        self.pending: Tensor | None = None  # a step's loss that is not read yet, so that the device need not wait for the host
+        self.pending: Sent | None = None  # a step's loss that is not read yet, so that the device need not wait for the host
         self.counts: np.ndarray | None = None  # of pairs of ids
         self.judged: list[tuple[int, float]] = []  # steps and bits per byte
         self.seconds, self.timed, self.resumed = 0.0, 0, 0  # timed: steps, all but the first after a start
@@ -141,14 +157,14 @@ class Training:
         self.optimiser.step(run.lr * rate(run.schedule, number, run.steps, run.warmup, run.warmdown), self._over())
         self.model.zero_grad()
         raised = self.settle()
-        self.pending = add_up(self.ranks, total)
+        self.pending = Sent(add_up(self.ranks, total))
         return raised if self.ranks.world > 1 else flag
 
     def settle(self) -> bool:
         """Read the loss of the last step; whether any process raised its flag in it."""
         if self.pending is None:
             return False
-        loss, flags = self.pending.tolist()
+        loss, flags = self.pending.read()
         self.pending = None
         self.losses.append(loss / self.run.batch_tokens)
         return flags > 0

@@ -294,7 +294,7 @@ def _verdict(arms: list[dict[str, Any]]) -> list[str]:
 
 
 def _edges(points: list[dict[str, Any]]) -> list[str]:
-    arms = {p["arm"]: p["edge"] for p in points}
+    arms = {(p["arm"], p["family"] if p["logit"] is None else ""): p["edge"] for p in points}  # the base is in several families
     count = sum(arms.values())
     return (
         [f"the best rate is the smallest or the largest tried in {count} of {len(arms)} arms: a wider range may change them"]
