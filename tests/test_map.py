@@ -98,6 +98,33 @@ def test_the_second_round_takes_each_cells_best_rate_and_other_seeds():
     assert {run.id for run in later} < {run.id for run in more}
 
 
+@pytest.mark.parametrize(("peak", "last"), [(0.0001, 0.00027), (0.001, 0.0009), (0.03, 0.03), (0.1, 0.1), (9.0, 0.27)])
+def test_the_tuning_goes_on_where_the_best_rate_is_the_last_to_a_side(peak, last):
+    settings = dataclasses.replace(TINY, lrs=(0.003, 0.01, 0.03), further=2)
+
+    def loss(run):
+        return abs(math.log(run.recipe.lr / peak)) + (1.0 if run.seed else 0.0)
+
+    rows, more, rounds = [], heads_map.runs(settings), 0
+    while more:
+        rows, rounds = rows + rows_of(more, loss), rounds + 1
+        known = {row["id"] for row in rows}
+        more = [run for run in heads_map.then(settings, rows) if run.id not in known]
+    tried = {row["lr"] for row in rows if row["seed"] == 0}
+    assert {0.003, 0.01, 0.03} <= tried
+    assert len(tried) <= 5
+    points = heads_map.summary(rows)
+    for p in points:
+        assert p["lr"] == pytest.approx(last, rel=0.2)
+        assert p["n"] == TINY.seeds
+        assert p["edge"] == (peak in (0.0001, 9.0)), "given up after two"
+    assert ("smallest or the largest" in heads_map.headline(points)[-1]) == (peak in (0.0001, 9.0))
+    assert rounds <= 4
+    assert len(rows) == len({row["id"] for row in rows})
+    once = heads_map.then(dataclasses.replace(settings, further=0), rows)
+    assert {run.seed for run in once} == {1, 2}, "and not where it is not wanted"
+
+
 def test_a_cell_that_always_diverges_keeps_its_first_rate_and_is_counted():
     first = heads_map.runs(TINY)
 

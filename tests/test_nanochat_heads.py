@@ -75,7 +75,7 @@ def test_each_arm_is_measured_at_its_best_rate_on_other_seeds():
     assert all((row["lr"] == QUICK.lrs[0]) == (row["head_dim"] == 8) for row in later)
 
 
-@pytest.mark.parametrize(("sign", "end"), [(1, QUICK.lrs[0] / 2**nh.FURTHER), (-1, QUICK.lrs[-1] * 2**nh.FURTHER)])
+@pytest.mark.parametrize(("sign", "end"), [(1, QUICK.lrs[0] / 2**QUICK.further), (-1, QUICK.lrs[-1] * 2**QUICK.further)])
 def test_a_rate_that_is_never_small_or_large_enough_is_given_up_and_told(sign, end):
     rows = rows_of(QUICK, lambda run: 2.0 + sign * run.lr)
     assert {row["lr"] for row in rows if row["seed"]} == {end}

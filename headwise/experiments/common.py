@@ -9,8 +9,9 @@ import json
 import math
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+from headwise.language import Pretraining
 from headwise.runs import Recipe, Row, Run, derive
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stats import Mean, mean
@@ -19,6 +20,7 @@ from headwise.tasks import Farthest, Images, ListOps, Recall, Sentences, Task, T
 CHOICES = ("farthest", "recall", "text", "images", "listops", "sentences")
 SOURCED = ("text", "images", "sentences")  # those that take data from a source
 PROBED = ("kappa", "kappa_centred", "stable_rank", "effective_rank")
+R = TypeVar("R", Run, Pretraining)
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
 
 
@@ -47,6 +49,7 @@ class OverTasks(Training):
     tasks: tuple[str, ...]
     dim: int
     lrs: tuple[float, ...]
+    further: int = 0  # rates that a shape may try beyond them, where its best is the last to a side
     beta2: float
     weight_decay: float
     points: int  # of the farthest-neighbour task
@@ -148,14 +151,42 @@ def merit(row: Row) -> tuple[float, float]:
     return (row["held_out"] if row["status"] == "done" else math.inf), row["lr"]
 
 
-def second_round(first: list[Run], rows: list[Row], seeds: int) -> list[Run]:
-    """After tuning on seed 0: every shape of every task, from every start, at its best rate, `seeds` other seeds."""
-    found, best = {row["id"]: row for row in rows}, dict[Any, tuple[tuple[float, float], Run]]()
+def next_round(first: list[R], rows: list[Row], seeds: int, further: int = 0) -> list[R]:
+    """After tuning on seed 0: every shape of every task, from every start, at its best rate, `seeds` other seeds; before that, where the
+    best is the smallest or the largest rate that was tried, the next one to that side, `further` times at most."""
+    found, tried, out = {row["id"]: row for row in rows}, dict[R, list[R]](), list[R]()
     for run in first:
-        key, value = (run.task, run.shape, run.recipe.init), merit(found[run.id])
-        if key not in best or value < best[key][0]:
-            best[key] = value, run
-    return [dataclasses.replace(run, seed=seed) for _, run in best.values() for seed in range(1, seeds + 1)]
+        tried.setdefault(at_rate(run, 1.0), []).append(run)
+    for runs in tried.values():
+        best, more = min(runs, key=lambda run: merit(found[run.id])), None
+        for _ in range(further):
+            more = _beyond(best, runs)
+            if more is None or more.id not in found:
+                break
+            runs.append(more)
+            best, more = min(runs, key=lambda run: merit(found[run.id])), None
+        out += [dataclasses.replace(best, seed=seed) for seed in range(1, seeds + 1)] if more is None else [more]
+    return out
+
+
+def at_rate(run: R, lr: float) -> R:
+    """The same run at another rate."""
+    if isinstance(run, Run):
+        return dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, lr=lr))
+    return dataclasses.replace(run, lr=lr)
+
+
+def _beyond(best: R, runs: list[R]) -> R | None:
+    """The run at the next rate to the side at which the best one is the last, in the same steps."""
+    rates = sorted(_rate(run) for run in runs)
+    if len(rates) < 2 or rates[0] < _rate(best) < rates[-1]:
+        return None
+    low = _rate(best) == rates[0]
+    return at_rate(best, float(f"{rates[0] ** 2 / rates[1] if low else rates[-1] ** 2 / rates[-2]:.6g}"))
+
+
+def _rate(run: Run | Pretraining) -> float:
+    return run.recipe.lr if isinstance(run, Run) else run.lr
 
 
 def counted(rows: list[Row]) -> list[Row]:
@@ -176,6 +207,19 @@ def measured(rows: list[Row]) -> dict[str, Any]:
         "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
         "accuracy": mean(right).mean if right else None,
     }  # fmt: skip
+
+
+def tuned(rows: list[Row]) -> dict[str, Any]:
+    """One shape's measurement, and whether its best rate is the smallest or the largest of those tried; of two, one always is."""
+    kept, rates = counted(rows), sorted({r["lr"] for r in rows if r["seed"] == 0})
+    return {**measured(kept), "edge": len(rates) > 2 and bool(kept) and kept[0]["lr"] in (rates[0], rates[-1])}
+
+
+def edges(points: list[dict[str, Any]], what: str) -> list[str]:
+    """How many shapes might do better at a rate that was not tried."""
+    count = sum(p["edge"] for p in points)
+    told = f"the best rate is the smallest or the largest tried in {count} of {len(points)} {what}: a wider range may change them"
+    return [told] if count else []
 
 
 def logmean(values: list[float | None]) -> float | None:

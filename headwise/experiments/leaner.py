@@ -19,14 +19,14 @@ from headwise.experiments.common import (
     OverTasks,
     change,
     check_lists,
-    counted,
-    measured,
+    edges,
+    next_round,
     recipe_of,
-    second_round,
     shape_in,
     shape_of,
     solid,
     task_of,
+    tuned,
 )
 from headwise.policies import Budget, narrower, shallower, spend_on_depth, spend_on_ffn, split, trade, widen, widen_iso
 from headwise.runs import Row, Run
@@ -72,9 +72,9 @@ PRESETS = {
         held_out=1024, evals=1,
     ),
     "paper": Settings(
-        tasks=("text",), dim=64, depth=8, heads=4, ffn_dim=256, more=(2, 4), lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0,
-        points=16, pairs=8, length=64, seeds=3, steps=4000, batch=64, warmup=0.1, schedule="cosine", protocols=("stream",),
-        init="normal", precision="fp16", epoch=500, evals=2,
+        tasks=("text",), dim=64, depth=8, heads=4, ffn_dim=256, more=(2, 4), lrs=(0.001, 0.003, 0.01), further=2, beta2=0.99,
+        weight_decay=0.0, points=16, pairs=8, length=64, seeds=3, steps=4000, batch=64, warmup=0.1, schedule="cosine",
+        protocols=("stream",), init="normal", precision="fp16", epoch=500, evals=2,
     ),
 }  # fmt: skip
 
@@ -111,7 +111,7 @@ def runs(settings: Settings) -> list[Run]:
 
 def then(settings: Settings, rows: list[Row]) -> list[Run]:
     """The measurement: every arm at its best rate, `seeds` other seeds."""
-    return second_round(runs(settings), rows, settings.seeds)
+    return next_round(runs(settings), rows, settings.seeds, settings.further)
 
 
 # ---- points
@@ -139,9 +139,9 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         for row in same:
             by_shape.setdefault(shape_in(row), []).append(row)
         found = named(set(by_shape))
-        base = measured(counted(by_shape[found[BASE]])) if BASE in found else None
+        base = tuned(by_shape[found[BASE]]) if BASE in found else None
         for arm, shape in found.items():
-            value = measured(counted(by_shape[shape]))
+            value = tuned(by_shape[shape])
             gap = difference(value["values"], base["values"]) if base and base["values"] and value["values"] and arm != BASE else None
             out.append(
                 {
@@ -169,6 +169,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
         ]
         if equal:
             lines.append(f"{task}, the base's parameters: " + "; ".join(equal))
+        lines += [f"{task}: {line}" for line in edges(list(by.values()), "arms")]
     return lines
 
 

@@ -19,14 +19,15 @@ from headwise.experiments.common import (
     OverTasks,
     check_lists,
     counted,
+    edges,
     how_conditioned,
     logmean,
-    measured,
+    next_round,
     recipe_of,
-    second_round,
     shape_of,
     signed,
     task_of,
+    tuned,
 )
 from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError, nearest
@@ -79,8 +80,8 @@ PRESETS = {
     ),
     "paper": Settings(
         tasks=("farthest",), dim=64, heads=(1, 2, 4, 8, 16), ranks=(4, 8, 16, 32, 64), depths=(1, 2, 4), base=(4, 4, 16, 256),
-        budget="params", lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0, points=16, pairs=8, length=64, seeds=3, steps=4000,
-        batch=64, warmup=0.1, schedule="cosine", protocols=("stream",), init="normal", precision="fp16", epoch=500, evals=2,
+        budget="params", lrs=(0.001, 0.003, 0.01), further=2, beta2=0.99, weight_decay=0.0, points=16, pairs=8, length=64, seeds=3,
+        steps=4000, batch=64, warmup=0.1, schedule="cosine", protocols=("stream",), init="normal", precision="fp16", epoch=500, evals=2,
     ),
 }  # fmt: skip
 
@@ -122,7 +123,7 @@ def runs(settings: Settings) -> list[Run]:
 
 def then(settings: Settings, rows: list[Row]) -> list[Run]:
     """The measurement: every cell at its best rate, `seeds` other seeds."""
-    return second_round(runs(settings), rows, settings.seeds)
+    return next_round(runs(settings), rows, settings.seeds, settings.further)
 
 
 probe = how_conditioned  # of every trained run
@@ -139,7 +140,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         out.append(
             {
                 "task": task, "depth": depth, "heads": heads, "rank": rank, "ffn": first["ffn_dim"], "dim": first["dim"],
-                "params": first["params"], "flops": first["flops"], **measured(these),
+                "params": first["params"], "flops": first["flops"], **tuned(same),
                 **{key: logmean([r.get(key) for r in these]) for key in ("kappa_start", "kappa_end", "kappa_centred_end")},
             }
         )  # fmt: skip
@@ -187,6 +188,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
         told = [f"{what} {rho}" for what in PREDICTORS if (rho := _predicts(known, what))]
         if told:
             lines.append(f"{task}: rank correlation of the loss over {len(known)} cells with " + ", ".join(told))
+        lines += [f"{task}: {line}" for line in edges(known, "cells")]
     return lines
 
 

@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import change, check_lists, counted, measured, merit, shape_in
+from headwise.experiments.common import change, check_lists, counted, edges, next_round, shape_in, tuned
 from headwise.language import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape, UsageError
@@ -38,7 +38,6 @@ CAPTION = (
     "Recall in text: how often the same model has a token right whose pair with the one before is rare but occurred before in the window; "
     "of random pairs: how often, shown pairs of random tokens, it tells the second of a pair from the first."
 )
-FURTHER = 3  # rates that an arm may try beyond those of all, each twice or half the last
 FAMILIES = ("split", "logit", "scale", "unnormed", "query", "kv", "latent")
 
 
@@ -64,6 +63,7 @@ class Settings:
     batch_tokens: int
     steps: int
     lrs: tuple[float, ...]
+    further: int  # rates that an arm may try beyond them, where its best is the last to a side
     optimiser: str
     precision: str
     eval_tokens: int
@@ -85,12 +85,12 @@ PRESETS = {
     "quick": Settings(
         dim=64, depth=2, rank=16, families=("split", "kv"), ranks=(8, 16, 32, 64), controls=(8, 64), logits=(12.0,), queries=(8, 32),
         kv_heads=(1, 2), latents=(16, 32), max_logit=6.0, length=64, batch_tokens=1024, steps=150, lrs=(0.005, 0.01, 0.02),
-        optimiser="muon", precision="fp32", eval_tokens=16_384, seeds=3,
+        further=3, optimiser="muon", precision="fp32", eval_tokens=16_384, seeds=3,
     ),
     "paper": Settings(
         dim=512, depth=8, rank=128, families=FAMILIES, ranks=(32, 64, 128, 256, 512), controls=(32, 512), logits=(32.6, 65.2),
         queries=(64, 256), kv_heads=(1, 2), latents=(64, 170, 512), max_logit=16.3, length=512, batch_tokens=16_384, steps=500,
-        lrs=(0.001, 0.002, 0.004), optimiser="muon", precision="bf16", eval_tokens=1 << 19, seeds=3,
+        lrs=(0.001, 0.002, 0.004), further=3, optimiser="muon", precision="bf16", eval_tokens=1 << 19, seeds=3,
     ),
 }  # fmt: skip
 
@@ -167,21 +167,8 @@ def runs(settings: Settings) -> list[Pretraining]:
 
 
 def then(settings: Settings, rows: list[Row]) -> list[Pretraining]:
-    """The tuning goes on for an arm whose best rate is the last to a side, FURTHER times at most; for the others the measurement: the best
-    rate, `seeds` other seeds."""
-    tried: dict[Shape, list[Row]] = {}
-    for row in rows:
-        if row["seed"] == 0:
-            tried.setdefault(shape_in(row), []).append(_judged(row))
-    out: list[Pretraining] = []
-    for shape in dict.fromkeys(arms(settings).values()):
-        best, rates = min(tried[shape], key=merit)["lr"], sorted(row["lr"] for row in tried[shape])
-        step = 0.5 if best == rates[0] else 2.0 if best == rates[-1] else None
-        if step and 1 < len(rates) < len(settings.lrs) + FURTHER:
-            out.append(_run(settings, shape, best * step, 0))
-        else:
-            out += [_run(settings, shape, best, seed) for seed in range(1, settings.seeds + 1)]
-    return out
+    """The tuning goes on for an arm whose best rate is the last to a side; for the others the measurement."""
+    return next_round(runs(settings), [_judged(row) for row in rows], settings.seeds, settings.further)
 
 
 # ---- points
@@ -219,14 +206,12 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
 def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:
     kept = counted(same)
     speeds = [r["tokens_per_second"] for r in kept if r["tokens_per_second"]]
-    rates = sorted({r["lr"] for r in same if r["seed"] == 0})
     recalls, repeated = ([r[name] for r in kept if r.get(name) is not None] for name in ("recall", "repeats"))
     return {
         "arm": _name(shape) + (f", to {shape.max_logit:g}" if (shape.max_logit or base.max_logit) != base.max_logit else ""),
         "logit": shape.max_logit, "heads": shape.num_heads, "kv": shape.num_kv_heads, "rank": shape.head_dim, "width": shape.v_head_dim,
         "latent": shape.kv_lora_rank or None, "ffn": shape.ffn_dim, "params": shape.params,
-        "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **measured(kept),
-        "edge": len(rates) > 1 and bool(kept) and kept[0]["lr"] in (rates[0], rates[-1]),
+        "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **tuned(same),
         "recall": sum(recalls) / len(recalls) if recalls else None,
         "repeats": sum(repeated) / len(repeated) if repeated else None, "repeated": repeated,
         "tokens_per_second": max(speeds) if speeds else None,
@@ -295,13 +280,8 @@ def _verdict(arms: list[dict[str, Any]]) -> list[str]:
 
 
 def _edges(points: list[dict[str, Any]]) -> list[str]:
-    arms = {(p["arm"], p["family"] if p["logit"] is None else ""): p["edge"] for p in points}  # the base is in several families
-    count = sum(arms.values())
-    return (
-        [f"the best rate is the smallest or the largest tried in {count} of {len(arms)} arms: a wider range may change them"]
-        if count
-        else []
-    )
+    arms = {(p["arm"], p["family"] if p["logit"] is None else ""): p for p in points}  # the base is in several families
+    return edges(list(arms.values()), "arms")
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -20,14 +20,15 @@ from headwise.experiments.common import (
     change,
     check_lists,
     counted,
+    edges,
     how_conditioned,
     logmean,
-    measured,
+    next_round,
     recipe_of,
-    second_round,
     shape_of,
     solid,
     task_of,
+    tuned,
 )
 from headwise.models import INITS
 from headwise.runs import Row, Run
@@ -73,8 +74,8 @@ PRESETS = {
     ),
     "paper": Settings(
         tasks=("text",), dim=64, depths=(8, 4, 2), heads=4, ffn_dim=256, starts=("normal", "spectral", "orthogonal"),
-        lrs=(0.001, 0.003, 0.01), beta2=0.99, weight_decay=0.0, points=16, pairs=8, length=64, seeds=3, steps=4000, batch=64, warmup=0.1,
-        schedule="cosine", protocols=("stream",), precision="fp16", epoch=500, evals=2,
+        lrs=(0.001, 0.003, 0.01), further=2, beta2=0.99, weight_decay=0.0, points=16, pairs=8, length=64, seeds=3, steps=4000, batch=64,
+        warmup=0.1, schedule="cosine", protocols=("stream",), precision="fp16", epoch=500, evals=2,
     ),
 }  # fmt: skip
 
@@ -92,7 +93,7 @@ def runs(settings: Settings) -> list[Run]:
 
 def then(settings: Settings, rows: list[Row]) -> list[Run]:
     """The measurement: every start and depth at its best rate, `seeds` other seeds."""
-    return second_round(runs(settings), rows, settings.seeds)
+    return next_round(runs(settings), rows, settings.seeds, settings.further)
 
 
 probe = how_conditioned  # of every trained run
@@ -107,7 +108,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         out.append(
             {
                 "task": task, "init": init, "depth": depth, "heads": first["num_heads"], "rank": first["head_dim"], "dim": first["dim"],
-                "params": first["params"], **measured(kept),
+                "params": first["params"], **tuned(same),
                 **{key: logmean([r.get(key) for r in kept]) for key in ("kappa_start", "kappa_end", "kappa_centred_end")},
             }
         )  # fmt: skip
@@ -148,6 +149,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
             less = [f"{p['init']} {p['gain']}" for p in here if p["gain"]]
             if less:
                 lines.append(f"{task}, that cost against the normal start's: " + "; ".join(less))
+        lines += [f"{task}: {line}" for line in edges([p for p in same if p["values"]], "starts and depths")]
     return lines
 
 
