@@ -61,10 +61,11 @@ def orthogonalise(stack: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     x = (stack.mT if tall else stack).to(torch.promote_types(stack.dtype, torch.float32))
     norm = x.norm(dim=(-2, -1), keepdim=True) * MARGIN
     x = (x / norm.clamp_min(torch.finfo(torch.float32).tiny)).to(dtype)
-    for a, b, c in POLYNOMIALS:
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    size, x = x.shape, x.reshape(-1, *x.shape[-2:])
+    for a, b, c in POLYNOMIALS:  # sums that the products end with, no passes of their own
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.view(size).mT if tall else x.view(size)
 
 
 def pieces(shape: Shape, name: str, rows: int) -> tuple[int, ...]:
@@ -155,19 +156,20 @@ class Optimiser:
 
     def _turn(self, lr: float) -> None:
         """Muon: momentum with look-ahead, orthogonalised, all maps of one size at once."""
-        ahead = {}
-        for name in self.matrices:
-            p, mean = self.named[name], self.moments[f"mean.{name}"]
-            mean.lerp_(mine(_grad(p)), 1 - MOMENTUM)
-            ahead[name] = all_of(mine(_grad(p)).lerp(mean, MOMENTUM).to(self.dtype), p)
+        ps, means = [self.named[name] for name in self.matrices], [self.moments[f"mean.{name}"] for name in self.matrices]
+        grads = [mine(_grad(p)) for p in ps]
+        torch._foreach_lerp_(means, grads, 1 - MOMENTUM)
+        looked = torch._foreach_lerp(grads, means, MOMENTUM)
+        ahead = {name: all_of(x.to(self.dtype), p) for name, x, p in zip(self.matrices, looked, ps, strict=True)}
         for (rows, columns), group in self._alike().items():
             stack = torch.stack([ahead[name][start:stop] for name, start, stop in group])
-            turned = dealt(self.ranks, stack, lambda some: orthogonalise(some, self.dtype)) * (SIZE * math.sqrt(max(rows, columns)))
+            turned = dealt(self.ranks, stack, lambda some: orthogonalise(some, self.dtype))
             for (name, start, stop), update in zip(group, turned, strict=True):
-                ahead[name][start:stop] = update
-        for name in self.matrices:
-            p = mine(self.named[name])
-            p.mul_(1 - lr * self.decay).sub_(part_of(ahead[name], self.named[name]), alpha=lr)
+                torch.mul(update, SIZE * math.sqrt(max(rows, columns)), out=ahead[name][start:stop])
+        if self.decay:
+            torch._foreach_mul_([mine(p) for p in ps], 1 - lr * self.decay)
+        for name, p in zip(self.matrices, ps, strict=True):
+            mine(p).sub_(part_of(ahead[name], p), alpha=lr)
 
 
 def _grad(p: nn.Parameter) -> Tensor:
