@@ -3,8 +3,8 @@
     headwise run dimension                   quick: d = 8, 16, 32, N=8, one layer, 36 models; 2 CPU cores, about 3 minutes
     headwise run dimension --preset paper    d = 16, 64, 128, 256, N=16, two layers, width 8, 200,000 steps; one GPU, hours
 
-Nothing was published for it. Expected, quick: with one head the error stays under 0.2 at every d; with 2 heads (half rank) it is
-several times as large.
+Nothing was published for it. Expected, quick, held out: one head 0.046, 0.066, 0.103 at d = 8, 16, 32; two heads of half the rank
+0.41, 0.45, 0.49; eight 0.59, 0.69, 0.74.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Settings(Training):
 
 PRESETS = {
     "quick": Settings(
-        dims=(8, 16, 32), splits=(1, 2, 4, 8), points=8, ffn_dim=64, depth=1, width=2, seeds=3, steps=2500, batch=32, lr=0.03,
+        dims=(8, 16, 32), splits=(1, 2, 4, 8), points=8, ffn_dim=64, depth=1, width=2, seeds=3, steps=2500, batch=32, lr=0.02,
         warmup=0.3, schedule="cosine", protocols=("stream",), held_out=2048, evals=5,
     ),
     "paper": Settings(
