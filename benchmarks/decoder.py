@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.language import Pretraining
-from headwise.pretrain import Training, peak_of
+from headwise.pretrain import COMPILED, Training, many_shapes, peak_of
 from headwise.ranks import Ranks
 from headwise.shape import Shape
 from headwise.stack import numerics
@@ -100,7 +100,7 @@ def our_step(shape: Shape, rows: int, length: int, optimiser: str, compiled: str
         shape=shape, steps=1000, batch_tokens=rows * length, length=length, optimiser=optimiser, lr=1e-4, precision="bf16"
     )  # fmt: skip
     device = torch.device("cuda")
-    with numerics("bf16", device), tempfile.TemporaryDirectory() as folder:
+    with numerics("bf16", device), many_shapes(), tempfile.TemporaryDirectory() as folder:
         corpus = load(find_text(""), find_tokenizer("")[0], Path(folder), run.digest)
         yield Training(run, corpus, device, Ranks(), 1, "ddp", compiled).step
 
@@ -138,7 +138,7 @@ def main() -> None:
     for name, value in (("dim", 1792), ("depth", 8), ("vocab", 32_768), ("rows", 8), ("length", 2048), ("steps", 5)):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     parser.add_argument("--heads", type=int, nargs="+", default=[14, 4, 1], help="ours; theirs is the first; default 14 4 1")
-    parser.add_argument("--compile", default="model", help="ours: model or blocks; default model, as theirs")
+    parser.add_argument("--compile", default="model", choices=COMPILED, help="ours; default model, as theirs")
     parser.add_argument("--no-muon", action="store_true", help="leave the arm with Muon out")
     args = parser.parse_args()
     if not torch.cuda.is_available():

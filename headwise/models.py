@@ -131,7 +131,10 @@ class _Stack(nn.Module):
 
     def _turns(self, h: Tensor) -> Turns | None:
         s, known = self.shape, self.turns
-        if known is not None and (*known[0].shape, known[0].device) == (h.shape[-2], s.qk_rope_head_dim // 2, h.device):
+        exact = torch.promote_types(h.dtype, torch.float32)
+        if known is not None and (*known[0].shape, known[0].device, known[0].dtype) == (
+            h.shape[-2], s.qk_rope_head_dim // 2, h.device, exact
+        ):  # fmt: skip
             return known
         return turns_of(h.shape[-2], s.qk_rope_head_dim, s.rope_theta, h) if s.qk_rope_head_dim else None
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from headwise.kernels import has_triton
 from headwise.ranks import Ranks, all_of, dealt, mine, part_of
 from headwise.shape import Shape
 
@@ -179,4 +179,4 @@ def _grad(p: nn.Parameter) -> Tensor:
 
 def _is_large(p: Tensor) -> bool:
     """Whether a parameter is moved by a kernel of its own; the others go together, in one of torch's."""
-    return p.is_cuda and p.dtype == torch.float32 and p.numel() >= LARGE and p.is_contiguous() and find_spec("triton") is not None
+    return p.is_cuda and p.dtype == torch.float32 and p.numel() >= LARGE and p.is_contiguous() and has_triton()

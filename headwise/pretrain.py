@@ -105,10 +105,10 @@ class Training:
         initialise(self.model, "normal", generator_of(torch.device("cpu"), derive(run.seed, "init")))
         self.model.to(device)
         self.model.prepare(run.length)
-        self.nats, self.whole = _nats, self._nats
+        self.nats, self.loss = _nats, _loss
         match compiled:
             case "model":
-                self.whole = torch.compile(self._nats, dynamic=False)
+                self.loss = torch.compile(_loss, dynamic=False)
             case "blocks":
                 self.nats = torch.compile(_nats, dynamic=False)
                 for block in self.model.blocks:
@@ -151,7 +151,7 @@ class Training:
             first = number * run.rows + (self.ranks.rank * self.accumulate + part) * each
             ids = self._here(rows_at(self.corpus, run.length, run.seed, first, each))
             with sending(self.module, last=part == self.accumulate - 1):
-                nats = self.whole(self.module, ids)
+                nats = self.loss(self, ids)
                 (nats.sum() * (self.ranks.world / run.batch_tokens)).backward()  # what is sent is averaged
             total[0] += nats.detach().sum(dtype=torch.float64)
         self.optimiser.step(run.lr * rate(run.schedule, number, run.steps, run.warmup, run.warmdown), self._over())
@@ -176,13 +176,10 @@ class Training:
             return None
         norm: Any = nn.utils.get_total_norm([p.grad for p in self.named.values() if p.grad is not None])
         whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return (whole / self.run.clip).clamp_min(1.0)
+        return (whole / self.run.clip).clamp_min(1.0).float()  # torch's fused AdamW takes no other
 
     def _here(self, ids: Tensor) -> Tensor:
         return ids.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else ids
-
-    def _nats(self, module: nn.Module, ids: Tensor) -> Tensor:
-        return self.nats(self._logits(module, ids), ids[:, 1:])
 
     def _logits(self, module: nn.Module, ids: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.run.precision == "bf16"):
@@ -243,6 +240,11 @@ class Training:
             right.append((logits[:, 2 * pairs :: 2].argmax(-1) == some[:, 2 * pairs + 1 :: 2]).double().mean(1))
         each = torch.cat(right)
         return {"recall": each.mean().item(), "recall_se": each.std().item() / math.sqrt(len(each)), "recall_pairs": pairs}
+
+
+def _loss(training: Training, ids: Tensor) -> Tensor:
+    """Of each token."""
+    return training.nats(training._logits(training.module, ids), ids[:, 1:])
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:

@@ -674,3 +674,6 @@ def test_positions_made_beforehand_change_nothing():
     torch.testing.assert_close(model(ids)[0], expected, rtol=0, atol=0)
     torch.testing.assert_close(model(ids[:, :4])[0], shorter, rtol=0, atol=0)  # others are made as they are needed
     assert not any("turns" in name for name in model.state_dict())
+    twice, exact = model.double(), Decoder(shape).double()
+    exact.load_state_dict(twice.state_dict())
+    torch.testing.assert_close(twice(ids)[0], exact(ids)[0], rtol=0, atol=0)  # not from tables in float32

@@ -86,6 +86,29 @@ def test_a_rate_that_is_never_small_or_large_enough_is_given_up_and_told(sign, e
     )
 
 
+@pytest.mark.parametrize("families", [(family,) for family in FAMILIES] + [("logit", "scale"), ("kv", "latent")])
+def test_whatever_is_varied_the_base_is_the_base(families):
+    settings = dataclasses.replace(QUICK, families=families)
+    points = nh.summary(rows_of(settings))
+    assert {p["family"] for p in points} == set(families)
+    for family in families:
+        (base,) = [p for p in points if p["family"] == family and p["change"] is None]
+        assert (base["heads"], base["rank"], base["kv"], base["latent"]) == (4, 16, 4, None)
+        assert base["logit"] == (6.0 if family in ("split", "logit", "query", "kv") else None)
+        assert base["arm"] == "4 x 16"
+
+
+def test_what_only_the_tuning_has_seen_is_told_and_not_drawn():
+    rows = [row for row in rows_of(QUICK) if row["seed"] == 0 or row["head_dim"] != 64]
+    points = nh.summary(rows)
+    (wide,) = [p for p in points if p["rank"] == 64]
+    assert wide["change"].endswith(" (the tuning's seed)")
+    assert wide["gap"] is None
+    description = nh.figure(points)
+    assert "1 x 64" not in {row["name"] for row in description["panels"][0]["rows"]}
+    assert description["panels"][0]["x_label"] == "more than 4 x 16 of its kind"
+
+
 def test_one_rate_alone_is_not_tuned():
     rows = rows_of(dataclasses.replace(QUICK, lrs=(0.01,)))
     assert {row["lr"] for row in rows} == {0.01}
@@ -145,6 +168,7 @@ def test_an_arm_that_diverges_is_told_and_drawn_as_missing(tmp_path):
 
 
 BAD = [
+    (["logits=6"], "logits must be above max_logit 6, got 6"),
     (["families=heads"], "unknown family 'heads'; choices: split, logit, scale, unnormed, query, kv, latent"),
     (["ranks=24"], "ranks must be even and divide dim 64, got 24"),
     (["rank=1"], "ranks must be even and divide dim 64, got 1"),

@@ -34,7 +34,7 @@ def pushed(model: Decoder, seed: int) -> None:
     """Gradients out of nowhere."""
     generator = seeded(seed)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator)
+        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
 
 
 # ---- orthogonalisation
@@ -202,6 +202,28 @@ def test_adamw_is_torchs(name: str, kind: str) -> None:
     for (n, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         if n not in optimiser.matrices:
             close(a.detach(), b.detach(), n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_gradient_that_is_divided_on_the_way_is_the_divided_one(kind: str, dtype: torch.dtype) -> None:
+    shape, found = SHAPES["plain"], []
+    for over in (None, torch.tensor(3.7)):
+        model = model_of(shape).to(dtype)
+        optimiser = Optimiser(dict(model.named_parameters()), shape, kind, 0.1)
+        for step in range(3):
+            pushed(model, step)
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad = p.grad if over is not None else p.grad / 3.7
+            if step == 1:  # so that an update depends on how large each gradient was
+                for p in model.parameters():
+                    assert p.grad is not None
+                    p.grad *= 5
+            optimiser.step(0.1, over)
+        found.append([p.detach() for p in model.parameters()] + list(optimiser.moments.values()))
+    for expected, divided in zip(*found, strict=True):
+        torch.testing.assert_close(divided, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_moments_and_a_count_are_all_of_the_state() -> None:

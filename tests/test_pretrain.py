@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,27 @@ def by_hand(run: Pretraining) -> tuple[Decoder, list[float]]:
         optimiser.step()
         losses.append(loss.item())
     return model, losses
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_a_gradient_within_the_bound_is_left_as_it_is(book: str, optimiser: str) -> None:
+    far, none, near = (trained_row(make(book, optimiser=optimiser, clip=clip)) for clip in (1e9, 0, 1e-3))
+    assert far["curve"] == none["curve"]
+    assert near["curve"] != none["curve"]
+
+
+def test_a_training_is_gone_when_it_is_done(book: str) -> None:
+    run = make(book)
+    corpus = load(find_text(run.source), None)
+    training = Training(run, corpus, CPU, Ranks(), 1, "ddp", "")
+    training.step()
+    there = weakref.ref(training)
+    gc.disable()
+    try:
+        del training
+        assert there() is None, "weights and moments would wait for the collector, run after run"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of what goes from block to block
@@ -441,8 +464,8 @@ def test_ranks_that_forget_to_average_would_be_seen(book: str, monkeypatch: pyte
     """The comparison above is sharp: a gradient half as large, as from a world counted wrongly, does not pass."""
     run = make(book, optimiser="adamw", clip=0.2)
     whole = trained_row(run)
-    nats = Training._nats
-    monkeypatch.setattr(Training, "_nats", lambda self, module, ids: nats(self, module, ids) * (1 + 1e-4))
+    nats = module._nats
+    monkeypatch.setattr(module, "_nats", lambda logits, targets: nats(logits, targets) * (1 + 1e-4))
     with pytest.raises(AssertionError):
         alike(trained_row(run), whole)
 

@@ -174,10 +174,8 @@ def _add_pretrain(add: Callable[[str, str, str], Parser]) -> None:
         train.add_argument(f"--{name}", type=kind, metavar="NAME" if kind is str else "N", help=text)
     train.add_argument("--accumulate", type=_whole, default=1, metavar="N", help="parts in which a step's gradient is added up; default 1")
     train.add_argument("--shard", default="ddp", help="under torchrun: ddp (a copy in each process) or fsdp (shards); default ddp")
-    train.add_argument(
-        "--compile", nargs="?", const="model", default="", metavar="HOW",
-        help="compile the model, or with `blocks` block by block (sooner done, a little slower; so do many processes)",
-    )  # fmt: skip
+    train.add_argument("--compile", action="store_true", help="compile the model; with several processes block by block")
+    train.add_argument("--compile-blocks", action="store_true", help="compile block by block: sooner done, a little slower")
     train.add_argument("--peak-tflops", type=_number, metavar="N", help="what one device can do, for the utilisation; default by its name")
     train.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     train.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")

@@ -7,13 +7,15 @@ import contextlib
 import dataclasses
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise.cli.output import print_table, say
 from headwise.cli.shapes import shape_of
 from headwise.shape import UsageError, nearest
+
+ROUNDS = 32  # of runs that depend on others' rows
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
@@ -49,11 +51,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         )  # fmt: skip
 
     rows = train_all(runs, getattr(module, "KEEP", False)) if trained else compute(runs, module.make, store, device=args.device, label=name)
-    while hasattr(module, "then"):
-        known = {run.id for run in runs}
-        later = [run for run in module.then(settings, rows) if run.id not in known]
-        if not later:
-            break
+    for later in _later_rounds(module, settings, runs, rows, name):
         waiting = store.missing(later)
         say(f"{name}, next round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
         rows += train_all(later)
@@ -87,6 +85,19 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         **({"failed": len(failed)} if failed else {}),
         **written,
     }
+
+
+def _later_rounds(module: Any, settings: Any, runs: list[Any], rows: list[Any], name: str) -> Iterator[list[Any]]:
+    """Runs that depend on rows, round after round; `rows` grows meanwhile."""
+    known = {run.id for run in runs}
+    for _ in range(ROUNDS if hasattr(module, "then") else 0):
+        later = [run for run in module.then(settings, rows) if run.id not in known]
+        if not later:
+            return
+        known |= {run.id for run in later}
+        yield later
+    if hasattr(module, "then"):
+        raise UsageError(f"`then` of {name} must come to an end, it has new runs after {ROUNDS} rounds")
 
 
 def _write(module: Any, points: list[dict[str, Any]], store: Any, name: str) -> dict[str, str]:
@@ -250,7 +261,8 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     where = place(ranks, pick_device(args.device))
     run, store = _pretraining(args, str(where)), Store(args.store)
     peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
-    check_way(run, ranks, args.accumulate, args.shard, args.compile, peak)
+    compiled = "blocks" if args.compile_blocks else "model" if args.compile else ""
+    check_way(run, ranks, args.accumulate, args.shard, compiled, peak)
     with joined(ranks, where), contextlib.ExitStack() as held:
 
         def claimed() -> dict[str, Any] | bool:
@@ -273,7 +285,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         if row is True:
             row = pretrain(
                 run, device=args.device, folder=store.runs_path, cache=store.path / "tokens", ranks=ranks, accumulate=args.accumulate,
-                shard=args.shard, compiled=args.compile, peak=peak,
+                shard=args.shard, compiled=compiled, peak=peak,
                 checkpoint_every=args.checkpoint_every, done=store.add,
             )  # fmt: skip
     _print_pretrained(row)

@@ -179,7 +179,7 @@ def at_rate(run: R, lr: float) -> R:
 def _beyond(best: R, runs: list[R]) -> R | None:
     """The run at the next rate to the side at which the best one is the last, in the same steps."""
     rates = sorted(_rate(run) for run in runs)
-    if len(rates) < 2 or rates[0] < _rate(best) < rates[-1]:
+    if len(rates) < 2 or rates[0] <= 0 or rates[0] < _rate(best) < rates[-1]:
         return None
     low = _rate(best) == rates[0]
     return at_rate(best, float(f"{rates[0] ** 2 / rates[1] if low else rates[-1] ** 2 / rates[-2]:.6g}"))

@@ -6,11 +6,11 @@
 A nanochat-style decoder (RMS norm, rotary positions, norms of queries and keys without gains, squared ReLU, untied head) of one
 width and depth. Every arm sees the same tokens and costs the same FLOPs a token: what its attention does not use goes into the
 feed-forward, whole numbers, the rest is told. Under the norm of queries and keys scores grow with the root of the rank, so every
-arm has the same largest score; `logit` makes it larger, `scale` lets it grow as it does in nanochat. Rates are tuned per arm, on a
-seed that is not counted: the same values for all, and on from the smallest or the largest where that is best. Expected of the quick
-preset: two heads of 32 and four of 16 do best, no difference found between them, one of 64 is 0.010 bits worse and eight of 8 0.012;
-of the paper preset: heads of 64 and 32 are 0.03 and 0.06 bits worse than of 128, of 256 and 512 no difference found; queries and keys
-of rank 256 0.015 better, one KV head for two 0.015 worse (`docs/nanochat.md`).
+arm has the same largest score; `logit` makes it larger, `scale` lets it grow, so that random scores spread alike at every rank.
+Rates are tuned per arm, on a seed that is not counted: the same values for all, and on from the smallest or the largest where that
+is best. Expected of the quick preset: two heads of 32 and four of 16 do best, no difference found between them, one of 64 is 0.010
+bits worse and eight of 8 0.012; of the paper preset: heads of 64 and 32 are 0.03 and 0.06 bits worse than of 128, of 256 and 512 no
+difference found; queries and keys of rank 256 0.015 better, one KV head for two 0.015 worse (`docs/nanochat.md`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import change, check_lists, counted, edges, next_round, shape_in, tuned
+from headwise.experiments.common import change, check_lists, counted, edges, merit, next_round, shape_in, signed, tuned
 from headwise.language import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape, UsageError
@@ -71,6 +71,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_lists(self, ("ranks", "controls", "queries", "kv_heads", "latents"), ("families", "logits", "lrs"))
+        if min(self.logits) <= self.max_logit:
+            raise UsageError(f"logits must be above max_logit {self.max_logit:g}, got {min(self.logits):g}")
         for family in self.families:
             if family not in FAMILIES:
                 raise UsageError(f"unknown family {family!r}; choices: {', '.join(FAMILIES)}")
@@ -193,12 +195,17 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         alike = (point["heads"], point["kv"], point["rank"], point["latent"]) == (base.num_heads, base.num_heads, base.head_dim, None)
         if alike and point["logit"] in (None, base.max_logit):
             told[point["family"]] = point
+            point["base"] = True
     for point in out:
         like = told.get(point["family"], point)
         for name, values in (("", "values"), ("repeats_", "repeated")):
             known = like is not point and point[values] and like[values]
             gap = difference(point[values], like[values]) if known else None
-            point[f"{name}gap"], point[f"{name}change"] = gap and (gap.mean, gap.low, gap.high), change(gap) if gap else None
+            chosen = point["seeds"] == [0]  # the rate was chosen by that very run: set beside that of the base, and not drawn
+            off = [a - b for a, b in [(point[f"{name}tuning"], like[f"{name}tuning"])] if None not in (a, b)]
+            point[f"{name}gap"] = (gap.mean, gap.low, gap.high) if gap and not chosen else None
+            told_so = [f"{signed(x)} (the tuning's seed)" for x in off] if chosen else [change(gap)] if gap else []
+            point[f"{name}change"] = told_so[0] if known and told_so else None
     out = [p for p in out if arms_of[p["family"]] > 1 or len(by_shape) == 1]
     return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), p["logit"] or 0, -p["rank"], -p["kv"], p["latent"] or 0))
 
@@ -206,6 +213,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
 def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:
     kept = counted(same)
     speeds = [r["tokens_per_second"] for r in kept if r["tokens_per_second"]]
+    first = min((r for r in same if r["seed"] == 0), key=merit, default={})
     recalls, repeated = ([r[name] for r in kept if r.get(name) is not None] for name in ("recall", "repeats"))
     return {
         "arm": _name(shape) + (f", to {shape.max_logit:g}" if (shape.max_logit or base.max_logit) != base.max_logit else ""),
@@ -214,6 +222,7 @@ def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, lis
         "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **tuned(same),
         "recall": sum(recalls) / len(recalls) if recalls else None,
         "repeats": sum(repeated) / len(repeated) if repeated else None, "repeated": repeated,
+        "tuning": first.get("held_out"), "repeats_tuning": first.get("repeats"),
         "tokens_per_second": max(speeds) if speeds else None,
     }  # fmt: skip
 
@@ -224,13 +233,13 @@ def _judged(row: Row) -> Row:
 
 
 def _base(shapes: set[Shape]) -> Shape:
-    """Of the cuts of the whole width the one whose heads, and whose largest score, most other arms have; of several the one nearest
-    to rank 128."""
+    """Of the cuts of the whole width the one whose heads most other arms have; of several that of the smallest of the largest scores, then
+    the one nearest to a quarter of the width."""
     plain = [s for s in shapes if s.num_heads * s.head_dim == s.dim and s.max_logit and s.num_kv_heads == s.num_heads]
 
-    def fits(base: Shape) -> tuple[int, int, int]:
+    def fits(base: Shape) -> tuple[int, float, int]:
         alike = [s for s in shapes if (s.num_heads, s.v_head_dim) == (base.num_heads, base.v_head_dim)]
-        return -len(alike), -sum(s.max_logit == base.max_logit for s in shapes), abs(base.head_dim - 128)
+        return -len(alike), base.max_logit or 0.0, abs(4 * base.head_dim - base.dim)
 
     return min(plain or shapes, key=fits)
 
@@ -239,7 +248,7 @@ def _families(shape: Shape, base: Shape) -> list[str]:
     """What an arm varies about the base; the base is at the end of each but those that leave the norm of queries and keys out."""
     if shape.qk_norm == "none":
         return ["latent" if shape.latent or shape.qk_rope_head_dim != shape.head_dim else "unnormed"]
-    if shape == base:
+    if shape == base and shape.max_logit:
         return ["split", "logit", "query", "kv"]
     if shape.num_kv_heads != shape.num_heads:
         return ["kv"]
@@ -286,15 +295,15 @@ def _edges(points: list[dict[str, Any]]) -> list[str]:
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     """Every arm's difference from the base with its interval, a colour for what it varies; bits per byte, and recall in text."""
-    panels, base = [], next((p["arm"] for p in points if p["gap"] is None), "the base")
+    panels, base = [], next((p["arm"] for p in points if p.get("base")), "the base")
     for gap, title, label in (
-        ("gap", "held-out bits per byte, less is better", f"more than {base} treated alike"),
-        ("repeats_gap", "recall in text, more is better", f"more often right than {base} treated alike"),
+        ("gap", "held-out bits per byte, less is better", f"more than {base} of its kind"),
+        ("repeats_gap", "recall in text, more is better", f"more often right than {base} of its kind"),
     ):
         known = [p for p in points if p[gap] is not None]
         if known:
             rows = [
-                {"name": p["arm"], "label": _MEANT[p["family"]], "colour": FAMILIES.index(p["family"]),
+                {"name": p["arm"] + _KIND.get(p["family"], ""), "label": _MEANT[p["family"]], "colour": FAMILIES.index(p["family"]),
                  **dict(zip(("mean", "low", "high"), p[gap], strict=True))}
                 for p in known
             ]  # fmt: skip
@@ -307,6 +316,7 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+_KIND = {"scale": ", growing", "unnormed": ", not normed"}
 _MEANT = {
     "split": "heads x rank",
     "logit": "larger scores",

@@ -5,6 +5,7 @@ The plain twin is `torch.optim.adamw.adamw` with `fused` and `grad_scale`, which
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,9 +33,11 @@ def adamw(
     w: Tensor, mean: Tensor, square: Tensor, grad: Tensor, over: Tensor | None,
     lr: float, beta1: float, beta2: float, eps: float, decay: float, step: int,
 ) -> None:  # fmt: skip
-    """Step number `step`, from 1, of contiguous float32 tensors in place; the gradient is divided by `over`."""
+    """Step number `step`, from 1, of contiguous float32 tensors in place; the gradient counts divided by `over` and stays as it is."""
+    grad = grad.contiguous()
     rate, root = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
-    _moved[(-(-w.numel() // BLOCK),)](
-        w, mean, square, grad, grad if over is None else over, w.numel(), beta1, beta2, rate, root, eps, 1 - lr * decay,
-        CLIPPED=over is not None, BLOCK=BLOCK,
-    )  # fmt: skip
+    with torch.cuda.device_of(w):  # triton launches on the current device
+        _moved[(-(-w.numel() // BLOCK),)](
+            w, mean, square, grad, grad if over is None else over, w.numel(), beta1, beta2, rate, root, eps, 1 - lr * decay,
+            CLIPPED=over is not None, BLOCK=BLOCK,
+        )  # fmt: skip
