@@ -461,7 +461,11 @@ class Attention(nn.Module):
     def _latent_q(self, x: Tensor, start: int = 0) -> Tensor:
         s = self.shape
         q = self._heads(self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x), s.head_dim)
-        return self._rotate(s, q, start)
+        return self._even(self._rotate(s, q, start))
+
+    def _even(self, t: Tensor) -> Tensor:
+        """Queries or keys of heads with a latent, normed where that is wanted; without gains it does not matter that they are rotated."""
+        return t if self.shape.qk_norm == "none" else F.rms_norm(t, t.shape[-1:], eps=1e-6).to(t.dtype)
 
     def _compress(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         """The latent, and the rotated key that all heads share."""
@@ -476,7 +480,7 @@ class Attention(nn.Module):
         k, v = self._heads(self.kv(latent), nope + s.v_head_dim).split((nope, s.v_head_dim), -1)
         if rope:
             k = torch.cat((k, shared.unsqueeze(-3).expand(*k.shape[:-1], rope)), -1)
-        return k, v
+        return self._even(k), v
 
     # ---- with a cache: x (batch, tokens, dim) follows the tokens in it
 
@@ -496,7 +500,7 @@ class Attention(nn.Module):
 
     def _from_latent(self, q: Tensor, rows: Tensor, absorb: bool) -> Tensor:
         s = self.shape
-        if not absorb:
+        if not absorb or s.qk_norm != "none":  # a norm stands between the latent and the scores
             return self._look(q, *self._grow(*rows.split((s.kv_lora_rank, s.qk_rope_head_dim), -1)))
         nope = s.head_dim - s.qk_rope_head_dim
         grow_k, grow_v = self.kv.weight.unflatten(0, (s.num_heads, nope + s.v_head_dim)).split((nope, s.v_head_dim), 1)

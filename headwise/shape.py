@@ -183,8 +183,8 @@ class Shape:
             raise UsageError(
                 f"max_logit needs qk_norm and replaces logit_scale, got qk_norm {self.qk_norm}, logit_scale {self.logit_scale}"
             )
-        if self.latent and self.qk_norm != "none":
-            raise UsageError(f"qk_norm must be none with a latent (kv_lora_rank {self.kv_lora_rank}), got {self.qk_norm}")
+        if self.latent and self.qk_norm == "head":
+            raise UsageError(f"qk_norm must be none or free with a latent (kv_lora_rank {self.kv_lora_rank}), got {self.qk_norm}")
         if self.q_lora_rank and not self.latent:
             raise UsageError(f"q_lora_rank needs kv_lora_rank above 0, got q_lora_rank {self.q_lora_rank}, kv_lora_rank 0")
 
@@ -388,10 +388,12 @@ class Shape:
 
     def _kept_by_latent(self) -> int:
         H, R, V, C, Q, rope = self.num_heads, self.head_dim, self.v_head_dim, self.kv_lora_rank, self.q_lora_rank, self.qk_rope_head_dim
-        new_qk = bool(rope or R < V)
+        normed = self.qk_norm != "none"
+        new_qk = bool(rope or R < V or normed)
         latents = rope + _norm_keeps("rms", C) + C + (_norm_keeps("rms", Q) + Q if Q else 0)
-        grown = 0 if new_qk and V < R else H * (R - rope + V)
-        return latents + grown + (2 if new_qk else 1) * H * max(R, V) + self._kept_by_kernel(new_qk)
+        grown = 0 if new_qk and V < R and (rope or not normed) else H * (R - rope + V)
+        norms = H * (2 + R * (2 if rope else 1)) if normed else 0  # what they divide, unless it is a part of what is grown
+        return latents + grown + norms + (2 if new_qk else 1) * H * max(R, V) + self._kept_by_kernel(new_qk)
 
     def _kept_by_kernel(self, new_q: bool) -> int:
         """Padded values, output, log-sum-exp; and the output again where its heads do not lie side by side as asked."""

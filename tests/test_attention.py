@@ -79,8 +79,12 @@ def reference_layer(layer, x, hard=False):
         grown = affine(rms(down[..., : s.kv_lora_rank], w["kv_norm.weight"]), w["kv.weight"])
         for h in range(H):
             both = grown[..., h * (R - rope + V) : (h + 1) * (R - rope + V)]
-            qs.append(turned(affine(deep, w["q.weight"][h * R : (h + 1) * R]), rope, s.rope_theta))
-            ks.append(torch.cat((both[..., : R - rope], shared), -1))
+            q, k = (
+                turned(affine(deep, w["q.weight"][h * R : (h + 1) * R]), rope, s.rope_theta),
+                torch.cat((both[..., : R - rope], shared), -1),
+            )
+            qs.append(q if s.qk_norm == "none" else rms(q))
+            ks.append(k if s.qk_norm == "none" else rms(k))
             vs.append(both[..., R - rope :])
     else:
         KV = s.num_kv_heads
@@ -165,6 +169,7 @@ def latent(draw):
         v_head_dim=draw(st.sampled_from((rank, *PRIMES))), kv_lora_rank=draw(st.sampled_from(PRIMES)),
         q_lora_rank=draw(st.sampled_from((0, *PRIMES))), qk_rope_head_dim=2 * draw(st.integers(0, rank // 2)), rope_theta=50.0,
         causal=draw(st.booleans()), qkv_bias=draw(st.booleans()), out_bias=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(("none", "free"))),
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ FAMILY = {
     "latent, no rotation": BASE.replace(kv_lora_rank=9, qkv_bias=True),
     "latent of queries too": LATENT.replace(q_lora_rank=5, qkv_bias=True),
     "latent, all rotary": LATENT.replace(qk_rope_head_dim=4, v_head_dim=2),
+    "latent, normed": LATENT.replace(qk_norm="free", max_logit=7.0),
     "latent in windows": LATENT.replace(q_lora_rank=11, windows=(3, 0)),
     "latent above dim": LATENT.replace(kv_lora_rank=31, windows=(0, 4)),
     "norms behind": BASE.replace(norm_at="post", norm="layer", activation="gelu"),
@@ -166,7 +167,7 @@ def shapes(draw):
         dim=draw(st.sampled_from((5, 7, 11, 24))), depth=draw(st.integers(2, 3)), num_heads=heads, num_kv_heads=heads if latent else kv,
         head_dim=rank, v_head_dim=draw(st.integers(1, 6)), kv_lora_rank=latent, q_lora_rank=draw(st.integers(0, 4)) if latent else 0,
         qk_rope_head_dim=rope, rope_theta=20.0, windows=tuple(draw(st.lists(st.sampled_from((0, 1, 2, 3, 7)), min_size=1, max_size=2))),
-        qk_norm="none" if latent else draw(st.sampled_from(("none", "head", "free"))), qkv_bias=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(("none", "free") if latent else ("none", "head", "free"))), qkv_bias=draw(st.booleans()),
         ffn_dim=0, causal=True, vocab_size=VOCAB, positions=(p := draw(st.sampled_from(("none", "additive")))),
         num_positions=17 if p != "none" else 0,
     )  # fmt: skip

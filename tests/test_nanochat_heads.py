@@ -25,16 +25,17 @@ def test_every_arm_has_the_bases_arithmetic_tokens_and_largest_score(settings):
         off = shape.flops(settings.length) / base.flops(settings.length) - 1
         assert abs(off) < 0.005, (family, arm, off)
         assert (shape.dim, shape.depth, shape.vocab_size) == (base.dim, base.depth, base.vocab_size)
-        if family in ("split", "query", "kv"):
+        if family in ("split", "query", "kv", "latent"):
             assert shape.scale * shape.head_dim == pytest.approx(settings.max_logit), "normed queries and keys: rank times scale"
         if family == "logit" and shape != base:
             assert shape.scale * shape.head_dim == pytest.approx(float(arm.split(" to ")[1])), "and no other"
         if family in ("scale", "unnormed"):
             assert shape.scale == pytest.approx(shape.head_dim**-0.5)
-        assert (shape.qk_norm == "none") == (family in ("unnormed", "latent"))
+        assert (shape.qk_norm == "none") == (family in ("unnormed", "mla"))
     assert {shape.num_heads * shape.head_dim for (family, _), shape in made.items() if family == "split"} == {settings.dim}
     assert {shape.v_head_dim for (family, _), shape in made.items() if family == "query"} == {settings.rank}
-    assert {shape.kv_lora_rank for (family, _), shape in made.items() if family == "latent"} == {0, *settings.latents}
+    for name in ("latent", "mla"):
+        assert {shape.kv_lora_rank for (family, _), shape in made.items() if family == name} == {0, *settings.latents}
     runs = nh.runs(settings)
     assert {(run.steps, run.batch_tokens, run.length, run.seed) for run in runs} == {
         (settings.steps, settings.batch_tokens, settings.length, 0)
@@ -86,7 +87,7 @@ def test_a_rate_that_is_never_small_or_large_enough_is_given_up_and_told(sign, e
     )
 
 
-@pytest.mark.parametrize("families", [(family,) for family in FAMILIES] + [("logit", "scale"), ("kv", "latent")])
+@pytest.mark.parametrize("families", [(family,) for family in FAMILIES] + [("logit", "scale"), ("kv", "latent"), ("latent", "mla")])
 def test_whatever_is_varied_the_base_is_the_base(families):
     settings = dataclasses.replace(QUICK, families=families)
     points = nh.summary(rows_of(settings))
@@ -94,7 +95,7 @@ def test_whatever_is_varied_the_base_is_the_base(families):
     for family in families:
         (base,) = [p for p in points if p["family"] == family and p["change"] is None]
         assert (base["heads"], base["rank"], base["kv"], base["latent"]) == (4, 16, 4, None)
-        assert base["logit"] == (6.0 if family in ("split", "logit", "query", "kv") else None)
+        assert base["logit"] == (6.0 if family in ("split", "logit", "query", "kv", "latent") else None)
         assert base["arm"] == "4 x 16"
 
 
@@ -169,7 +170,7 @@ def test_an_arm_that_diverges_is_told_and_drawn_as_missing(tmp_path):
 
 BAD = [
     (["logits=6"], "logits must be above max_logit 6, got 6"),
-    (["families=heads"], "unknown family 'heads'; choices: split, logit, scale, unnormed, query, kv, latent"),
+    (["families=heads"], "unknown family 'heads'; choices: split, logit, scale, unnormed, query, kv, latent, mla"),
     (["ranks=24"], "ranks must be even and divide dim 64, got 24"),
     (["rank=1"], "ranks must be even and divide dim 64, got 1"),
     (["kv_heads=3"], "kv_heads must divide the base's 4 heads, got 3"),

@@ -65,6 +65,7 @@ def latent(rng):
         "v_head_dim": rng.choice((rank, rng.randint(1, 19))),
         "kv_lora_rank": rng.choice(PRIMES),
         "qk_rope_head_dim": 2 * rng.randint(0, rank // 2),
+        "qk_norm": rng.choice(("none", "free")),
     }
 
 
@@ -419,7 +420,7 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"max_logit": 4.0}, ("max_logit needs qk_norm", "qk_norm none")),
         ({"max_logit": 4.0, "qk_norm": "head", "logit_scale": 0.5}, ("max_logit", "replaces logit_scale", "0.5")),
         ({"kv_lora_rank": 4, "num_kv_heads": 3}, ("num_kv_heads must equal num_heads 6", "kv_lora_rank 4", "got 3")),
-        ({"kv_lora_rank": 4, "qk_norm": "head"}, ("qk_norm must be none", "kv_lora_rank 4", "got head")),
+        ({"kv_lora_rank": 4, "qk_norm": "head"}, ("qk_norm must be none or free", "kv_lora_rank 4", "got head")),
         ({"vocab_size": 5, "input_dim": 3}, ("takes tokens or vectors", "vocab_size excludes input_dim", "vocab_size 5, input_dim 3")),
         ({"vocab_size": 5, "input_dim": 3, "output_dim": 2}, ("vocab_size excludes input_dim", "vocab_size 5, input_dim 3")),
         ({"q_lora_rank": 4}, ("q_lora_rank needs kv_lora_rank above 0", "q_lora_rank 4")),

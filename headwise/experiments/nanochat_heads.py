@@ -38,7 +38,7 @@ CAPTION = (
     "Recall in text: how often the same model has a token right whose pair with the one before is rare but occurred before in the window; "
     "of random pairs: how often, shown pairs of random tokens, it tells the second of a pair from the first."
 )
-FAMILIES = ("split", "logit", "scale", "unnormed", "query", "kv", "latent")
+FAMILIES = ("split", "logit", "scale", "unnormed", "query", "kv", "latent", "mla")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,8 @@ def arms(s: Settings) -> dict[tuple[str, str], Shape]:
             case "kv":
                 made = {f"{n} KV heads": base.replace(num_kv_heads=n) for n in (heads, *s.kv_heads)}
             case _:
-                plain = base.replace(qk_norm="none", max_logit=None, qk_rope_head_dim=s.rank // 2)
+                bare = {} if family == "latent" else {"qk_norm": "none", "max_logit": None}  # mla: as published
+                plain = base.replace(qk_rope_head_dim=s.rank // 2, **bare)
                 made = {"no latent": plain, **{f"latent {c}": plain.replace(kv_lora_rank=c) for c in s.latents}}
         for arm, shape in made.items():
             out[family, arm] = at_budget(shape, base, s.length)
@@ -236,10 +237,11 @@ def _base(shapes: set[Shape]) -> Shape:
     """Of the cuts of the whole width the one whose heads most other arms have; of several that of the smallest of the largest scores, then
     the one nearest to a quarter of the width."""
     plain = [s for s in shapes if s.num_heads * s.head_dim == s.dim and s.max_logit and s.num_kv_heads == s.num_heads]
+    plain = [s for s in plain if s.qk_rope_head_dim == s.head_dim]
 
-    def fits(base: Shape) -> tuple[int, float, int]:
+    def fits(base: Shape) -> tuple[bool, bool, int, float, int]:
         alike = [s for s in shapes if (s.num_heads, s.v_head_dim) == (base.num_heads, base.v_head_dim)]
-        return -len(alike), base.max_logit or 0.0, abs(4 * base.head_dim - base.dim)
+        return base.latent, base.max_logit is None, -len(alike), base.max_logit or 0.0, abs(4 * base.head_dim - base.dim)
 
     return min(plain or shapes, key=fits)
 
@@ -247,7 +249,9 @@ def _base(shapes: set[Shape]) -> Shape:
 def _families(shape: Shape, base: Shape) -> list[str]:
     """What an arm varies about the base; the base is at the end of each but those that leave the norm of queries and keys out."""
     if shape.qk_norm == "none":
-        return ["latent" if shape.latent or shape.qk_rope_head_dim != shape.head_dim else "unnormed"]
+        return ["mla" if shape.latent or shape.qk_rope_head_dim != shape.head_dim else "unnormed"]
+    if shape.latent or shape.qk_rope_head_dim != shape.head_dim:
+        return ["latent"]
     if shape == base and shape.max_logit:
         return ["split", "logit", "query", "kv"]
     if shape.num_kv_heads != shape.num_heads:
@@ -289,7 +293,9 @@ def _verdict(arms: list[dict[str, Any]]) -> list[str]:
 
 
 def _edges(points: list[dict[str, Any]]) -> list[str]:
-    arms = {(p["arm"], p["family"] if p["logit"] is None else ""): p for p in points}  # the base is in several families
+    arms = {
+        (p["arm"], p["family"] if p["logit"] is None or p["family"] == "latent" else ""): p for p in points
+    }  # the base is in several families
     return edges(list(arms.values()), "arms")
 
 
@@ -316,7 +322,7 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-_KIND = {"scale": ", growing", "unnormed": ", not normed"}
+_KIND = {"scale": ", growing", "unnormed": ", not normed", "mla": ", not normed"}
 _MEANT = {
     "split": "heads x rank",
     "logit": "larger scores",
@@ -325,4 +331,5 @@ _MEANT = {
     "query": "query/key rank / value width",
     "kv": "KV heads",
     "latent": "latent width",
+    "mla": "latent width, as published",
 }
