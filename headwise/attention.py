@@ -343,6 +343,7 @@ class Attention(nn.Module):
             self.kv_down = Linear(D, C + rope, shape.qkv_bias, models)
             self.kv_norm = Norm("rms", C, models)
             self.kv = Linear(C, H * (R - rope + V), False, models)
+            self.head_norm = Norm("rms-free", R, models)
         else:
             self.qkv = Linear(D, H * R + KV * (R + V), shape.qkv_bias, models)
             if shape.qk_norm != "none":
@@ -427,13 +428,15 @@ class Attention(nn.Module):
     def _direct(self, s: Shape, qkv: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         R, KV = s.head_dim, s.num_kv_heads
         q, k, v = qkv.split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
+        return self._placed(s, q, k, v, start)
+
+    def _placed(self, s: Shape, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         return self._place(s, q, "q_norm", start), self._place(s, k, "k_norm", start), self._heads(v, s.v_head_dim)
 
     def _apart(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The same by three products: compiled, their gradients need not be moved into one tensor; the weights' are small."""
-        s = self.shape
         q, k, v = (linear(x, weight, bias) for weight, bias in zip(*self._maps(), strict=True))
-        return self._place(s, q, "q_norm", 0), self._place(s, k, "k_norm", 0), self._heads(v, s.v_head_dim)
+        return self._placed(self.shape, q, k, v, 0)
 
     def _maps(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
         """The maps to queries, keys and values, and their biases."""
@@ -465,7 +468,7 @@ class Attention(nn.Module):
 
     def _even(self, t: Tensor) -> Tensor:
         """Queries or keys of heads with a latent, normed where that is wanted; without gains it does not matter that they are rotated."""
-        return t if self.shape.qk_norm == "none" else F.rms_norm(t, t.shape[-1:], eps=1e-6).to(t.dtype)
+        return t if self.shape.qk_norm == "none" else self.head_norm(t).to(t.dtype)
 
     def _compress(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         """The latent, and the rotated key that all heads share."""

@@ -200,15 +200,20 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     for point in out:
         like = told.get(point["family"], point)
         for name, values in (("", "values"), ("repeats_", "repeated")):
-            known = like is not point and point[values] and like[values]
-            gap = difference(point[values], like[values]) if known else None
-            chosen = point["seeds"] == [0]  # the rate was chosen by that very run: set beside that of the base, and not drawn
-            off = [a - b for a, b in [(point[f"{name}tuning"], like[f"{name}tuning"])] if None not in (a, b)]
-            point[f"{name}gap"] = (gap.mean, gap.low, gap.high) if gap and not chosen else None
-            told_so = [f"{signed(x)} (the tuning's seed)" for x in off] if chosen else [change(gap)] if gap else []
-            point[f"{name}change"] = told_so[0] if known and told_so else None
+            point[f"{name}gap"], point[f"{name}change"] = _beside(point, like, name, values) if like is not point else (None, None)
     out = [p for p in out if arms_of[p["family"]] > 1 or len(by_shape) == 1]
     return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), p["logit"] or 0, -p["rank"], -p["kv"], p["latent"] or 0))
+
+
+def _beside(point: dict[str, Any], base: dict[str, Any], name: str, values: str) -> tuple[tuple[Any, ...] | None, str | None]:
+    """The difference from the base, to draw and to tell. Where only the tuning's seed is there, by which the rate was chosen, it is set
+    beside the base's on that seed, and not drawn."""
+    if not point[values] or not base[values]:
+        return None, None
+    if point["seeds"] == [0]:
+        return None, f"{signed(point[f'{name}tuning'] - base[f'{name}tuning'])} (the tuning's seed)"
+    gap = difference(point[values], base[values])
+    return (gap.mean, gap.low, gap.high), change(gap)
 
 
 def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:

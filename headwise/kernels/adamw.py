@@ -14,16 +14,22 @@ BLOCK = 1024
 
 
 @triton.jit
+def stepped(w, a, b, g, beta1, beta2, rate, root, eps, keep):
+    """A weight and its moments after one step: `rate` is the step's size, `root` 1/sqrt(1 - beta2^t), `keep` what decay leaves."""
+    a += (1 - beta1) * (g - a)
+    b = b * beta2 + (1 - beta2) * g * g
+    return w * keep - a / (tl.sqrt(b) * root + eps) * rate, a, b
+
+
+@triton.jit
 def _moved(w, mean, square, grad, over, size, beta1, beta2, rate, root, eps, keep, CLIPPED: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     seen = i < size
     g = tl.load(grad + i, mask=seen, other=0.0)
     if CLIPPED:
         g = g / tl.load(over)
-    a = tl.load(mean + i, mask=seen, other=0.0)
-    a += (1 - beta1) * (g - a)
-    b = tl.load(square + i, mask=seen, other=0.0) * beta2 + (1 - beta2) * g * g
-    x = tl.load(w + i, mask=seen, other=0.0) * keep - rate * a / (tl.sqrt(b) * root + eps)
+    a, b, x = tl.load(mean + i, mask=seen, other=0.0), tl.load(square + i, mask=seen, other=0.0), tl.load(w + i, mask=seen, other=0.0)
+    x, a, b = stepped(x, a, b, g, beta1, beta2, rate, root, eps, keep)
     tl.store(mean + i, a, mask=seen)
     tl.store(square + i, b, mask=seen)
     tl.store(w + i, x, mask=seen)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headwise.kernels.adamw import stepped
 from headwise.kernels.heads import LOG2E, inner, softmax
 
 
@@ -282,11 +283,9 @@ def adamw(w, mean, square, grad, half, rates, total, P, M, beta1, beta2, eps, HA
         seen = seen & (tl.abs(tl.load(total + m + 0 * i)) < float("inf"))  # NaN is not
     at = m * P + i
     g = tl.load(grad + at, mask=seen, other=0.0)
-    a = tl.load(mean + at, mask=seen, other=0.0)
-    a += (1 - beta1) * (g - a)
-    b = tl.load(square + at, mask=seen, other=0.0) * beta2 + (1 - beta2) * g * g
-    update = a / (tl.sqrt(b) * tl.load(rates + M + m) + eps)
-    new = tl.load(w + at, mask=seen, other=0.0) * tl.load(rates + 2 * M + m) - update * tl.load(rates + m)
+    a, b, old = tl.load(mean + at, mask=seen, other=0.0), tl.load(square + at, mask=seen, other=0.0), tl.load(w + at, mask=seen, other=0.0)
+    rate, root, keep = tl.load(rates + m), tl.load(rates + M + m), tl.load(rates + 2 * M + m)
+    new, a, b = stepped(old, a, b, g, beta1, beta2, rate, root, eps, keep)
     tl.store(mean + at, a, mask=seen)
     tl.store(square + at, b, mask=seen)
     tl.store(w + at, new, mask=seen)
