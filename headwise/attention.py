@@ -343,7 +343,6 @@ class Attention(nn.Module):
             self.kv_down = Linear(D, C + rope, shape.qkv_bias, models)
             self.kv_norm = Norm("rms", C, models)
             self.kv = Linear(C, H * (R - rope + V), False, models)
-            self.head_norm = Norm("rms-free", R, models)
         else:
             self.qkv = Linear(D, H * R + KV * (R + V), shape.qkv_bias, models)
             if shape.qk_norm != "none":
@@ -468,7 +467,7 @@ class Attention(nn.Module):
 
     def _even(self, t: Tensor) -> Tensor:
         """Queries or keys of heads with a latent, normed where that is wanted; without gains it does not matter that they are rotated."""
-        return t if self.shape.qk_norm == "none" else self.head_norm(t).to(t.dtype)
+        return t if self.shape.qk_norm == "none" else F.rms_norm(t, t.shape[-1:], eps=1e-6).to(t.dtype)
 
     def _compress(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
         """The latent, and the rotated key that all heads share."""
