@@ -139,7 +139,11 @@ class Fused(Flat):
 
     def _whole(self, s: Shape) -> bool:
         """Whether the attention part is one kernel; else its projection, heads and output are kernels of their own."""
-        return self.tokens in (16, 32, 64) and s.head_dim in WHOLE and self.half.dtype != torch.float32
+        return 64 % self.tokens == 0 and s.head_dim in WHOLE and self.half.dtype != torch.float32
+
+    def _cut(self, s: Shape) -> dict[str, int]:
+        """How the whole part sees a tile of tokens: a head at a time, sequences below 16 tokens side by side."""
+        return {"N": max(16, self.tokens), "OWN": self.tokens, "R": s.head_dim, "BC": s.head_dim}
 
     # -- forward
 
@@ -198,8 +202,7 @@ class Fused(Flat):
         common = {"D": D, "BT": 64, "AVERAGE": s.average, "FIRST": i == 0, "IP": dot}
         if self._whole(s):
             K.mix[(T // 64, len(x))](
-                x, project, bias, out, *end, 1 / s.average, s.scale, **common, N=self.tokens, R=s.head_dim, BC=s.head_dim,
-                STAGES=WHOLE[s.head_dim][0], num_warps=4,
+                x, project, bias, out, *end, 1 / s.average, s.scale, **common, **self._cut(s), STAGES=WHOLE[s.head_dim][0], num_warps=4,
             )  # fmt: skip
             return
         qkv, o = self.qkv[i if len(self.qkv) > 1 else 0][now], self.o[i if len(self.o) > 1 else 0][now]
@@ -286,8 +289,7 @@ class Fused(Flat):
         if self._whole(s):
             K.mix_back[(T // 64, models)](
                 dz, u1, inv1, scale, x, project, self._f(b + "qkv.bias", first), out, dz16, dx, qkv, o, parts, T, C, P, 1 + 2 * i, slots,
-                1 / s.average, s.scale, D=D, N=self.tokens, R=s.head_dim, BT=64, BC=s.head_dim, FIRST=first_of_all, IP=dot,
-                STAGES=WHOLE[s.head_dim][1], num_warps=4,
+                1 / s.average, s.scale, D=D, BT=64, FIRST=first_of_all, IP=dot, **self._cut(s), STAGES=WHOLE[s.head_dim][1], num_warps=4,
             )  # fmt: skip
             return
         mixed = self.mixed[now]

@@ -126,6 +126,31 @@ def test_heads_take_float16(tokens, rank, count):
     check_heads(tokens, rank, count, FP16)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "batch", "rows"), [(1, 16, 16), (2, 24, 16), (4, 12, 16), (8, 6, 16), (4, 7, 4), (3, 16, 3), (16, 3, 16)], ids=str
+)
+@pytest.mark.parametrize(("rank", "count", "dtype"), [(1, 5, FP32), (8, 9, FP32), (32, 3, FP16), (64, 1, FP32), (5, 3, FP16)])
+def test_short_sequences_that_lie_end_to_end_share_a_product(tokens, batch, rows, rank, count, dtype):
+    width, scale = count * rank, 0.83 * rank**-0.5
+    whole, g = normal(tokens * rank, batch, tokens, 3 * width).to(dtype).to(DEVICE), normal(3, batch, tokens, width).to(dtype).to(DEVICE)
+    out, grads = torch.full_like(g, NAN), torch.full_like(whole, NAN)
+    q, k, v = whole.split(width, -1)
+    assert heads._rows_at_once(batch, tokens, False, q.stride(), out.stride()) == rows
+    heads.forward(q, k, v, out, count, rank, scale, "tf32x3")
+    heads.backward(q, k, v, g, *grads.split(width, -1), count, rank, scale, "tf32x3")
+    expected = reference(q, k, v, g, count, scale)
+    most = max(e.abs().max().item() for e in expected)
+    for name, a, e in zip(("output", "dq", "dk", "dv"), (out, *grads.split(width, -1)), expected, strict=True):
+        near(a, e, HEADS[dtype], name, most if tokens == 1 else None)
+
+
+def test_rows_are_shared_only_where_that_changes_nothing():
+    assert heads._rows_at_once(4, 4, True, (24, 6)) == 4, "causal"
+    assert heads._rows_at_once(4, 4, False, (24, 6), (30, 6)) == 4, "a gap between sequences"
+    assert heads._rows_at_once(5, 4, False, (24, 6)) == 4, "rows left over"
+    assert heads._rows_at_once(4, 4, False, (24, 6), (8, 2)) == 16
+
+
 @pytest.mark.parametrize(("tokens", "rank", "count"), [(1, 2, 3), (3, 1, 7), (11, 8, 5), (16, 16, 3), (17, 3, 5), (65, 24, 1), (130, 5, 2)])
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
 def test_causal_heads_equal_the_sums(tokens, rank, count, dtype):
@@ -302,6 +327,10 @@ CASES = [
     case("fp16", 16, (2, 8), tokens=16, batch=4, depth=2, queries=1, positions="concatenated"),
     case("fp16", 16, (16, 32), batch=8, positions="concatenated"),
     case("fp16", 32, (32, 16), batch=4, depth=2, positions="additive"),
+    # short sequences side by side
+    case("fp16", 32, (32, 16), tokens=4, batch=16, depth=2, width=2),
+    case("bf16", 32, (16,), tokens=8, batch=16, queries=1),
+    case("fp16", 32, (32, 8, 2), tokens=2, batch=32, depth=2),
 ]  # fmt: skip
 
 

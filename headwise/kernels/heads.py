@@ -172,8 +172,10 @@ def inner(a, b, HEADS: tl.constexpr, NP: tl.constexpr, R: tl.constexpr, IP: tl.c
 
 @triton.jit
 def softmax(s, N: tl.constexpr, NP: tl.constexpr):
+    """Over the keys of a query's own N tokens, of NP that lie in one tile."""
     if N < NP:
-        s = tl.where(tl.arange(0, NP)[None, None, :] < N, s, float("-inf"))
+        own = tl.arange(0, NP) // N
+        s = tl.where((own[:, None] == own[None, :])[None, :, :], s, float("-inf"))
     e = tl.exp2(s - tl.max(s, 2)[:, :, None])
     return e / tl.sum(e, 2)[:, :, None]
 
@@ -181,12 +183,12 @@ def softmax(s, N: tl.constexpr, NP: tl.constexpr):
 @triton.jit
 def packs_forward(
     q, k, v, o, seq, row, o_seq, o_row, width, scale,
-    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, HEADS: tl.constexpr, IP: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * HEADS * R + tl.arange(0, HEADS * R)[None, :]
     n = tl.arange(0, NP)[:, None]
-    seen = (c < width) & (n < N)
+    seen = (c < width) & (n < ROWS)
     at = b * seq + n * row + c
     s = inner(_pack(q, at, seen, HEADS, NP, R), _pack(k, at, seen, HEADS, NP, R), HEADS, NP, R, IP) * (scale * LOG2E)
     vt = _pack(v, at, seen, HEADS, NP, R)
@@ -197,12 +199,12 @@ def packs_forward(
 @triton.jit
 def packs_backward(
     q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, width, scale,
-    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, HEADS: tl.constexpr, IP: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * HEADS * R + tl.arange(0, HEADS * R)[None, :]
     n = tl.arange(0, NP)[:, None]
-    seen = (c < width) & (n < N)
+    seen = (c < width) & (n < ROWS)
     at = b * seq + n * row + c
     qt = _pack(q, at, seen, HEADS, NP, R)
     kt = _pack(k, at, seen, HEADS, NP, R)
@@ -228,7 +230,7 @@ def _softmax(s, keys, queries, N: tl.constexpr, NP: tl.constexpr, CAUSAL: tl.con
     if CAUSAL:
         s = tl.where(keys <= queries[:, None], s, float("-inf"))
     elif N < NP:
-        s = tl.where(keys < N, s, float("-inf"))
+        s = tl.where(keys // N == queries[:, None] // N, s, float("-inf"))
     e = tl.exp2(s - tl.max(s, 1)[:, None])
     return e / tl.sum(e, 1)[:, None]
 
@@ -236,8 +238,8 @@ def _softmax(s, keys, queries, N: tl.constexpr, NP: tl.constexpr, CAUSAL: tl.con
 @triton.jit
 def tiles_forward(
     q, k, v, o, seq, row, o_seq, o_row, heads, scale,
-    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr,
-    IP: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr,
+    CAUSAL: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
     r = tl.arange(0, RP)[None, :]
@@ -245,7 +247,7 @@ def tiles_forward(
     keys = n[None, :]
     for g in range(GROUP):
         h = tl.program_id(0) * GROUP + g
-        live = tl.where(h < heads, N, 0)
+        live = tl.where(h < heads, ROWS, 0)
         seen = (r < R) & (n < live)[:, None]
         at = b * seq + h * R + r
         kt = tl.load(k + at + n[:, None] * row, mask=seen, other=0.0)
@@ -263,8 +265,8 @@ def tiles_forward(
 @triton.jit
 def tiles_backward(
     q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, heads, scale,
-    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr,
-    IP: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr,
+    CAUSAL: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
     r = tl.arange(0, RP)[None, :]
@@ -272,7 +274,7 @@ def tiles_backward(
     keys = n[None, :]
     for turn in range(GROUP):
         h = tl.program_id(0) * GROUP + turn
-        live = tl.where(h < heads, N, 0)
+        live = tl.where(h < heads, ROWS, 0)
         seen = (r < R) & (n < live)[:, None]
         at = b * seq + h * R + r
         kt = tl.load(k + at + n[:, None] * row, mask=seen, other=0.0)
@@ -308,31 +310,41 @@ def kind_of(tokens: int, rank: int, causal: bool = False) -> str:
     return "lanes" if rank in (1, 2) else "packs" if rank in (4, 8, 16, 32) else "tiles"
 
 
-def _tiles(tokens: int, rank: int, causal: bool, kind: torch.dtype) -> dict[str, Any]:
-    padded, wide = max(16, triton.next_power_of_2(tokens)), max(16, triton.next_power_of_2(rank))
+def _tiles(tokens: int, rows: int, rank: int, causal: bool, kind: torch.dtype) -> dict[str, Any]:
+    padded, wide = max(16, triton.next_power_of_2(rows)), max(16, triton.next_power_of_2(rank))
     queries = padded if padded <= 128 else 16 if kind == torch.float32 else 32
     return {
-        "N": tokens, "R": rank, "NP": padded, "RP": wide, "BQ": queries, "GROUP": max(1, 64 // wide),
+        "N": tokens, "R": rank, "NP": padded, "ROWS": rows, "RP": wide, "BQ": queries, "GROUP": max(1, 64 // wide),
         "num_warps": min(8, padded // 16), "num_stages": 2, "CAUSAL": causal,
     }  # fmt: skip
 
 
-def _packs(tokens: int, rank: int) -> dict[str, int]:
-    return {"N": tokens, "R": rank, "NP": 16, "HEADS": 64 // rank, "num_warps": 1 if rank == 32 else 4}
+def _packs(tokens: int, rows: int, rank: int) -> dict[str, int]:
+    return {"N": tokens, "R": rank, "NP": 16, "ROWS": rows, "HEADS": 64 // rank, "num_warps": 1 if rank == 32 else 4}
+
+
+def _rows_at_once(sequences: int, tokens: int, causal: bool, *strides: tuple[int, ...]) -> int:
+    """How many rows a program takes: a sequence, or as many short ones as fill the 16 rows of a product where they lie end to end."""
+    whole = not causal and tokens < 16 and 16 % tokens == 0 and sequences * tokens % 16 == 0
+    return 16 if whole and all(seq == tokens * row for seq, row, *_ in strides) else tokens
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, heads: int, rank: int, scale: float, dot: str, causal: bool = False) -> None:
     """o = softmax(scale q k^T) v; tensors are (sequences, tokens, heads x rank) views, q, k and v with the same strides."""
     sequences, tokens, _ = q.shape
-    args = (q, k, v, o, q.stride(0), q.stride(1), o.stride(0), o.stride(1))
-    match kind_of(tokens, rank, causal):
+    kind, rows = kind_of(tokens, rank, causal), _rows_at_once(sequences, tokens, causal, q.stride(), o.stride())
+    if kind == "lanes":
+        rows = tokens
+    args = (q, k, v, o, rows // tokens * q.stride(0), q.stride(1), rows // tokens * o.stride(0), o.stride(1))
+    programs = sequences * tokens // rows
+    match kind:
         case "lanes":
-            lanes_forward[triton.cdiv(heads, 64), sequences](*args, heads, scale, N=tokens, R=rank, BLOCK=64, num_warps=2)
+            lanes_forward[triton.cdiv(heads, 64), programs](*args, heads, scale, N=tokens, R=rank, BLOCK=64, num_warps=2)
         case "packs":
-            packs_forward[triton.cdiv(heads * rank, 64), sequences](*args, heads * rank, scale, IP=dot, **_packs(tokens, rank))
+            packs_forward[triton.cdiv(heads * rank, 64), programs](*args, heads * rank, scale, IP=dot, **_packs(tokens, rows, rank))
         case _:
-            sizes = _tiles(tokens, rank, causal, q.dtype)
-            tiles_forward[triton.cdiv(heads, sizes["GROUP"]), sequences](*args, heads, scale, IP=dot, **sizes)
+            sizes = _tiles(tokens, rows, rank, causal, q.dtype)
+            tiles_forward[triton.cdiv(heads, sizes["GROUP"]), programs](*args, heads, scale, IP=dot, **sizes)
 
 
 def backward(
@@ -341,15 +353,19 @@ def backward(
 ) -> None:  # fmt: skip
     """Gradients of q, k and v from that of the output; they may be written over q, k and v."""
     sequences, tokens, _ = q.shape
-    args = (q, k, v, g, dq, dk, dv, q.stride(0), q.stride(1), g.stride(0), g.stride(1), dq.stride(0), dq.stride(1))
-    match kind_of(tokens, rank, causal):
+    kind, rows = kind_of(tokens, rank, causal), _rows_at_once(sequences, tokens, causal, q.stride(), g.stride(), dq.stride())
+    if kind == "lanes":
+        rows = tokens
+    steps = (step for t in (q, g, dq) for step in (rows // tokens * t.stride(0), t.stride(1)))
+    args, programs = (q, k, v, g, dq, dk, dv, *steps), sequences * tokens // rows
+    match kind:
         case "lanes":
-            lanes_backward[triton.cdiv(heads, 32), sequences](*args, heads, scale, N=tokens, R=rank, BLOCK=32, num_warps=1)
+            lanes_backward[triton.cdiv(heads, 32), programs](*args, heads, scale, N=tokens, R=rank, BLOCK=32, num_warps=1)
         case "packs":
-            packs_backward[triton.cdiv(heads * rank, 64), sequences](*args, heads * rank, scale, IP=dot, **_packs(tokens, rank))
+            packs_backward[triton.cdiv(heads * rank, 64), programs](*args, heads * rank, scale, IP=dot, **_packs(tokens, rows, rank))
         case _:
-            sizes = _tiles(tokens, rank, causal, q.dtype)
-            tiles_backward[triton.cdiv(heads, sizes["GROUP"]), sequences](*args, heads, scale, IP=dot, **sizes)
+            sizes = _tiles(tokens, rows, rank, causal, q.dtype)
+            tiles_backward[triton.cdiv(heads, sizes["GROUP"]), programs](*args, heads, scale, IP=dot, **sizes)
 
 
 # ---- for autograd

@@ -319,10 +319,11 @@ def _heads_of(xt, w, b, c, d, D: tl.constexpr, S: tl.constexpr, N: tl.constexpr,
 @triton.jit
 def mix(
     x, w, b, out, bias, scale0, u0, scale, u, y, inv, T, C, model, alpha, sharp,
-    D: tl.constexpr, N: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
     AVERAGE: tl.constexpr, FIRST: tl.constexpr, IP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows); q, k, v, scores and heads stay on the chip."""
+    """n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows); q, k, v, scores and heads stay on the chip.
+    N tokens are worked on at once, short sequences of OWN tokens side by side."""
     S: tl.constexpr = BT // N
     H: tl.constexpr = BC // R
     m = tl.program_id(1).to(tl.int64)
@@ -338,7 +339,7 @@ def mix(
         q, _ = _heads_of(xt, w, b, c, d, D, S, N, H, R, IP)
         k, _ = _heads_of(xt, w + C * D, b + C, c, d, D, S, N, H, R, IP)
         v, _ = _heads_of(xt, w + 2 * C * D, b + 2 * C, c, d, D, S, N, H, R, IP)
-        p = softmax(inner(q, k, S * H, N, R, IP) * (sharp * LOG2E), N, N).to(v.dtype)
+        p = softmax(inner(q, k, S * H, N, R, IP) * (sharp * LOG2E), OWN, N).to(v.dtype)
         o = _join(tl.dot(p, v, input_precision=IP).to(xt.dtype), S, N, H, R)
         wt = tl.load(out + m * model + d[:, None] * C + c[None, :])
         z = tl.dot(o, tl.trans(wt), z, input_precision=IP)
@@ -349,7 +350,7 @@ def mix(
 @triton.jit
 def mix_back(
     g, un, inv, scale, x, w, b, out, dz16, dx, dqkv, o, parts, T, C, model, SLOT, SLOTS, alpha, sharp,
-    D: tl.constexpr, N: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, OWN: tl.constexpr, R: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
     FIRST: tl.constexpr, IP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Through the norm and the attention part to its input. Writes what the weights' gradients are sums of: dz, dq, dk, dv and o."""
@@ -374,7 +375,7 @@ def mix_back(
         v, wv = _heads_of(xt, w + 2 * C * D, b + 2 * C, c, d, D, S, N, H, R, IP)
         wt = tl.load(out + m * model + d[:, None] * C + c[None, :])
         gt = _cut((tl.dot(zt, wt, input_precision=IP) * alpha).to(xt.dtype), S, N, H, R)
-        p = softmax(inner(q, k, S * H, N, R, IP) * (sharp * LOG2E), N, N)
+        p = softmax(inner(q, k, S * H, N, R, IP) * (sharp * LOG2E), OWN, N)
         dp = inner(gt, v, S * H, N, R, IP)
         ds = (p * (dp - tl.sum(p * dp, 2)[:, :, None]) * sharp).to(xt.dtype)
         p = p.to(xt.dtype)
