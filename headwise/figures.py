@@ -362,9 +362,9 @@ def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
     panels, data, seen = description["panels"], [], set[str]()  # panels that mean the same by their colours are told once
     columns = min(description["columns"], len(panels)) or 1
     rows = max(1, -(-len(panels) // columns))
-    gap, drop = 0.12, 0.16 if rows > 1 else 0.0
+    tall_enough = rows * 24 * max((len(panel["rows"]) for panel in panels), default=1) + 90 * (rows - 1)
+    gap, drop = 0.12, 90 / (tall_enough + 60)
     wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
-    tall_enough = rows * 24 * max((len(panel["rows"]) for panel in panels), default=1)
     layout = _page(description["title"], 300 + tall_enough)
     layout["legend"] |= {"orientation": "h", "x": 0, "y": -90 / (tall_enough + 60), "yanchor": "top"}
     layout["margin"] |= {"b": 180}

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headwise import __version__
-from headwise.experiments import cell, find
+from headwise import __version__, experiments
 from headwise.figures import plotly_figure
 from headwise.files import write_whole
 from headwise.progress import clock
@@ -42,7 +41,7 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     sections, lost = [], []
     for name, asked in store.experiments().items():
         try:
-            module = find(asked.get("source", name))
+            module = experiments.page(asked.get("source", name))
         except UsageError as e:  # its file is gone; its rows and the other experiments are not
             lost.append(f"{name}: {e}")
         else:
@@ -61,7 +60,7 @@ def write_report(store: Store, path: Path | None = None) -> Path:
 def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType) -> dict[str, Any]:
     rows = store.rows(asked["ids"])
     points = module.summary(rows)
-    table = [[cell(p, key) for key, _ in module.COLUMNS] for p in points]
+    table = [[experiments.cell(p, key) for key, _ in module.COLUMNS] for p in points]
     columns = list(dict.fromkeys(c for row in rows for c in row if c not in HIDDEN))  # versions may differ in them
     same = {c: rows[0][c] for c in columns if all(c in r and r[c] == rows[0][c] for r in rows)}
     return {
@@ -105,14 +104,17 @@ def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         step = max(1, len(row["curve"]) // 200)
         sizes = f"{_count(row['depth'], 'layer')}, {_count(row['num_heads'], 'head')} of rank {row['head_dim']}"
         label = ", ".join((sizes, *([row["protocol"]] if "protocol" in row else []), f"seed {row['seed']}"))
-        unit = row.get("epoch", 1)  # a language model's curve is by steps
+        unit = row.get("epoch", 1)  # a language model's curve is by steps, in nats a token; judged in bits a byte
+        per = row["held_out"] / row["bits_per_byte"] if row.get("bits_per_byte") else 1.0
         out.append(
             {
                 "label": label,
                 "id": row["id"],
                 "every": step * row.get("curve_every", unit),
                 "train": [_short(v) for v in row["curve"][::step]],
-                "held_out": [[e * unit, _short(v)] for e, v in row["held_out_curve"]],
+                "held_out": [[e * unit, None if v is None else _short(v * per)] for e, v in row["held_out_curve"]],
+                "mean": "training, mean of an epoch" if "epoch" in row else "training",
+                "loss": "loss, nats a token" if "bits_per_byte" in row else "loss",
             }
         )
     return out

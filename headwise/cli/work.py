@@ -178,10 +178,10 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise import figures
-    from headwise.experiments import find
+    from headwise.experiments import page
     from headwise.files import read_lines
 
-    module = find(args.experiment)
+    module = page(args.experiment)
     views = getattr(module, "VIEWS", {})
     if args.view is not None and args.view not in views:
         raise UsageError(f"unknown view {args.view!r} of {args.experiment}; {nearest(args.view, views) if views else 'it has one figure'}")
@@ -288,8 +288,24 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 shard=args.shard, compiled=compiled, peak=peak,
                 checkpoint_every=args.checkpoint_every, done=store.add,
             )  # fmt: skip
+    if ranks.rank == 0:
+        _note_pretrained(store, run.id, words)
     _print_pretrained(row)
     return {"store": str(store.path), "folder": str(store.runs_path / run.id), "row": row, "failed": int(row["status"] != "done")}
+
+
+def _note_pretrained(store: Any, run_id: str, words: Sequence[str]) -> None:
+    """Put the run on the store's page, beside those trained before."""
+    from headwise.files import locked
+
+    with locked(store.path / "experiments" / "pretrain.lock"):
+        before = store.experiments().get("pretrain", {"ids": [], "command": "", "preset": "", "settings": {}})
+        ids, commands = dict.fromkeys(before["ids"]), dict.fromkeys(before["command"].splitlines())
+        if run_id not in ids:
+            ids[run_id] = commands[shlex.join(["headwise", *words])] = None
+            store.note("pretrain", {**before, "ids": list(ids), "command": "\n".join(commands)})
+    if len(ids) > 1:
+        say(f"{len(ids)} decoders are in {store.path}: headwise report --store {shlex.quote(str(store.path))} sets them side by side")
 
 
 def _print_pretrained(row: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from headwise.experiments import (
     map,
     nanochat_heads,
     positions,
+    pretrained,
     regression,
     removable,
     representation,
@@ -44,6 +45,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "features": features, "representation": representation, "theory": theory, "conditioning": conditioning, "map": map, "leaner": leaner,
     "removable": removable, "nanochat_heads": nanochat_heads, "finetune": finetune,
 }  # fmt: skip
+PAGES: dict[str, ModuleType] = {"pretrain": pretrained}  # what other commands leave in a store: shown, not run
 PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
 
 
@@ -70,6 +72,11 @@ def find(name: str) -> ModuleType:
     if missing:
         raise UsageError(f"an experiment needs {', '.join(PARTS)}; {name} lacks {', '.join(missing)}")
     return module
+
+
+def page(name: str) -> ModuleType:
+    """What a store's rows of that name are shown by."""
+    return PAGES.get(name) or find(name)
 
 
 def cell(point: dict[str, Any], key: str) -> str:

@@ -146,6 +146,15 @@ def shape_in(row: Row) -> Shape:
     return Shape.of({name: row[name] for name in Shape.__dataclass_fields__ if name in row})
 
 
+def name_of(s: Shape) -> str:
+    """A decoder's heads in words."""
+    if s.latent:
+        return f"latent {s.kv_lora_rank}"
+    if s.num_kv_heads != s.num_heads:
+        return f"{s.num_heads} x {s.head_dim}, {s.num_kv_heads} KV"
+    return f"{s.num_heads} x {s.head_dim}" + (f" / {s.v_head_dim}" if s.v_head_dim != s.head_dim else "")
+
+
 def merit(row: Row) -> tuple[float, float]:
     """By which a learning rate is chosen: held-out loss, then the rate, the smaller one where losses are equal or all diverged."""
     return (row["held_out"] if row["status"] == "done" else math.inf), row["lr"]

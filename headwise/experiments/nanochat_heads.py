@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import change, check_lists, counted, edges, merit, next_round, shape_in, signed, tuned
+from headwise.experiments.common import change, check_lists, counted, edges, merit, name_of, next_round, shape_in, signed, tuned
 from headwise.language import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape, UsageError
@@ -115,13 +115,13 @@ def arms(s: Settings) -> dict[tuple[str, str], Shape]:
     for family in s.families:
         match family:
             case "split":
-                made = {_name(shape): shape for r in s.ranks for shape in [_cut(base, r)]}
+                made = {name_of(shape): shape for r in s.ranks for shape in [_cut(base, r)]}
             case "logit":
                 cuts = [_cut(base, r).replace(max_logit=c) for c in s.logits for r in (s.rank, *s.controls)]
-                made = {_name(base): base, **{f"{_name(shape)}, to {shape.max_logit:g}": shape for shape in cuts}}
+                made = {name_of(base): base, **{f"{name_of(shape)}, to {shape.max_logit:g}": shape for shape in cuts}}
             case "scale" | "unnormed":
                 norm = {} if family == "scale" else {"qk_norm": "none"}
-                made = {_name(shape): shape for r in (s.rank, *s.controls) for shape in [_cut(base, r).replace(max_logit=None, **norm)]}
+                made = {name_of(shape): shape for r in (s.rank, *s.controls) for shape in [_cut(base, r).replace(max_logit=None, **norm)]}
             case "query":
                 made = {
                     f"{heads} x {r} / {s.rank}": base.replace(head_dim=r, v_head_dim=s.rank, qk_rope_head_dim=r)
@@ -222,7 +222,7 @@ def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, lis
     first = min((r for r in same if r["seed"] == 0), key=merit, default={})
     recalls, repeated = ([r[name] for r in kept if r.get(name) is not None] for name in ("recall", "repeats"))
     return {
-        "arm": _name(shape) + (f", to {shape.max_logit:g}" if (shape.max_logit or base.max_logit) != base.max_logit else ""),
+        "arm": name_of(shape) + (f", to {shape.max_logit:g}" if (shape.max_logit or base.max_logit) != base.max_logit else ""),
         "logit": shape.max_logit, "heads": shape.num_heads, "kv": shape.num_kv_heads, "rank": shape.head_dim, "width": shape.v_head_dim,
         "latent": shape.kv_lora_rank or None, "ffn": shape.ffn_dim, "params": shape.params,
         "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **tuned(same),
@@ -266,14 +266,6 @@ def _families(shape: Shape, base: Shape) -> list[str]:
     if shape.head_dim != shape.v_head_dim:
         return ["query"]
     return ["split"] if shape.max_logit else ["scale"]
-
-
-def _name(s: Shape) -> str:
-    if s.latent:
-        return f"latent {s.kv_lora_rank}"
-    if s.num_kv_heads != s.num_heads:
-        return f"{s.num_heads} x {s.head_dim}, {s.num_kv_heads} KV"
-    return f"{s.num_heads} x {s.head_dim}" + (f" / {s.v_head_dim}" if s.v_head_dim != s.head_dim else "")
 
 
 def headline(points: list[dict[str, Any]]) -> list[str]:
