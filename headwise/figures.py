@@ -19,7 +19,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b", "#c0392b", "#2a9d9d")
+COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b", "#c0392b", "#2a9d9d", "#6c5ce0")
 GREY = "#8b919a"
 HEAT, BEST = "viridis", "#c0392b"
 SYMBOLS = {"star": "*", "diamond": "D"}
@@ -141,6 +141,7 @@ def _save_ranges(description: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     panels = description["panels"]
     columns = min(description["columns"], len(panels)) or 1
@@ -164,6 +165,7 @@ def _save_ranges(description: dict[str, Any], path: Path) -> None:
             ax.axvline(0, color=GREY, lw=0.8)
             ax.set(title=panel["title"], xlabel=panel["x_label"], yticks=range(len(panel["rows"])))
             ax.set_yticklabels(_once([row["name"] for row in panel["rows"]]))
+            ax.xaxis.set_major_locator(MaxNLocator(5))
             ax.tick_params(axis="y", length=0)
             ax.invert_yaxis()
             ax.grid(axis="x", color="#e6e8eb", lw=0.6)

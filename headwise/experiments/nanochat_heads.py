@@ -10,7 +10,8 @@ arm has the same largest score; `logit` makes it larger, `scale` lets it grow, s
 Rates are tuned per arm, on a seed that is not counted: the same values for all, and on from the smallest or the largest where that
 is best. Expected of the quick preset: two heads of 32 and four of 16 do best, no difference found between them, one of 64 is 0.010
 bits worse and eight of 8 0.012; of the paper preset: heads of 64 and 32 are 0.03 and 0.06 bits worse than of 128, of 256 and 512 no
-difference found; queries and keys of rank 256 0.015 better, one KV head for two 0.015 worse (`docs/nanochat.md`).
+difference found; queries and keys of rank 256 0.015 better, one KV head for two 0.015 worse, a latent of a third of the width 0.04
+(`docs/nanochat.md`).
 """
 
 from __future__ import annotations
