@@ -14,6 +14,7 @@ With "kind": "ranges" it is a list of intervals beside their names: {"title", "c
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from pathlib import Path
@@ -163,8 +164,8 @@ def _save_ranges(description: dict[str, Any], path: Path) -> None:
                 if y and row["name"] != panel["rows"][y - 1]["name"]:
                     ax.axhline(y - 0.5, color="#e6e8eb", lw=0.8)
             ax.axvline(0, color=GREY, lw=0.8)
-            ax.set(title=panel["title"], xlabel=panel["x_label"], yticks=range(len(panel["rows"])))
-            ax.set_yticklabels(_once([row["name"] for row in panel["rows"]]))
+            ax.set(title=_math(panel["title"]), xlabel=panel["x_label"], yticks=range(len(panel["rows"])))
+            ax.set_yticklabels(_once([_math(row["name"]) for row in panel["rows"]]))
             ax.xaxis.set_major_locator(MaxNLocator(5))
             ax.tick_params(axis="y", length=0)
             ax.invert_yaxis()
@@ -196,13 +197,13 @@ def _ink(value: float, panel: dict[str, Any]) -> str:
 
 
 def _math(text: str) -> str:
-    """d^2.5 for matplotlib."""
-    return re.sub(r"(\w)\^([\d.]+)", r"$\1^{\2}$", text)
+    """d^2.5 for matplotlib; a dollar is a dollar."""
+    return re.sub(r"(\w)\^([\d.]+)", r"$\1^{\2}$", text.replace("$", r"\$"))
 
 
 def _html(text: str) -> str:
-    """d^2.5 for Plotly."""
-    return re.sub(r"\^([\d.]+)", r"<sup>\1</sup>", text)
+    """d^2.5 for Plotly, which reads HTML."""
+    return re.sub(r"\^([\d.]+)", r"<sup>\1</sup>", html.escape(text, quote=False))
 
 
 def _no_date(path: Path) -> dict[str, Any]:
@@ -307,7 +308,7 @@ def _page(title: str, height: int) -> dict[str, Any]:
 def _above(title: str, x: float, y: float) -> dict[str, Any]:
     """A panel's title."""
     place = {"x": x, "y": y, "xref": "paper", "yref": "paper", "yanchor": "bottom"}
-    return {"text": title, **place, "showarrow": False, "font": {"size": 13}}
+    return {"text": _html(title), **place, "showarrow": False, "font": {"size": 13}}
 
 
 def _plotly_heat(description: dict[str, Any]) -> dict[str, Any]:
@@ -373,7 +374,7 @@ def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
     for i, panel in enumerate(panels):
         tail, meant = "" if i == 0 else str(i + 1), "; ".join(sorted({row["label"] for row in panel["rows"]}))
         left, low = (i % columns) * (wide + gap), 1 - tall - (i // columns) * (tall + drop)
-        names = [row["name"] for row in panel["rows"]]
+        names = [_html(row["name"]) for row in panel["rows"]]
         layout[f"xaxis{tail}"] = {
             "domain": [left, left + wide], "anchor": f"y{tail}", "gridcolor": "#eceef1", "zeroline": True, "zerolinecolor": GREY,
             "title": {"text": panel["x_label"]},
@@ -393,7 +394,7 @@ def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
                  "legendgroup": group,
                  "marker": {"size": 9, "color": colour}, "xaxis": f"x{tail}", "yaxis": f"y{tail}",
                  "error_x": {"type": "data", "symmetric": False, **error, "thickness": 2, "width": 0, "color": colour},
-                 "hovertemplate": f"{row['name']}, {row['label']}: %{{x:.3g}}<extra></extra>"}
+                 "hovertemplate": f"{names[y]}, {row['label']}: %{{x:.3g}}<extra></extra>"}
             )  # fmt: skip
             seen.add(group)
     return {"data": data, "layout": layout}

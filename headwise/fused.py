@@ -209,7 +209,7 @@ class Fused(Flat):
         wide = min(128, 3 * C & -(3 * C))
         K.project[(3 * C // wide, T // BT, len(x))](x, project, bias, qkv, T, 3 * C, P, D=D, BT=BT, BC=wide, IP=dot)
         q, k, v = qkv.flatten(0, 1).split(C, -1)
-        heads.forward(q, k, v, o.flatten(0, 1), s.num_heads, s.head_dim, s.scale, dot)
+        heads.forward(q, k, v, o.flatten(0, 1), s.num_heads, s.head_dim, s.scale, dot, together=True)
         K.collect[(T // 64, len(x))](o, out, *end, 1 / s.average, BC=min(64, C & -C), **common)
 
     def _feed(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class Fused(Flat):
             D=D, BT=64, BC=min(128, C & -C), IP=dot,
         )  # fmt: skip
         q, k, v = qkv.flatten(0, 1).split(C, -1)
-        heads.backward(q, k, v, mixed.flatten(0, 1), q, k, v, s.num_heads, s.head_dim, s.scale, dot)
+        heads.backward(q, k, v, mixed.flatten(0, 1), q, k, v, s.num_heads, s.head_dim, s.scale, dot, together=True)
         if not first_of_all:
             K.gather[(T // 64, models)](qkv, project, dx, dx, T, 3 * C, P, D=D, BT=64, BC=min(64, C & -C), IP=dot)
 

@@ -88,11 +88,11 @@ def _check_sampling(model: Decoder | Encoder, tokens: int, temperature: float, t
     shape = model.shape
     if not shape.vocab_size or shape.output_dim:
         raise UsageError(f"only tokens can be generated, got vocab_size {shape.vocab_size}, output_dim {shape.output_dim}")
-    if tokens < 1:
-        raise UsageError(f"tokens to generate must be at least 1, got {tokens}")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise UsageError(f"tokens to generate must be a whole number of at least 1, got {tokens!r}")
     if not 0 <= temperature < float("inf"):
         raise UsageError(f"temperature must be 0 (the likeliest token) or a positive number, got {temperature}")
-    if not 0 <= top_k <= shape.vocab_size:
+    if not isinstance(top_k, int) or not 0 <= top_k <= shape.vocab_size:
         raise UsageError(f"top_k must be 0 (all) to vocab_size {shape.vocab_size}, got {top_k}")
 
 

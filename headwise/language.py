@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from headwise.shape import Shape, UsageError, nearest
 from headwise.tokens import find_text, find_tokenizer, vocab_of
 
 PRECISIONS = ("bf16", "fp32", "tf32")
+LARGEST = 3e38  # what a number of 32 bits can be
 
 STYLE = {"qk_norm": "free", "activation": "relu2"}  # nanochat's, of any decoder that is not a config's, unless given
 # sizes of a shape as the command line takes them, and what a run has unless it is given
@@ -60,10 +60,10 @@ class Pretraining:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        for name, high in (("lr", math.inf), ("warmup", 1), ("warmdown", 1), ("weight_decay", math.inf), ("clip", math.inf)):
+        for name, high in (("lr", LARGEST), ("warmup", 1), ("warmdown", 1), ("weight_decay", LARGEST), ("clip", LARGEST)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high or math.isinf(value):
-                raise UsageError(f"{name} must be a number from 0 to {high}, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
+                raise UsageError(f"{name} must be a number from 0 to {high:g}, got {value!r}")
             object.__setattr__(self, name, float(value))
         for name, choices in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("precision", PRECISIONS)):
             if getattr(self, name) not in choices:

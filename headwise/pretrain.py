@@ -51,7 +51,7 @@ CURVE = 1000  # points of a row's loss curve at most
 FORMAT = 1  # of checkpoints
 COMPILED = ("model", "blocks")
 EXECUTION = frozenset({"tokens_per_second", "mfu", "peak_flops", "processes", "shard", "accumulate", "compiled", "source", "tokenizer"})
-UNLIKE = MEASURED | EXECUTION  # what differs when the same run is made again, elsewhere or by more processes
+UNLIKE = MEASURED | EXECUTION | {"command"}  # what differs when the same run is made again, elsewhere or by more processes
 
 # bf16 products without sparsity, operations a second, by what is in a card's name; makers' figures
 PEAKS = {
@@ -120,7 +120,7 @@ class Training:
         self.losses: list[float] = []
         self.pending: Sent | None = None  # a step's loss that is not read yet, so that the device need not wait for the host
         self.counts: np.ndarray | None = None  # of pairs of ids
-        self.judged: list[tuple[int, float]] = []  # steps and bits per byte
+        self.judged: list[tuple[int, float | None]] = []  # steps and bits per byte
         self.seconds, self.timed, self.resumed = 0.0, 0, 0  # timed: steps, all but the first after a start
         self.peak: float | None = None  # operations a second that one device can do
 
@@ -509,7 +509,8 @@ def trained(folder: str | Path) -> Decoder:
 def _go_on(training: Training, path: Path | None, checkpoint_every: float, show: bool) -> Tensor | None:
     """Train to the end; the held-out batches, or none when it diverged."""
     run, begun = training.run, len(training.losses)
-    evals = {round(run.steps * (i + 1) / run.evals) for i in range(run.evals)} - {0, run.steps}
+    often = min(run.evals, run.steps)
+    evals = {round(run.steps * (i + 1) / often) for i in range(often)} - {0, run.steps}
     bar = Progress(run.steps, f"pretrain {run.id}", begun=begun) if show else None
     saved = time.monotonic()
     for number in range(begun, run.steps):
@@ -523,19 +524,27 @@ def _go_on(training: Training, path: Path | None, checkpoint_every: float, show:
         if training.diverged:
             return None
         if number + 1 in evals:
-            nats, size = training.judge()[:, :2].unbind(1)
-            training.judged.append((number + 1, ratio(nats / math.log(2), size)[0]))
+            _, bits = _judge(training, number + 1)
+            if bits is None:
+                return None
         if due and path is not None and number + 1 < run.steps:
             _save(training, path)
             saved = time.monotonic()
         if bar:
             bar.advance(1, _note(training))
+    judged, bits = _judge(training, run.steps)
+    if bar and bits is not None:
+        bar.close(f"{_note(training)}, held out {bits:.4f} bits per byte")
+    return judged if bits is not None else None
+
+
+def _judge(training: Training, step: int) -> tuple[Tensor, float | None]:
+    """The held-out batches and bits per byte, which are noted; none where they are not a number: that run has diverged."""
     judged = training.judge()
     bits = ratio(judged[:, 0] / math.log(2), judged[:, 1])[0]
-    training.judged.append((run.steps, bits))
-    if bar:
-        bar.close(f"{_note(training)}, held out {bits:.4f} bits per byte")
-    return judged if math.isfinite(bits) else None
+    found = bits if math.isfinite(bits) else None
+    training.judged.append((step, found))
+    return judged, found
 
 
 def _note(training: Training) -> str:

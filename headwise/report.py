@@ -23,7 +23,7 @@ CAPTION = (
     "query/key parameters a layer."
 )
 HIDDEN = {  # long columns: in the store, not in the table
-    "curve", "held_out_curve", "angle", "size", "checks",
+    "command", "curve", "held_out_curve", "angle", "size", "checks",
     "score_angle", "score_norm", "score_angle_transposed", "score_norm_transposed",
 }  # fmt: skip
 
@@ -38,14 +38,20 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = _number
     environment.filters["raised"] = _raised
-    sections, lost = [], []
-    for name, asked in store.experiments().items():
+    sections, lost, everything = [], [], store.experiments()
+    for name, asked in everything.items():
+        if not _whole(asked):
+            raise UsageError(f"{store.path / 'experiments' / name}.json cannot be read; remove it and run the experiment again")
+    for name, asked in everything.items():
         try:
             module = experiments.page(asked.get("source", name))
         except UsageError as e:  # its file is gone; its rows and the other experiments are not
             lost.append(f"{name}: {e}")
         else:
             sections.append(_section(store, name, asked, module))
+    single = _single(store)
+    if single["ids"]:
+        sections.append(_section(store, "pretrain", single, experiments.page("pretrain")))
     page = environment.from_string(template).render(
         version=__version__,
         sections=sections,
@@ -55,6 +61,21 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     )
     write_whole(path, page)
     return path
+
+
+def _whole(asked: Any) -> bool:
+    """Whether this says what was asked for."""
+    kinds = (("ids", list), ("command", str), ("preset", str), ("settings", dict))
+    return isinstance(asked, dict) and all(isinstance(asked.get(n), k) for n, k in kinds) and all(isinstance(i, str) for i in asked["ids"])
+
+
+def _single(store: Store) -> dict[str, Any]:
+    """Decoders trained one by one, which no experiment asked for, as if one had."""
+    asked = {run_id for about in store.experiments().values() for run_id in about["ids"]}
+    rows = [row for row in store.rows() if row.get("task") == "language" and row["id"] not in asked]
+    rows.sort(key=lambda row: row["finished"])
+    command = "\n".join(dict.fromkeys(row["command"] for row in rows if row.get("command")))
+    return {"ids": [row["id"] for row in rows], "command": command, "preset": "", "settings": {}}
 
 
 def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType) -> dict[str, Any]:

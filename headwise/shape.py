@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,6 +233,11 @@ class Shape:
         """How many keys a query of this layer sees, itself included; 0 is all."""
         return self.windows[layer % len(self.windows)]
 
+    def _over_layers(self, of: Callable[[int], int]) -> int:
+        """A sum over layers of what depends on their windows alone, which repeat."""
+        period = len(self.windows)
+        return sum(of(i) * -(-(self.depth - i) // period) for i in range(period))
+
     def replace(self, **changes: Any) -> Shape:
         """A copy with some fields changed; sizes that were derived stay as they are."""
         return Shape.of({**dataclasses.asdict(self), **changes})
@@ -335,7 +340,7 @@ class Shape:
         weights = self.depth * sum(a * b for a, b, _ in self._matrices())
         weights += self.depth * self.dim * self.ffn_dim * (3 if self.gated else 2)
         weights += self.input_dim * (self.dim - self.position_dim) + (self.output_dim or self.vocab_size) * self.dim
-        scores = self.num_heads * (self.head_dim + self.v_head_dim) * sum(self.pairs(tokens, i) for i in range(self.depth))
+        scores = self.num_heads * (self.head_dim + self.v_head_dim) * self._over_layers(lambda i: self.pairs(tokens, i))
         return 2 * batch * (tokens * weights + scores) * (3 if training else 1)
 
     def kv_width(self, inputs: bool = False) -> int:
@@ -351,7 +356,7 @@ class Shape:
         """Bytes of the key/value cache after `tokens` tokens; a windowed layer keeps its window only. `inputs` as in `kv_width`."""
         _positive("tokens", tokens)
         _positive("batch", batch)
-        kept = sum(min(tokens, self.window(i) or tokens) for i in range(self.depth))
+        kept = self._over_layers(lambda i: min(tokens, self.window(i) or tokens))
         return batch * kept * self.kv_width(inputs) * bytes_per
 
     def activation_bytes(self, tokens: int, *, batch: int = 1, bytes_per: int = 4) -> int:

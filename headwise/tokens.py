@@ -251,14 +251,30 @@ def load(text: Text, tokenizer: Any, folder: Path | None = None, key: str = "") 
         with locked(folder / f"{key}.lock"):  # one process makes them, others wait
             if not about.exists():
                 _write(text, tokenizer, folder, key)
-    told = json.loads(about.read_text())
-    if told["format"] != FORMAT:
-        raise UsageError(f"{about} has format {told['format']}, this headwise reads {FORMAT}: remove it")
-    ids = np.memmap(folder / f"{key}.ids", _kind(tokenizer), "r")
-    behind = np.memmap(folder / f"{key}.behind", np.int64, "r")
-    if len(ids) != told["ids"] or len(behind) != told["ids"] - told["cut"]:
-        raise UsageError(f"{folder / key}.ids is not whole, {len(ids)} of {told['ids']} ids: remove {about}")
-    return Corpus(ids, told["cut"], behind, vocab_of(tokenizer), end_of(tokenizer))
+    count, cut = _told(about)
+    ids, behind = _mapped(folder / f"{key}.ids", _kind(tokenizer)), _mapped(folder / f"{key}.behind", np.int64)
+    if len(ids) != count or len(behind) != count - cut:
+        raise UsageError(f"{folder / key}.ids is not whole, {len(ids)} of {count} ids: remove {about}")
+    return Corpus(ids, cut, behind, vocab_of(tokenizer), end_of(tokenizer))
+
+
+def _told(about: Path) -> tuple[int, int]:
+    """How many ids are kept, and the first that is held out."""
+    try:
+        told = json.loads(about.read_text())
+        if told["format"] != FORMAT:
+            raise UsageError(f"{about} has format {told['format']}, this headwise reads {FORMAT}: remove it")
+        return int(told["ids"]), int(told["cut"])
+    except (ValueError, KeyError, TypeError) as e:
+        if isinstance(e, UsageError):
+            raise
+        raise UsageError(f"{about} cannot be read: remove it") from None
+
+
+def _mapped(path: Path, kind: Any) -> np.ndarray:
+    """A file of numbers; none where it is empty or gone."""
+    whole = path.stat().st_size // np.dtype(kind).itemsize if path.exists() else 0
+    return np.memmap(path, kind, "r", shape=(whole,)) if whole else np.zeros(0, kind)
 
 
 def _kind(tokenizer: Any) -> Any:
@@ -293,6 +309,8 @@ def _write(text: Text, tokenizer: Any, folder: Path, key: str) -> None:
             f.write(ids.tobytes())
             count, cut = count + len(ids), cut + (len(ids) if behind is None else 0)
             held_out += [] if behind is None else [behind]
+        if not held_out or not cut:
+            raise UsageError(f"{text.name} is too short to hold a tenth of it out, got {count} ids")
     write_whole(folder / f"{key}.behind", _joined(held_out).astype(np.int64).tobytes())
     write_whole(folder / f"{key}.json", json.dumps({"format": FORMAT, "text": text.name, "ids": count, "cut": cut}) + "\n")
 
@@ -302,6 +320,8 @@ def check_length(corpus: Corpus, length: int, name: str) -> None:
     for part, count in (("training part", corpus.cut), ("held-out tenth", len(corpus.ids) - corpus.cut)):
         if count < length + 1:
             raise UsageError(f"the {part} of {name} must be longer than length {length}, got {count} ids")
+    if corpus.behind[-1] == corpus.behind[0]:
+        raise UsageError(f"the held-out tenth of {name} must hold text, got the end of a document alone")
 
 
 # ---- batches

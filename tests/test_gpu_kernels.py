@@ -135,9 +135,9 @@ def test_short_sequences_that_lie_end_to_end_share_a_product(tokens, batch, rows
     whole, g = normal(tokens * rank, batch, tokens, 3 * width).to(dtype).to(DEVICE), normal(3, batch, tokens, width).to(dtype).to(DEVICE)
     out, grads = torch.full_like(g, NAN), torch.full_like(whole, NAN)
     q, k, v = whole.split(width, -1)
-    assert heads._rows_at_once(batch, tokens, False, q.stride(), out.stride()) == rows
-    heads.forward(q, k, v, out, count, rank, scale, "tf32x3")
-    heads.backward(q, k, v, g, *grads.split(width, -1), count, rank, scale, "tf32x3")
+    assert heads._rows_at_once(batch, tokens, True, q.stride(), out.stride()) == rows
+    heads.forward(q, k, v, out, count, rank, scale, "tf32x3", together=True)
+    heads.backward(q, k, v, g, *grads.split(width, -1), count, rank, scale, "tf32x3", together=True)
     expected = reference(q, k, v, g, count, scale)
     most = max(e.abs().max().item() for e in expected)
     for name, a, e in zip(("output", "dq", "dk", "dv"), (out, *grads.split(width, -1)), expected, strict=True):
@@ -145,10 +145,40 @@ def test_short_sequences_that_lie_end_to_end_share_a_product(tokens, batch, rows
 
 
 def test_rows_are_shared_only_where_that_changes_nothing():
-    assert heads._rows_at_once(4, 4, True, (24, 6)) == 4, "causal"
-    assert heads._rows_at_once(4, 4, False, (24, 6), (30, 6)) == 4, "a gap between sequences"
-    assert heads._rows_at_once(5, 4, False, (24, 6)) == 4, "rows left over"
-    assert heads._rows_at_once(4, 4, False, (24, 6), (8, 2)) == 16
+    assert heads._rows_at_once(4, 4, False, (24, 6)) == 4, "not asked for"
+    assert heads._rows_at_once(4, 4, True, (24, 6), (30, 6)) == 4, "a gap between sequences"
+    assert heads._rows_at_once(5, 4, True, (24, 6)) == 4, "rows left over"
+    assert heads._rows_at_once(4, 4, True, (24, 6), (8, 2)) == 16
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("bad", [NAN, math.inf])
+@pytest.mark.parametrize(("tokens", "rank"), [(4, 8), (2, 32), (8, 3), (4, 1)])
+def test_a_sequence_that_is_not_finite_stays_alone(tokens, rank, bad):
+    """Sequences may be those of different models, whose tiles are not shared."""
+    q, k, v = (normal(i, 8, 3, tokens, rank).to(DEVICE).requires_grad_() for i in range(3))
+    with torch.no_grad():
+        v[2, 1] = bad
+        k[5] = bad
+    out = attend_heads(q, k, v, 0.5, "tf32x3")
+    out.backward(torch.ones_like(out))
+    for tensor in (out, q.grad, k.grad, v.grad):
+        for i in (0, 1, 3, 4, 6, 7):
+            assert tensor[i].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_model_that_is_not_finite_stays_alone_in_a_step_of_short_sequences():
+    net = Net(CASES[-1].values[0])
+    assert (net.settings.tokens, net.models) == (2, 3)
+    step, losses = net.fuse(), torch.zeros(2, net.models, device=DEVICE)
+    first = step.gradient(net.x, net.target, losses[0]).clone()
+    net.weights[1], net.half[1] = NAN, NAN
+    second = step.gradient(net.x, net.target, losses[1])
+    assert losses[1, 1].isnan()
+    for m in (0, 2):
+        same(second[m], first[m], f"gradients of model {m}")
+        same(losses[1, m], losses[0, m], f"loss of model {m}")
 
 
 @pytest.mark.parametrize(("tokens", "rank", "count"), [(1, 2, 3), (3, 1, 7), (11, 8, 5), (16, 16, 3), (17, 3, 5), (65, 24, 1), (130, 5, 2)])

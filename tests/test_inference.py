@@ -409,7 +409,8 @@ def test_bad_prompts_are_refused():
     refused(f"{vectors} (2, 3)", prefill, build(VECTORS), torch.zeros(2, 3), Cache(VECTORS, 2, 3))
     refused("only tokens can be generated, got vocab_size 0, output_dim 3", generate, build(VECTORS), torch.zeros(2, 3, 5), 3)
     refused("only tokens can be generated, got vocab_size 53, output_dim 3", generate, Decoder(BASE.replace(output_dim=3)), ids(1, 2), 3)
-    refused("tokens to generate must be at least 1, got 0", generate, model, ids(1, 2), 0)
+    for bad in (0, -3, 2.5, True, "2"):
+        refused(f"tokens to generate must be a whole number of at least 1, got {bad!r}", generate, model, ids(1, 2), bad)
     refused("temperature must be 0 (the likeliest token) or a positive number, got -1", generate, model, ids(1, 2), 3, temperature=-1)
     refused("top_k must be 0 (all) to vocab_size 53, got 54", generate, model, ids(1, 2), 3, temperature=1, top_k=54)
     refused("chunk must be 0 (all at once) or more tokens, got -1", prefill, model, ids(1, 2), Cache(BASE, 1, 3), chunk=-1)

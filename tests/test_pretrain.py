@@ -654,6 +654,24 @@ def test_the_command_with_a_tokenizer_and_a_divergence(book: str, tmp_path: Path
     assert "diverged after" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("steps", "evals"), [(2, 1), (2, 2), (3, 3)])
+def test_a_run_that_cannot_be_judged_has_diverged(
+    steps: int, evals: int, book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The losses are still numbers, the held-out part is not: found at the end, or at a judgement before it."""
+    words = words_of(tmp_path / "store", book, "--lr", "1e30", "--clip", "0", "--optimiser", "muon")
+    assert main([*words, "--steps", str(steps), "--evals", str(evals)]) == 1
+    row = answer(capsys.readouterr().out)
+    assert (row["status"], row["bits_per_byte"]) == ("diverged", None)
+    assert main([*words, "--steps", str(steps), "--evals", str(evals)]) == 1
+    assert answer(capsys.readouterr().out) == row, "it is there, and not tried again"
+
+
+def test_it_is_judged_at_most_once_a_step(book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words_of(tmp_path / "store", book, "--steps", "3", "--evals", str(10**11))) == 0
+    assert [step for step, _ in answer(capsys.readouterr().out)["held_out_curve"]] == [1, 2, 3]
+
+
 def test_changes_of_a_preset_and_a_whole_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = [
         "pretrain",
@@ -750,9 +768,9 @@ MISTAKES = [
     ("--optimiser adam", "unknown optimiser 'adam'; did you mean adamw? "),
     ("--schedule cosin", "unknown schedule 'cosin'; did you mean cosine? "),
     ("--precision fp16", "unknown precision 'fp16'; "),
-    ("--lr -1", "lr must be a number from 0 to inf, got -1.0"),
+    ("--lr -1", "lr must be a number from 0 to 3e+38, got -1.0"),
     ("--lr fast", "argument --lr: must be a number, got 'fast'"),
-    ("--lr nan", "lr must be a number from 0 to inf, got nan"),
+    ("--lr nan", "lr must be a number from 0 to 3e+38, got nan"),
     ("--warmup 0.7 --warmdown 0.4", "warmup and warmdown must not exceed 1 together, got 0.7 and 0.4"),
     ("--steps 0", "argument --steps: must be at least 1, got 0"),
     ("--batch-tokens 1000", "batch_tokens must be a multiple of length, got batch_tokens 1000, length 256"),

@@ -8,7 +8,7 @@ import pytest
 
 from headwise.cli import main
 from headwise.experiments import EXPERIMENTS, page, pretrained
-from headwise.figures import plotly_figure
+from headwise.figures import plotly_figure, save
 from headwise.shape import Shape, UsageError
 from headwise.stats import difference
 from headwise.store import Store
@@ -43,7 +43,7 @@ def test_what_differs_is_in_the_name_and_nothing_else():
     names = [p["name"] for p in pretrained.summary(rows)]
     assert len(set(names)) == 6
     assert "dim" not in names[0], "what all share is not said"
-    for name, said in zip(names[1:], ("3 layers", "rate 0.02", "2,000 steps", "feed-forward 48", "optimiser adamw"), strict=True):
+    for name, said in zip(names[1:], ("3 layers", "rate 0.02", "2000 steps", "feed-forward 48", "optimiser adamw"), strict=True):
         assert said in name
         assert said not in names[0]
 
@@ -53,9 +53,39 @@ def test_texts_are_never_compared():
     points = pretrained.summary(rows)
     assert [(p["text"], p["digest"]) for p in points] == [("book.txt", "a"), ("book.txt", "c"), ("other.txt", "b"), ("other.txt", "b")]
     assert [p["gap"] and round(p["gap"].mean, 6) for p in points] == [None, None, None, 0.5], "one name, two contents: two texts"
-    lines = pretrained.headline(points)
-    assert len(lines) == 3
+    assert len(pretrained.headline(points)) == 3
     assert [panel["title"] for panel in pretrained.figure(points)["panels"]] == ["other.txt"], "what stands alone is not drawn"
+
+
+def test_one_text_under_two_names_is_one_text():
+    rows = [row(2.0), row(2.4, source="copy.txt", depth=3), row(2.1, source="copy.txt", seed=1), row(2.6, depth=4)]
+    points = pretrained.summary(rows)
+    assert [(p["text"], p["n"]) for p in points] == [("book.txt = copy.txt", 2), ("book.txt = copy.txt", 1), ("book.txt = copy.txt", 1)]
+    assert len(pretrained.headline(points)) == len(pretrained.figure(points)["panels"]) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ({"qk_rope_head_dim": 12}, {"qk_rope_head_dim": 0}),
+        ({"kv_lora_rank": 8}, {"kv_lora_rank": 8, "num_heads": 4, "num_kv_heads": 4, "head_dim": 6, "v_head_dim": 6}),
+        ({"num_kv_heads": 1, "v_head_dim": 4}, {"num_kv_heads": 1, "v_head_dim": 32}),
+        ({"windows": (0,)}, {"windows": (8,)}),
+        ({"precision": "bf16"}, {"precision": "fp32"}),
+    ],
+)
+def test_decoders_that_differ_have_names_that_differ(changes):
+    names = [p["name"] for p in pretrained.summary([row(2.0 + i, **change) for i, change in enumerate(changes)] + [row(9.0, depth=7)])]
+    assert len(set(names)) == 3
+
+
+def test_names_are_text_and_nothing_else(tmp_path):
+    """A file may be called anything."""
+    rows = [row(2.0, source='a$b_{$ <b>&"x.txt'), row(2.1, depth=3, source='a$b_{$ <b>&"x.txt')]
+    description = pretrained.figure(pretrained.summary(rows))
+    save(description, tmp_path / "p.png")
+    (title,) = [a["text"] for a in plotly_figure(description)["layout"]["annotations"] if "x.txt" in a["text"]]
+    assert title == 'a$b_{$ &lt;b&gt;&amp;"x.txt'
 
 
 def test_the_headline_says_what_cannot_be_told_apart():
@@ -99,17 +129,42 @@ def test_the_commands_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "side by side" not in capsys.readouterr().err
     for heads in (1, 2):  # the second is there already
         assert main([*common, *tiny, f"num_heads={heads}"]) == 0
-        assert "2 decoders are in" in capsys.readouterr().err
-    asked = Store(store).experiments()["pretrain"]
-    assert len(asked["ids"]) == 2
-    assert [line.rpartition(" ")[2] for line in asked["command"].splitlines()] == ["num_heads=2", "num_heads=1"]
+        assert "1 other decoder in" in capsys.readouterr().err
+    Store(store).note("other", {"ids": [], "command": "", "preset": "quick", "settings": {}, "source": "gone.py"})
     assert main(["report", "--store", str(store)]) == 0
     told = text_of(store / "report.html")
     assert "Which of the decoders trained here" in told
     assert "2 of 2 runs finished" in told
     assert "generated text: fewest bits per byte" in told
-    assert "headwise pretrain --device cpu" in told
+    assert told.count("headwise pretrain --device cpu") == 2
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(json.dumps(r) + "\n" for r in Store(store).rows()))
     assert main(["draw", "pretrain", str(lines), "--output", str(tmp_path / "p.png")]) == 0
     assert (tmp_path / "p.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "null", '{"ids": 5, "command": "", "preset": "", "settings": {}}'])
+def test_what_was_asked_for_and_cannot_be_read_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Store(tmp_path).note("fig1", {"ids": [], "command": "", "preset": "", "settings": {}})
+    (tmp_path / "experiments" / "fig1.json").write_text(text)
+    assert main(["report", "--store", str(tmp_path)]) == 2
+    assert "fig1.json cannot be read; remove it" in capsys.readouterr().err
+
+
+def test_a_decoder_of_an_experiment_is_on_the_experiments_page_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    whole = {
+        "device": "x",
+        "commit": "c",
+        "seconds": 1.0,
+        "curve": [1.0],
+        "held_out_curve": [[1, 2.0]],
+        "finished": "2026",
+        "task": "language",
+    }
+    for name in ("one", "two"):
+        store.add({**row(2.0), **whole, "id": name})
+    store.note("nanochat_heads", {"ids": ["one"], "command": "headwise run", "preset": "quick", "settings": {}})
+    from headwise.report import _single
+
+    assert _single(store)["ids"] == ["two"]

@@ -291,6 +291,15 @@ def test_masks_save_exactly_the_pairs_they_hide(tokens, windows, causal):
 # ---- the key/value cache
 
 
+def test_what_a_shape_costs_is_computed_and_not_counted():
+    """Layers beyond number: nothing walks over them."""
+    one, many = (Shape(dim=10**20, depth=depth, num_heads=1, windows=(0, 3, 5), causal=True) for depth in (3, 3 * 10**11))
+    assert many.kv_bytes(7) == 10**11 * one.kv_bytes(7)
+    assert many.flops(7) == 10**11 * one.flops(7)
+    odd = one.replace(depth=5)
+    assert odd.kv_bytes(7) == sum(one.replace(depth=1, windows=(w,)).kv_bytes(7) for w in (0, 3, 5, 0, 3))
+
+
 def test_kv_bytes_equal_the_keys_and_values_made():
     for shape in shapes("decoder", 30):
         _, out = filled(shape)(small_input(shape, 3, 5), keep=True)

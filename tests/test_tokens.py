@@ -185,8 +185,24 @@ def test_ids_that_were_not_finished_are_made_again_and_torn_ones_refused(tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["k.behind", "k.ids", "k.json", "k.lock"]
     (tmp_path / "k.ids").write_bytes(b"half")
     assert "is not whole" in refused(load, text, None, tmp_path, "k")
+    (tmp_path / "k.ids").write_bytes(b"")
+    assert "is not whole, 0 of" in refused(load, text, None, tmp_path, "k")
+    for bad in ("{", "[]", '{"format": 1, "ids": "many"}', "null"):
+        written(tmp_path / "k.json", bad)
+        assert "k.json cannot be read: remove it" in refused(load, text, None, tmp_path, "k")
     written(tmp_path / "k.json", '{"format": 99}')
     assert "has format 99" in refused(load, text, None, tmp_path, "k")
+
+
+@pytest.mark.parametrize("text", ["a", "abc", "abcdefghi"])
+def test_a_text_of_a_few_letters_leaves_nothing_behind(text: str, tmp_path: Path) -> None:
+    assert "too short to hold a tenth of it out" in refused(load, text_of(text.encode()), None, tmp_path, "k")
+    assert [p.name for p in tmp_path.iterdir()] == ["k.lock"]
+
+
+def test_what_is_held_out_must_be_more_than_the_end_of_a_document() -> None:
+    for size in (10, 11, 19):
+        assert "must hold text, got the end" in refused(check_length, load(text_of(b"a" * size), None), 1, "a.txt")
 
 
 # ---- batches

@@ -192,6 +192,8 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     output = Path(args.output) if args.output else source.with_name(f"{name}.png")
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
+    if not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent} to draw into")
     try:
         rows = [json.loads(line) for line in read_lines(source)]
         points = module.summary(rows)
@@ -283,29 +285,17 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         state = ("going on" if begun else "to train") if row is True else "already"
         say(f"pretrain {run.id}: {_told(run.shape)}, {run.steps} steps of {run.batch_tokens:,} tokens, {state} in {store.path}")
         if row is True:
-            row = pretrain(
+            command = {"command": shlex.join(["headwise", *words])}
+            row = command | pretrain(
                 run, device=args.device, folder=store.runs_path, cache=store.path / "tokens", ranks=ranks, accumulate=args.accumulate,
                 shard=args.shard, compiled=compiled, peak=peak,
-                checkpoint_every=args.checkpoint_every, done=store.add,
+                checkpoint_every=args.checkpoint_every, done=lambda made: store.add(command | made),
             )  # fmt: skip
-    if ranks.rank == 0:
-        _note_pretrained(store, run.id, words)
     _print_pretrained(row)
+    if ranks.first and (others := sum(r.get("task") == "language" for r in store.rows()) - 1):
+        where = shlex.quote(str(store.path))
+        say(f"{others} other decoder{'s' * (others > 1)} in {store.path}: headwise report --store {where} sets them side by side")
     return {"store": str(store.path), "folder": str(store.runs_path / run.id), "row": row, "failed": int(row["status"] != "done")}
-
-
-def _note_pretrained(store: Any, run_id: str, words: Sequence[str]) -> None:
-    """Put the run on the store's page, beside those trained before."""
-    from headwise.files import locked
-
-    with locked(store.path / "experiments" / "pretrain.lock"):
-        before = store.experiments().get("pretrain", {"ids": [], "command": "", "preset": "", "settings": {}})
-        ids, commands = dict.fromkeys(before["ids"]), dict.fromkeys(before["command"].splitlines())
-        if run_id not in ids:
-            ids[run_id] = commands[shlex.join(["headwise", *words])] = None
-            store.note("pretrain", {**before, "ids": list(ids), "command": "\n".join(commands)})
-    if len(ids) > 1:
-        say(f"{len(ids)} decoders are in {store.path}: headwise report --store {shlex.quote(str(store.path))} sets them side by side")
 
 
 def _print_pretrained(row: dict[str, Any]) -> None:

@@ -40,34 +40,64 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         alike: dict[str, list[Row]] = {}
         for row in of_text:
             alike.setdefault(repr([row.get(knob) for knob in KNOBS]), []).append(row)
-        told = [knob for knob in KNOBS if knob not in _IN_NAME and len({repr(same[0].get(knob)) for same in alike.values()}) > 1]
-        points = sorted((_point(same, told) for same in alike.values()), key=lambda p: (p["held_out"] is None, p["held_out"], p["name"]))
-        for point in points[1:]:
-            if point["values"]:
-                gap = difference(point["values"], points[0]["values"])
-                point |= {"gap": gap, "change": change(gap)}
+        decoders = list(alike.values())
+        points = [_point(same, name) for same, name in zip(decoders, _names([same[0] for same in decoders]), strict=True)]
+        points.sort(key=lambda p: (p["held_out"] is None, p["held_out"], p["name"]))
+        text = " = ".join(sorted({_text(row) for row in of_text}))  # one content may have several names
+        for point in points:
+            gap = difference(point["values"], points[0]["values"]) if point["values"] and point is not points[0] else None
+            point |= {"text": text, "gap": gap, "change": change(gap) if gap else None}
         out += points
     return sorted(out, key=lambda p: (p["text"], p["digest"]))
 
 
+def _text(row: Row) -> str:
+    name = Path(row["source"]).name if row["source"] else "generated text"
+    return name + (f", {Path(row['tokenizer']).name}" if row["tokenizer"] else "")
+
+
+def _names(decoders: list[Row]) -> list[str]:
+    """Each by its heads and by what sets it apart from the others; where that leaves two alike, by everything they differ in."""
+    told = [knob for knob in KNOBS if knob not in _IN_NAME and _vary(decoders, knob)]
+    names = [_said(row, told) for row in decoders]
+    out = []
+    for row, name in zip(decoders, names, strict=True):
+        same = [other for other, its in zip(decoders, names, strict=True) if its == name]
+        out.append(_said(row, [*told, *(k for k in _IN_NAME if _vary(same, k))]) if len(same) > 1 else name)
+    return out
+
+
+def _vary(rows: list[Row], knob: str) -> bool:
+    return len({repr(row.get(knob)) for row in rows}) > 1
+
+
+def _said(row: Row, knobs: list[str]) -> str:
+    return ", ".join((name_of(shape_in(row)), *(_SAID.get(k, k + " {}").format(row.get(k)) for k in knobs)))
+
+
 _IN_NAME = ("num_heads", "head_dim", "v_head_dim", "num_kv_heads", "kv_lora_rank", "qk_rope_head_dim", "input_dim", "output_dim")
-_SAID = {"depth": "{} layers", "dim": "dim {}", "ffn_dim": "feed-forward {}", "lr": "rate {:g}", "steps": "{:,} steps"}
+_SAID = {
+    "depth": "{} layers",
+    "dim": "dim {}",
+    "ffn_dim": "feed-forward {}",
+    "lr": "rate {}",
+    "steps": "{} steps",
+    "qk_rope_head_dim": "{} rotated",
+}
 
 
-def _point(same: list[Row], told: list[str]) -> dict[str, Any]:
+def _point(same: list[Row], name: str) -> dict[str, Any]:
     first, shape = same[0], shape_in(same[0])
     values = [r["bits_per_byte"] for r in same if r["status"] == "done"]
     held = mean(values) if values else None
     repeated = [r["repeats"] for r in same if r.get("repeats") is not None]
     speeds, shares = ([r[key] for r in same if r.get(key)] for key in ("tokens_per_second", "mfu"))
-    text = Path(first["source"]).name if first["source"] else "generated text"
     return {
-        "text": text + (f", {Path(first['tokenizer']).name}" if first["tokenizer"] else ""), "digest": first["digest"],
-        "name": ", ".join((name_of(shape), *(_SAID.get(k, k + " {}").format(first[k]) for k in told if k in first))),
+        "digest": first["digest"], "name": name,
         "params": shape.params, "flops": f"{first['flops'] * first['steps']:.3g}", "tokens": first["steps"] * first["batch_tokens"],
         "lr": first["lr"], "kv_bytes": shape.kv_bytes(), "n": len(values), "diverged": len(same) - len(values), "values": values,
         "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
-        "repeats": sum(repeated) / len(repeated) if repeated else None, "gap": None, "change": None,
+        "repeats": sum(repeated) / len(repeated) if repeated else None,
         "tokens_per_second": max(speeds, default=None), "mfu": max(shares, default=None),
     }  # fmt: skip
 

@@ -323,16 +323,21 @@ def _packs(tokens: int, rows: int, rank: int) -> dict[str, int]:
     return {"N": tokens, "R": rank, "NP": 16, "ROWS": rows, "HEADS": 64 // rank, "num_warps": 1 if rank == 32 else 4}
 
 
-def _rows_at_once(sequences: int, tokens: int, causal: bool, *strides: tuple[int, ...]) -> int:
+def _rows_at_once(sequences: int, tokens: int, together: bool, *strides: tuple[int, ...]) -> int:
     """How many rows a program takes: a sequence, or as many short ones as fill the 16 rows of a product where they lie end to end."""
-    whole = not causal and tokens < 16 and 16 % tokens == 0 and sequences * tokens % 16 == 0
+    whole = together and tokens < 16 and 16 % tokens == 0 and sequences * tokens % 16 == 0
     return 16 if whole and all(seq == tokens * row for seq, row, *_ in strides) else tokens
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, heads: int, rank: int, scale: float, dot: str, causal: bool = False) -> None:
-    """o = softmax(scale q k^T) v; tensors are (sequences, tokens, heads x rank) views, q, k and v with the same strides."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, heads: int, rank: int, scale: float, dot: str, causal: bool = False, together: bool = False
+) -> None:  # fmt: skip
+    """o = softmax(scale q k^T) v; tensors are (sequences, tokens, heads x rank) views, q, k and v with the same strides.
+
+    `together`: short sequences may share a product, 16 rows of them, in which a number that is not finite reaches them all.
+    """
     sequences, tokens, _ = q.shape
-    kind, rows = kind_of(tokens, rank, causal), _rows_at_once(sequences, tokens, causal, q.stride(), o.stride())
+    kind, rows = kind_of(tokens, rank, causal), _rows_at_once(sequences, tokens, together and not causal, q.stride(), o.stride())
     if kind == "lanes":
         rows = tokens
     args = (q, k, v, o, rows // tokens * q.stride(0), q.stride(1), rows // tokens * o.stride(0), o.stride(1))
@@ -349,11 +354,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, heads: int, rank: int, s
 
 def backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    heads: int, rank: int, scale: float, dot: str, causal: bool = False,
+    heads: int, rank: int, scale: float, dot: str, causal: bool = False, together: bool = False,
 ) -> None:  # fmt: skip
-    """Gradients of q, k and v from that of the output; they may be written over q, k and v."""
+    """Gradients of q, k and v from that of the output; they may be written over q, k and v. `together` as in `forward`."""
     sequences, tokens, _ = q.shape
-    kind, rows = kind_of(tokens, rank, causal), _rows_at_once(sequences, tokens, causal, q.stride(), g.stride(), dq.stride())
+    kind, rows = kind_of(tokens, rank, causal), _rows_at_once(sequences, tokens, together and not causal, *(t.stride() for t in (q, g, dq)))
     if kind == "lanes":
         rows = tokens
     steps = (step for t in (q, g, dq) for step in (rows // tokens * t.stride(0), t.stride(1)))
