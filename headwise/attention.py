@@ -112,10 +112,12 @@ def attend(
     >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
     torch.Size([2, 6, 5, 7])
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    kinds = (q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)
-    plan = _plan if torch.compiler.is_compiling() else _planned
-    call, choice, own = plan(q.shape, k.shape, v.shape, *kinds, causal, window, hard, backend, graphed, backends.BLOCK_BYTES)
+    kinds, compiling = ((q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)), torch.compiler.is_compiling()
+    plan = _plan if compiling else _planned
+    call, choice, own, simple = plan(q.shape, k.shape, v.shape, *kinds, causal, window, hard, backend, graphed, backends.BLOCK_BYTES)
+    scale = call.rank**-0.5 if scale is None else scale
+    if simple and own.get(q.requires_grad or k.requires_grad or v.requires_grad) and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        return F.scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=call.heads != call.kv_heads)
     if choice.backend == "plain":
         return plain(q, k, v, scale, mask_of(call.queries, call.keys, causal, window, q.device), hard)
     if choice.backend == "blocked":
@@ -165,12 +167,14 @@ Three = tuple[Any, Any, Any]
 def _plan(
     q: torch.Size, k: torch.Size, v: torch.Size, dtypes: Three, devices: Three,
     causal: bool, window: int, hard: bool, backend: str, graphed: bool, _: int,
-) -> tuple[Call, Choice, dict[bool, bool]]:  # fmt: skip
-    """The call that these operands make, who answers it, and room for whether torch does so by itself."""
+) -> tuple[Call, Choice, dict[bool, bool], bool]:  # fmt: skip
+    """The call that these operands make, who answers it, room for whether torch does so by itself, and whether one only has to ask it."""
     if wrong := _wrong(q, k, v, dtypes, devices, causal, window):
         raise UsageError(wrong)
     call = Call(devices[0].type, dtypes[0], q[0], q[1], k[1], q[2], k[2], q[3], v[3], causal, window, hard, graphed)
-    return call, choose_backend(call) if backend == "auto" else forced(backend, call), {}
+    choice = choose_backend(call) if backend == "auto" else forced(backend, call)
+    simple = choice.backend in _FUSED and not (any(choice.pad) or choice.repeat_kv or call.masked)
+    return call, choice, {}, simple
 
 
 _planned = functools.lru_cache(4096)(_plan)
