@@ -1,11 +1,8 @@
-"""Training: schedules, the stacked optimiser against torch's own, runs that do not know of each other, resuming."""
+"""Training: schedules, the stacked optimiser against torch's own, runs that do not know of each other, what diverges, data."""
 
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from small_runs import CPU, SHAPES, WILD, alone, bits, make, together
 
 from headwise.engine import train
 from headwise.models import build, initialise, paper_shape
 from headwise.runs import (
-    MEASURED,
-    PRECISIONS,
     PROTOCOLS,
     SCHEDULES,
     Recipe,
@@ -29,35 +25,9 @@ from headwise.runs import (
     draw_block,
     stack_key,
 )
-from headwise.shape import Shape, UsageError
+from headwise.shape import Shape
 from headwise.stack import HELD_OUT_BATCH, HELD_OUT_SEED, Stack
-from headwise.tasks import BiasedNearest, Farthest, Nearest, Recall
-
-CPU = torch.device("cpu")
-
-
-def quiet(_: int) -> None:
-    """No progress bar."""
-
-
-def make(seed: int = 0, *, dim: int = 12, rank: int = 12, width: int = 1, depth: int = 1, points: int = 5, **recipe: Any) -> Run:
-    shape = paper_shape(dim=dim, depth=depth, rank=rank, width=width, ffn_dim=20, points=points)
-    settings = {"steps": 18, "epoch": 3, "batch": 16, "held_out": 32, "evals": 3, **recipe}
-    return Run(shape, Farthest(dim, points), Recipe(**settings), seed)
-
-
-def bits(row: dict[str, Any]) -> str:
-    """A row without what is measured; JSON writes floats so that equal text is equal bits."""
-    return json.dumps({k: v for k, v in row.items() if k not in MEASURED}, allow_nan=False)
-
-
-def together(runs: list[Run], **options: Any) -> list[dict[str, Any]]:
-    return train(runs, device="cpu", advance=quiet, **options)
-
-
-def alone(runs: list[Run]) -> list[dict[str, Any]]:
-    return [together([run])[0] for run in runs]
-
+from headwise.tasks import BiasedNearest, Farthest, Nearest
 
 # ---- schedules
 
@@ -208,17 +178,6 @@ def test_many_at_once_are_each_alone_bit_for_bit(mix: str) -> None:
     assert list(map(bits, rows)) == list(map(bits, alone(runs)))
 
 
-SHAPES = {
-    "pre-norm, gelu": Shape(dim=16, depth=2, num_heads=3, head_dim=5, v_head_dim=7, ffn_dim=13, activation="gelu"),
-    "grouped, rotary": Shape(dim=16, depth=1, num_heads=4, num_kv_heads=2, head_dim=6, qk_rope_head_dim=4, activation="swiglu"),
-    "layer norm, window": Shape(dim=16, depth=2, num_heads=1, norm="layer", qkv_bias=True, ffn_bias=True, windows=(2, 0)),
-    "query-key norm, sandwich": Shape(dim=16, depth=1, num_heads=2, head_dim=3, qk_norm="head", norm_at="sandwich", activation="relu2"),
-    "latent": Shape(dim=16, depth=1, num_heads=2, head_dim=5, v_head_dim=4, kv_lora_rank=8, qk_rope_head_dim=2),
-    "no feed-forward, positions": Shape(dim=16, depth=1, num_heads=1, ffn_dim=0, positions="additive", num_positions=7),
-    "parallel": Shape(dim=16, depth=2, num_heads=11, head_dim=2, norm_at="parallel", out_bias=True),
-}
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_kind_of_shape_is_independent_in_a_stack(name: str) -> None:
     recipe = Recipe(steps=8, epoch=4, batch=16, held_out=32, lr=0.003)
@@ -279,11 +238,6 @@ def test_the_same_run_again_is_the_same_row() -> None:
 # ---- divergence
 
 SANE = [make(0, steps=60), make(1, rank=4, steps=60), make(2, lr=0.05, steps=60), make(3, protocol="replay", steps=60)]
-WILD = {
-    "at once": make(4, lr=1e6, schedule="constant", steps=60),
-    "in the middle": make(4, lr=1e6, schedule="published", steps=60),  # its first epoch is at rate 0
-    "by overflow": make(4, lr=3e38, schedule="constant", steps=60),
-}
 
 
 @pytest.mark.parametrize("when", WILD)
@@ -505,359 +459,3 @@ def test_the_held_out_error_is_measured_as_often_as_asked() -> None:
     assert epochs == [2, 4, 6]
     assert [e for e, _ in together([make(evals=50)])[0]["held_out_curve"]] == [1, 2, 3, 4, 5, 6]
     assert [e for e, _ in together([make(evals=1)])[0]["held_out_curve"]] == [6]
-
-
-# ---- checkpoints
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after(calls: int) -> Any:
-    left = [calls]
-
-    def advance(_: int) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Stop
-
-    return advance
-
-
-MIXED = [make(0), make(1, rank=3), make(2, depth=2), make(3, protocol="replay", schedule="published", weight_decay=0.1)]
-
-
-@pytest.fixture(scope="module")
-def undisturbed() -> list[str]:
-    return [bits(row) for row in together(MIXED)]
-
-
-@pytest.mark.parametrize("calls", range(14))
-def test_stopped_at_any_epoch_it_goes_on_with_the_same_bits(calls: int, tmp_path: Path, undisturbed: list[str]) -> None:
-    """Two stacks of six epochs, each of which says how far it is once before and after each of them."""
-    rows: list[dict[str, Any]] = []
-    with pytest.raises(Stop):
-        train(MIXED, device="cpu", folder=tmp_path, advance=stop_after(calls), checkpoint_every=0, done=rows.append)
-    done = {row["id"] for row in rows}
-    rows += together([run for run in MIXED if run.id not in done], folder=tmp_path, checkpoint_every=0)
-    by_id = {row["id"]: row for row in rows}
-    assert [bits(by_id[run.id]) for run in MIXED] == undisturbed
-    assert any(row["resumed"] for row in rows) == (calls % 7 > 1)
-    assert not list(tmp_path.rglob("checkpoint*"))
-
-
-def test_stopped_at_every_epoch_in_turn_it_ends_with_the_same_bits(tmp_path: Path, undisturbed: list[str]) -> None:
-    left, rows, stops = list(MIXED), [], 0
-    while left:
-        try:
-            train(left, device="cpu", folder=tmp_path, advance=stop_after(2), checkpoint_every=0, done=rows.append)
-        except Stop:
-            stops += 1
-        left = [run for run in MIXED if run.id not in {row["id"] for row in rows}]
-        assert stops < 50
-    by_id = {row["id"]: row for row in rows}
-    assert [bits(by_id[run.id]) for run in MIXED] == undisturbed
-    assert max(row["resumed"] for row in rows) >= 4
-
-
-def test_runs_at_different_epochs_meet_and_keep_their_bits(tmp_path: Path, undisturbed: list[str]) -> None:
-    for run, calls in zip(MIXED, (1, 3, 4, 6), strict=True):
-        with pytest.raises(Stop):
-            train([run], device="cpu", folder=tmp_path, advance=stop_after(calls), checkpoint_every=0)
-    rows = together(MIXED, folder=tmp_path)
-    assert [row["resumed"] for row in rows] == [0, 1, 1, 1]
-    assert [bits(row) for row in rows] == undisturbed
-
-
-def test_a_row_that_could_not_be_stored_is_made_again(tmp_path: Path, undisturbed: list[str]) -> None:
-    def full(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        together(MIXED[:1], folder=tmp_path, checkpoint_every=0, done=full)
-    assert bits(together(MIXED[:1], folder=tmp_path)[0]) == undisturbed[0]
-
-
-def test_a_diverged_run_leaves_no_checkpoint(tmp_path: Path) -> None:
-    wild = WILD["in the middle"]
-    rows = together([make(0), wild], folder=tmp_path, checkpoint_every=0)
-    assert [row["status"] for row in rows] == ["done", "diverged"]
-    assert not list(tmp_path.rglob("checkpoint*"))
-
-
-def checkpoint_of(run: Run, folder: Path) -> Path:
-    with pytest.raises(Stop):
-        train([run], device="cpu", folder=folder, advance=stop_after(4), checkpoint_every=0)
-    return folder / run.id / "checkpoint.safetensors"
-
-
-def spoil(path: Path, how: str) -> None:
-    with safe_open(path, "pt") as f:
-        about = f.metadata()
-    tensors = load_file(path)
-    match how:
-        case "half of it":
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        case "empty":
-            path.write_bytes(b"")
-        case "noise":
-            path.write_bytes(np.random.default_rng(0).bytes(5000))
-        case "newer format":
-            save_file(tensors, path, {**about, "format": "999"})
-        case "no format":
-            save_file(tensors, path, {"state": about["state"]})
-        case "another run's":
-            save_file(tensors, path, {**about, "run": "0" * 16})
-        case "unknown state":
-            save_file(tensors, path, {**about, "state": json.dumps({**json.loads(about["state"]), "momentum": 1})})
-        case "past the end":
-            save_file(tensors, path, {**about, "state": json.dumps({**json.loads(about["state"]), "epoch": 6})})
-        case "other sizes":
-            save_file({**tensors, "mean": torch.zeros(3)}, path, about)
-        case "no moments":
-            save_file({"weights": tensors["weights"]}, path, about)
-
-
-SPOILS = [
-    "half of it", "empty", "noise", "newer format", "no format", "another run's", "unknown state", "past the end", "other sizes",
-    "no moments",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("how", SPOILS)
-def test_a_checkpoint_that_cannot_be_used_costs_time_not_the_result(
-    how: str, tmp_path: Path, undisturbed: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = checkpoint_of(MIXED[0], tmp_path)
-    spoil(path, how)
-    rows = together(MIXED, folder=tmp_path)
-    assert [bits(row) for row in rows] == undisturbed
-    assert [row["resumed"] for row in rows] == [0, 0, 0, 0]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith(f"headwise: run {MIXED[0].id} starts again, its checkpoint cannot be used (")
-    assert not path.exists()
-
-
-def test_a_good_checkpoint_is_used_without_a_word(tmp_path: Path, undisturbed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint_of(MIXED[0], tmp_path)
-    rows = together(MIXED, folder=tmp_path)
-    assert [bits(row) for row in rows] == undisturbed
-    assert [row["resumed"] for row in rows] == [1, 0, 0, 0]
-    assert capsys.readouterr().err == ""
-
-
-# ---- values
-
-
-def test_the_id_of_a_run_is_what_it_was() -> None:
-    """A literal: results on disk are found by it, so a change of hashing must be on purpose."""
-    assert make(3, rank=4).id == "568a7f64f11d4dcd"
-
-
-def test_the_id_is_stable_across_processes_and_json() -> None:
-    runs = [make(3, rank=4), Run(SHAPES["layer norm, window"], BiasedNearest(16, 7, bias=0.5), Recipe(steps=100), 10**12)]
-    for run in runs:
-        again = Run.of(json.loads(json.dumps(run.spec())))
-        assert again == run
-        assert again.id == run.id
-    code = "import json, sys; from headwise import Run; print(*(Run.of(s).id for s in json.load(sys.stdin)))"
-    specs = json.dumps([run.spec() for run in runs])
-    told = subprocess.run(
-        [sys.executable, "-c", code], input=specs, env={**os.environ, "PYTHONHASHSEED": "12345"}, capture_output=True, text=True, check=True
-    )
-    assert told.stdout.split() == [run.id for run in runs]
-
-
-OTHER_SHAPE: dict[str, Any] = {
-    "dim": None, "depth": 3, "num_heads": 8, "head_dim": 4, "v_head_dim": 5, "num_kv_heads": 2, "kv_lora_rank": 3, "q_lora_rank": None,
-    "qk_rope_head_dim": 2, "rope_theta": 500.0, "average": 2, "ffn_dim": 5, "activation": "gelu", "causal": True, "windows": (2,),
-    "norm": "layer", "norm_at": "post", "qk_norm": "free", "logit_scale": 0.3, "max_logit": None, "qkv_bias": True, "out_bias": True,
-    "ffn_bias": True, "vocab_size": None, "tied": False, "input_dim": 12, "output_dim": 12, "positions": None, "num_positions": 9,
-    "position_dim": None, "extras": (("pooler", 3),),
-}  # fmt: skip
-OTHER_RECIPE: dict[str, Any] = {
-    "steps": 36, "batch": 17, "lr": 0.02, "schedule": "constant", "warmup": 0.1, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.9,
-    "eps": 1e-7, "protocol": "replay", "epoch": 2, "init": "normal", "precision": "bf16", "held_out": 33, "evals": 4,
-}  # fmt: skip
-
-
-def test_the_id_changes_with_every_field() -> None:
-    shape, task, recipe = Shape(dim=12, depth=2, num_heads=4, head_dim=6), BiasedNearest(12, 5), Recipe(steps=18, epoch=3)
-    base = Run(shape, task, recipe, 0)
-    assert set(OTHER_SHAPE) == {f.name for f in dataclasses.fields(Shape)}
-    assert set(OTHER_RECIPE) == {f.name for f in dataclasses.fields(Recipe)}
-    others = [Run(shape.replace(**{k: v}), task, recipe, 0) for k, v in OTHER_SHAPE.items() if v is not None]
-    others += [Run(shape, task, dataclasses.replace(recipe, **{k: v}), 0) for k, v in OTHER_RECIPE.items()]
-    others += [  # fields that only change with others
-        Run(shape.replace(dim=13), BiasedNearest(13, 5), recipe, 0),
-        Run(shape.replace(dim=13), BiasedNearest(13, 6), recipe, 0),
-        Run(shape.replace(kv_lora_rank=3, q_lora_rank=2), task, recipe, 0),
-        Run(shape.replace(qk_norm="free", max_logit=2.0), task, recipe, 0),
-        Run(shape.replace(positions="additive", num_positions=6), task, recipe, 0),
-        Run(shape.replace(dim=15, positions="concatenated", num_positions=6, position_dim=3), task, recipe, 0),
-        Run(shape.replace(dim=16, positions="concatenated", num_positions=6, position_dim=4), task, recipe, 0),
-        Run(shape, BiasedNearest(12, 6), recipe, 0),
-        Run(shape, BiasedNearest(12, 5, law="orthogonal"), recipe, 0),
-        Run(shape, BiasedNearest(12, 5, bias=0.1), recipe, 0),
-        Run(shape, Nearest(12, 5), recipe, 0),
-        Run(shape, Farthest(12, 5), recipe, 0),
-        *(Run(shape.replace(vocab_size=v, output_dim=o), Recall(2, 3, 4), recipe, 0) for v, o in ((7, 0), (8, 0), (7, 4))),
-        Run(shape.replace(vocab_size=8), Recall(2, 4, 4), recipe, 0),
-        Run(shape.replace(vocab_size=8), Recall(2, 3, 5), recipe, 0),
-        Run(shape.replace(vocab_size=8), Recall(3, 3, 4), recipe, 0),
-        Run(shape.replace(vocab_size=8), Recall(3, 3, 4, queries=1), recipe, 0),
-        Run(shape, task, recipe, 1),
-        Run(shape, task, recipe, -1),
-    ]
-    ids = [base.id, *(run.id for run in others)]
-    assert len(set(ids)) == len(ids)
-    assert all(len(name) == 16 and int(name, 16) >= 0 for name in ids)
-
-
-def test_equal_runs_have_equal_ids() -> None:
-    assert make(lr=1, warmup=0, beta1=0) == make(lr=1.0, warmup=0.0, beta1=0.0)
-    assert make(lr=1, warmup=0, beta1=0).id == make(lr=1.0, warmup=0.0, beta1=0.0).id
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
-    ({"steps": 10.0}, "steps must be a whole number of at least 1, got 10.0"),
-    ({"batch": True}, "batch must be a whole number of at least 1, got True"),
-    ({"evals": -1}, "evals must be a whole number of at least 1, got -1"),
-    ({"lr": -0.1}, "lr must be a number from 0 to inf, got -0.1"),
-    ({"lr": math.nan}, "lr must be a number from 0 to inf, got nan"),
-    ({"lr": math.inf}, "lr must be a number from 0 to inf, got inf"),
-    ({"lr": "0.1"}, "lr must be a number from 0 to inf, got '0.1'"),
-    ({"warmup": 1.5}, "warmup must be a number from 0 to 1, got 1.5"),
-    ({"beta2": 1.5}, "beta2 must be a number from 0 to 1, got 1.5"),
-    ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean cosine? choices: constant, cosine, published"),
-    ({"protocol": "repeet"}, "unknown protocol 'repeet'; did you mean replay? choices: replay, stream"),
-    ({"init": None}, "unknown init None; choices: library, normal, orthogonal, published, spectral"),
-    ({"precision": "fp8"}, "unknown precision 'fp8'; did you mean fp32 or fp16? choices: bf16, fp16, fp32, tf32"),
-    ({"steps": 10, "epoch": 4}, "steps must be a multiple of epoch, got steps 10, epoch 4"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), BAD)
-def test_a_bad_recipe_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        Recipe(**{"steps": 100, **change})
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("beta", ["beta1", "beta2"])
-def test_a_moment_that_never_moves_is_refused(beta: str) -> None:
-    with pytest.raises(UsageError, match=f"{beta} must be"):
-        Recipe(steps=100, **{beta: 1.0})  # type: ignore[arg-type]
-
-
-def test_a_run_whose_parts_do_not_fit_is_refused_in_one_line() -> None:
-    recipe = Recipe(steps=100)
-    with pytest.raises(UsageError, match=r"^a shape's dim must be its task's dim, got dim 8, task dim 12$"):
-        Run(paper_shape(dim=8, rank=8, ffn_dim=8), Farthest(12, 5), recipe)
-    with pytest.raises(UsageError, match=r"^a shape's dim must be its task's dim beside 64 of positions, got dim 76, task dim 13$"):
-        Run(paper_shape(dim=12, rank=4, positions="concatenated", points=5), Farthest(13, 5), recipe)
-    with pytest.raises(UsageError, match=r"^num_positions must be at least the task's 6 tokens, got 5$"):
-        Run(paper_shape(dim=12, rank=4, positions="additive", points=5), Farthest(12, 6), recipe)
-    for seed in (1.0, "1", True, None):
-        with pytest.raises(UsageError, match=r"^seed must be a whole number, got "):
-            Run(paper_shape(dim=12, rank=4), Farthest(12, 5), recipe, seed)  # type: ignore[arg-type]
-
-
-def test_a_device_that_is_not_there_is_refused_in_one_line() -> None:
-    for name in ("gpu", "cuda:x", "cpu0", ""):
-        with pytest.raises(UsageError, match=r"^unknown device "):
-            train([make()], device=name)
-    if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match=r"^device cuda is not there: "):
-            train([make()], device="cuda")
-
-
-def test_training_leaves_the_callers_torch_settings_alone() -> None:
-    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    torch.manual_seed(11)
-    before = torch.random.get_rng_state()
-    together([make(), make(precision="bf16", steps=3)])
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert (torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32) == (threads, tf32)
-    assert (torch.tensor(1e-40) * 1.0).item() != 0, "denormals are still flushed"
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_precision_trains(precision: str) -> None:
-    (row,) = together([make(precision=precision)])
-    (exact,) = together([make()])
-    assert row["status"] == "done"
-    assert row["held_out"] == pytest.approx(exact["held_out"], rel=0.02)
-
-
-def test_no_runs_give_no_rows() -> None:
-    assert together([]) == []
-
-
-# ---- it runs wherever torch does
-
-EXTRAS = [
-    "duckdb",
-    "pandas",
-    "pyarrow",
-    "matplotlib",
-    "plotly",
-    "jinja2",
-    "rich",
-    "tyro",
-    "transformers",
-    "playwright",
-    "hypothesis",
-    "triton",
-]
-LEAN = """
-import sys
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in %r:
-            raise ModuleNotFoundError(f"{name} is an extra", name=name)
-
-sys.meta_path.insert(0, Refuse())
-import torch, numpy, safetensors.torch
-before = set(sys.modules)
-import headwise
-from headwise import Farthest, Recipe, Run, Shape
-run = Run(Shape(dim=4, depth=1, num_heads=2), Farthest(4, 3), Recipe(steps=2, epoch=1, batch=16, held_out=16))
-import pathlib, tempfile
-with tempfile.TemporaryDirectory() as folder:
-    rows = headwise.train([run], device="cpu", folder=pathlib.Path(folder), checkpoint_every=0, keep_weights=True, advance=lambda n: None)
-assert rows[0]["status"] == "done"
-print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
-"""
-
-
-def test_training_needs_the_standard_library_torch_numpy_and_safetensors_only() -> None:
-    told = subprocess.run([sys.executable, "-c", LEAN % (EXTRAS,)], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert set(told.stdout.split()) <= {"headwise", "torch", "numpy", "safetensors"}
-
-
-def test_an_overflow_of_half_precision_costs_one_step_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(steps=8, epoch=4, batch=16, held_out=128, evals=1, precision="fp16")
-    runs = [Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, seed) for seed in (0, 1)]
-    usual, gradient, steps = train(runs, device="cpu"), Stack._gradient, []
-
-    def spoiled(self: Stack, i: int) -> Any:
-        out = gradient(self, i)
-        steps.append(i)
-        if len(steps) == 3:
-            out[0, 5] = math.inf
-        return out
-
-    monkeypatch.setattr(Stack, "_gradient", spoiled)
-    once = train(runs, device="cpu")
-    assert [row["skipped"] for row in usual] == [0, 0]
-    assert [row["skipped"] for row in once] == [1, 0]
-    assert once[0]["status"] == "done"
-    assert once[0]["held_out"] != usual[0]["held_out"]
-    assert math.isfinite(once[0]["held_out"])
-    assert (once[1]["curve"], once[1]["held_out"]) == (usual[1]["curve"], usual[1]["held_out"])
