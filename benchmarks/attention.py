@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from headwise import attend
 from headwise.attention import mask_of, plain
 from headwise.backends import Call, choose_backend
+from headwise.engine import commit
 
 WIDTHS = ((14, 128, 128), (7, 256, 256), (4, 448, 448), (2, 896, 896), (1, 1792, 1792), (14, 256, 128), (14, 512, 128))
 KINDS = {
@@ -207,7 +208,7 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.attention needs a GPU, torch sees none")
-    tables: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    tables: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
     for name in args.tables:
         tables[name] = makers[name]()
         args.out.write_text(json.dumps(tables, indent=1))

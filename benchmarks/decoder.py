@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.engine import commit
 from headwise.language import Pretraining
 from headwise.pretrain import COMPILED, Training, many_shapes, peak_of
 from headwise.ranks import Ranks
@@ -169,7 +170,9 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     settings = {k: v for k, v in vars(args).items() if k not in ("out", "rows")} | {"sequences": args.rows}
     args.out.write_text(
-        json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **settings, "rows": rows}, indent=1)
+        json.dumps(
+            {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit(), **settings, "rows": rows}, indent=1
+        )
     )
 
 

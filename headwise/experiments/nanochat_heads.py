@@ -1,16 +1,16 @@
 """The nanochat question: fewer, larger heads, queries wider than values, fewer KV heads, a latent, at one exact budget of arithmetic?
 
     headwise run nanochat_heads                                             quick: width 64, bytes of a generated text; 2 CPU cores, minutes
-    headwise run nanochat_heads --preset paper --set source=FOLDER          width 512, 8 layers; one GPU, six seconds a run
+    headwise run nanochat_heads --preset paper --set source=FOLDER          width 512, 8 layers; one GPU, seven seconds a run
 
 A nanochat-style decoder (RMS norm, rotary positions, norms of queries and keys without gains, squared ReLU, untied head) of one
 width and depth. Every arm sees the same tokens and costs the same FLOPs a token: what its attention does not use goes into the
 feed-forward, whole numbers, the rest is told. Under the norm of queries and keys scores grow with the root of the rank, so every
 arm has the same largest score; `logit` makes it larger, `scale` lets it grow, so that random scores spread alike at every rank.
 Rates are tuned per arm, on a seed that is not counted: the same values for all, and on from the smallest or the largest where that
-is best. Expected of the quick preset: two heads of 32 and four of 16 do best, no difference found between them, one of 64 is 0.010
-bits worse and eight of 8 0.012; of the paper preset: heads of 64 and 32 are 0.03 and 0.06 bits worse than of 128, of 256 and 512 no
-difference found; queries and keys of rank 256 0.015 better, one KV head for two 0.015 worse, a latent of a third of the width 0.04
+is best. Expected of the quick preset: two heads of 32 and four of 16 do best, no difference found between them, one of 64 and eight
+of 8 are 0.01 bits worse than the best; of the paper preset: heads of 64 and 32 are 0.03 and 0.06 bits worse than of 128, of 256 and 512 no
+difference found; queries and keys of rank 256 0.015 better, two KV heads for four 0.015 worse, a latent of a third of the width 0.04
 (`docs/nanochat.md`).
 """
 
