@@ -283,6 +283,7 @@ def most_models(run: Run, device: torch.device) -> int:
     if device.type == "cpu":
         return max(1, min(64, (32 << 20) // step)) if _fills_lines(run) else 1
     free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what an earlier stack left to us
     each = 4 * step
     for refuse, needs in ((trunk_refusal, trunk.needs), (fused_refusal, fused.needs)):
         if not refuse(run, device):

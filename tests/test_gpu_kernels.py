@@ -181,6 +181,16 @@ def test_a_model_that_is_not_finite_stays_alone_in_a_step_of_short_sequences():
         same(losses[1, m], losses[0, m], f"loss of model {m}")
 
 
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU: so many programs take the interpreter minutes")
+@pytest.mark.parametrize(("tokens", "rank"), [(2, 1), (3, 8), (5, 3)])
+def test_there_may_be_more_sequences_than_a_grid_has_rows(tokens, rank):
+    q, k, v = (normal(i, 70_001, 2, tokens, rank).to(DEVICE).requires_grad_() for i in range(3))
+    out = attend_heads(q, k, v, 0.5, "tf32x3")
+    out.sum().backward()
+    near(out, plain(q.double(), k.double(), v.double(), 0.5), HEADS[FP32], "output")
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
 @pytest.mark.parametrize(("tokens", "rank", "count"), [(1, 2, 3), (3, 1, 7), (11, 8, 5), (16, 16, 3), (17, 3, 5), (65, 24, 1), (130, 5, 2)])
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
 def test_causal_heads_equal_the_sums(tokens, rank, count, dtype):

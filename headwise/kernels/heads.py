@@ -8,7 +8,7 @@ packs   rank 4 to 32, at most 16 tokens: heads that share a line of memory side 
 tiles   any rank up to 64, at most 256 tokens: a few warps own a sequence and walk over heads with matrix products.
 
 Tensors are (sequences, tokens, heads, rank) by strides, so a slice of one wide projection is taken as it lies. The plain
-twin is `headwise.attention.plain`.
+twin is `headwise.attention.plain`. Programs stand in one line, blocks of heads innermost: a grid's other axes end at 65,535.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _extremes(ks, N: tl.constexpr):
 
 
 @triton.jit
-def lanes_forward(q, k, v, o, seq, row, o_seq, o_row, heads, scale, N: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):
-    b = tl.program_id(1).to(tl.int64)
-    h = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def lanes_forward(q, k, v, o, seq, row, o_seq, o_row, heads, scale, blocks, N: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    h = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     at = h[:, None] * R + tl.arange(0, R)[None, :]
     seen = (h < heads)[:, None]
     ks = _rows(k + b * seq + at, row, N, seen)
@@ -93,10 +93,11 @@ def lanes_forward(q, k, v, o, seq, row, o_seq, o_row, heads, scale, N: tl.conste
 
 @triton.jit
 def lanes_backward(
-    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, heads, scale, N: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr
+    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, heads, scale, blocks,
+    N: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(1).to(tl.int64)
-    h = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    h = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     at = h[:, None] * R + tl.arange(0, R)[None, :]
     seen = (h < heads)[:, None]
     ks = _rows(k + b * seq + at, row, N, seen)
@@ -182,11 +183,11 @@ def softmax(s, N: tl.constexpr, NP: tl.constexpr):
 
 @triton.jit
 def packs_forward(
-    q, k, v, o, seq, row, o_seq, o_row, width, scale,
+    q, k, v, o, seq, row, o_seq, o_row, width, scale, blocks,
     N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * HEADS * R + tl.arange(0, HEADS * R)[None, :]
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    c = tl.program_id(0) % blocks * HEADS * R + tl.arange(0, HEADS * R)[None, :]
     n = tl.arange(0, NP)[:, None]
     seen = (c < width) & (n < ROWS)
     at = b * seq + n * row + c
@@ -198,11 +199,11 @@ def packs_forward(
 
 @triton.jit
 def packs_backward(
-    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, width, scale,
+    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, width, scale, blocks,
     N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * HEADS * R + tl.arange(0, HEADS * R)[None, :]
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    c = tl.program_id(0) % blocks * HEADS * R + tl.arange(0, HEADS * R)[None, :]
     n = tl.arange(0, NP)[:, None]
     seen = (c < width) & (n < ROWS)
     at = b * seq + n * row + c
@@ -237,16 +238,16 @@ def _softmax(s, keys, queries, N: tl.constexpr, NP: tl.constexpr, CAUSAL: tl.con
 
 @triton.jit
 def tiles_forward(
-    q, k, v, o, seq, row, o_seq, o_row, heads, scale,
+    q, k, v, o, seq, row, o_seq, o_row, heads, scale, blocks,
     N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(1).to(tl.int64)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
     r = tl.arange(0, RP)[None, :]
     n = tl.arange(0, NP)
     keys = n[None, :]
     for g in range(GROUP):
-        h = tl.program_id(0) * GROUP + g
+        h = tl.program_id(0) % blocks * GROUP + g
         live = tl.where(h < heads, ROWS, 0)
         seen = (r < R) & (n < live)[:, None]
         at = b * seq + h * R + r
@@ -264,16 +265,16 @@ def tiles_forward(
 
 @triton.jit
 def tiles_backward(
-    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, heads, scale,
+    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, heads, scale, blocks,
     N: tl.constexpr, R: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr, RP: tl.constexpr, BQ: tl.constexpr, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(1).to(tl.int64)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
     r = tl.arange(0, RP)[None, :]
     n = tl.arange(0, NP)
     keys = n[None, :]
     for turn in range(GROUP):
-        h = tl.program_id(0) * GROUP + turn
+        h = tl.program_id(0) % blocks * GROUP + turn
         live = tl.where(h < heads, ROWS, 0)
         seen = (r < R) & (n < live)[:, None]
         at = b * seq + h * R + r
@@ -344,12 +345,15 @@ def forward(
     programs = sequences * tokens // rows
     match kind:
         case "lanes":
-            lanes_forward[triton.cdiv(heads, 64), programs](*args, heads, scale, N=tokens, R=rank, BLOCK=64, num_warps=2)
+            blocks = triton.cdiv(heads, 64)
+            lanes_forward[blocks * programs,](*args, heads, scale, blocks, N=tokens, R=rank, BLOCK=64, num_warps=2)
         case "packs":
-            packs_forward[triton.cdiv(heads * rank, 64), programs](*args, heads * rank, scale, IP=dot, **_packs(tokens, rows, rank))
+            blocks = triton.cdiv(heads * rank, 64)
+            packs_forward[blocks * programs,](*args, heads * rank, scale, blocks, IP=dot, **_packs(tokens, rows, rank))
         case _:
             sizes = _tiles(tokens, rows, rank, causal, q.dtype)
-            tiles_forward[triton.cdiv(heads, sizes["GROUP"]), programs](*args, heads, scale, IP=dot, **sizes)
+            blocks = triton.cdiv(heads, sizes["GROUP"])
+            tiles_forward[blocks * programs,](*args, heads, scale, blocks, IP=dot, **sizes)
 
 
 def backward(
@@ -365,12 +369,15 @@ def backward(
     args, programs = (q, k, v, g, dq, dk, dv, *steps), sequences * tokens // rows
     match kind:
         case "lanes":
-            lanes_backward[triton.cdiv(heads, 32), programs](*args, heads, scale, N=tokens, R=rank, BLOCK=32, num_warps=1)
+            blocks = triton.cdiv(heads, 32)
+            lanes_backward[blocks * programs,](*args, heads, scale, blocks, N=tokens, R=rank, BLOCK=32, num_warps=1)
         case "packs":
-            packs_backward[triton.cdiv(heads * rank, 64), programs](*args, heads * rank, scale, IP=dot, **_packs(tokens, rows, rank))
+            blocks = triton.cdiv(heads * rank, 64)
+            packs_backward[blocks * programs,](*args, heads * rank, scale, blocks, IP=dot, **_packs(tokens, rows, rank))
         case _:
             sizes = _tiles(tokens, rows, rank, causal, q.dtype)
-            tiles_backward[triton.cdiv(heads, sizes["GROUP"]), programs](*args, heads, scale, IP=dot, **sizes)
+            blocks = triton.cdiv(heads, sizes["GROUP"])
+            tiles_backward[blocks * programs,](*args, heads, scale, blocks, IP=dot, **sizes)
 
 
 # ---- for autograd
