@@ -79,6 +79,16 @@ def test_points_carry_the_difference_from_the_base_and_the_headline_says_what_ha
     assert "trade to 4 +1.0000" in lines[2]
 
 
+def test_an_arm_that_was_only_tuned_is_set_beside_the_base_on_that_seed():
+    """The tuning's seed is far too good here: beside the base's other seeds everything would look better."""
+    first = leaner.runs(QUICK)
+    base = base_of(QUICK)
+    later = [run for run in leaner.then(QUICK, rows_of(first, loss_of)) if run.shape == base]
+    points = {p["arm"]: p for p in leaner.summary(rows_of([*first, *later], loss_of))}
+    assert points["base"]["n"] == 3
+    assert points[leaner.HALF]["change"] == "+0.0000 (the tuning's seed)"
+
+
 def test_a_base_that_diverged_leaves_nothing_to_compare_with():
     def loss(run):
         return None if (run.shape.depth, run.shape.num_heads, run.shape.ffn_dim) == (2, 2, 128) else loss_of(run)

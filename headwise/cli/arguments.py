@@ -81,7 +81,11 @@ def parser() -> Parser:
     draw.add_argument("experiment", help="whose figure it is")
     draw.add_argument("rows", help="a file with one row a line, such as results/fig1/rows.jsonl")
     draw.add_argument("--output", metavar="FILE", help="png, pdf or svg; default beside the rows, as png")
-    draw.add_argument("--view", metavar="NAME", help="another view of the same rows; fig1 has depth (published against held out)")
+    draw.add_argument(
+        "--view",
+        metavar="NAME",
+        help="another view of the same rows: fig1 has depth (published against held out), map has summary (all tasks)",
+    )
 
     cost = add(
         "cost",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from headwise.language import Pretraining
 from headwise.runs import Recipe, Row, Run, derive
 from headwise.shape import Shape, UsageError, nearest
-from headwise.stats import Mean, mean
+from headwise.stats import Mean, difference, mean
 from headwise.tasks import Farthest, Images, ListOps, Recall, Sentences, Task, Text
 
 CHOICES = ("farthest", "recall", "text", "images", "listops", "sentences")
@@ -243,6 +243,19 @@ def change(gap: Mean) -> str:
         return f"{signed(gap.mean)} (one seed)"
     told = f"{signed(gap.mean)} ± {signed((gap.high - gap.low) / 2)[1:]}"
     return f"none found ({told})" if gap.low <= 0 <= gap.high else told
+
+
+def against(rows: list[Row], base: list[Row]) -> tuple[Mean | None, str | None]:
+    """How one tuned shape differs from another, as numbers and in words. Where only the tuning's seed is there, by which the rate was
+    chosen, it is set beside the other's on that seed."""
+    ours, theirs = counted(rows), counted(base)
+    if {r["seed"] for r in ours} == {0}:
+        theirs = sorted((r for r in base if r["seed"] == 0), key=merit)[:1]
+    values = [[r["held_out"] for r in some if r["status"] == "done"] for some in (ours, theirs)]
+    if not all(values):
+        return None, None
+    gap = difference(*values)
+    return gap, f"{signed(gap.mean)} (the tuning's seed)" if {r["seed"] for r in ours} == {0} else change(gap)
 
 
 def signed(x: float) -> str:

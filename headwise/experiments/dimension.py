@@ -3,8 +3,8 @@
     headwise run dimension                   quick: d = 8, 16, 32, N=8, one layer, 36 models; 2 CPU cores, about 3 minutes
     headwise run dimension --preset paper    d = 16, 64, 128, 256, N=16, two layers, width 8, 200,000 steps; one GPU, hours
 
-Nothing was published for it. Expected, quick, held out: one head 0.046, 0.066, 0.103 at d = 8, 16, 32; two heads of half the rank
-0.41, 0.45, 0.49; eight 0.59, 0.69, 0.74.
+Nothing was published for it. Expected, quick, held out: one head a module (of two) 0.046, 0.066, 0.103 at d = 8, 16, 32;
+two of half the rank 0.41, 0.45, 0.49; eight 0.59, 0.69, 0.74.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The rank paper's random-features figure: how little do H random rank-1 heads with the best weights err?
 
     headwise run features                    quick: up to 2,048 heads, 3 draws; 2 CPU cores, about 20 seconds
-    headwise run features --preset paper     up to 16,384 heads, 5 draws, as published; 2 cores about 15 minutes, a GPU seconds
+    headwise run features --preset paper     up to 16,384 heads, 5 draws, as published; 2 cores about 45 minutes, a GPU seconds
 
 Nothing is trained: the error of the best weights is 1 - b.C^-1 b in closed form (headwise.theory.features). Expected at 512
-heads: d=8 0.185 with unit keys, 0.175 with keys shortened as the published code does; d=64 0.330 and 0.328.
+heads: d=8 0.186 with unit keys, 0.175 with keys shortened as the published code does; d=64 0.331 and 0.329.
 """
 
 from __future__ import annotations

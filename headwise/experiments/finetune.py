@@ -1,6 +1,6 @@
 """Does the number of heads that is best in pre-training stay best after fine-tuning?
 
-    headwise run finetune                                  quick: width 32, 1 to 8 heads; 2 CPU cores, about 2 minutes
+    headwise run finetune                                  quick: width 32, 1 to 8 heads; 2 CPU cores, about 3 minutes
     headwise run finetune --preset paper --set text=book.txt source=SST-2     width 64, 1 to 16 heads; one GPU, minutes
 
 One width is cut into several numbers of heads, all models with the same parameters. Each is pre-trained to find masked bytes of a text
@@ -8,8 +8,8 @@ and then fine-tuned to classify sentences, seed by seed; beside it the same mode
 steps. Positions are rotary, so that no parameter depends on the length; a head of rank r turns by r/2 angles. Without `text` and
 `source` both are generated, of one small language. Learning rates are the preset's, not tuned per cut: `lr` (pre-training), `tune_lr`
 and `scratch_lr` change them; quick's were the best of three or four tried with 1, 2 and 8 heads, paper's have not been tried.
-Expected of quick, 3 seeds: 4 heads of rank 8 are best before and after, 8 of rank 4 worst; the former reach a loss of 0.17 and 94 %
-of the sentences after fine-tuning, 0.57 and 68 % from scratch.
+Expected of quick, 3 seeds: 4 heads of rank 8 are best after fine-tuning (before, not told apart from 2 of 16), 1 and 8 heads worst;
+the former reach a loss of 0.17 and 94 % of the sentences, 0.57 and 68 % from scratch.
 """
 
 from __future__ import annotations

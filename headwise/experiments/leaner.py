@@ -1,6 +1,6 @@
 """Do more heads let you drop layers? The leaner-transformers paper's trade with every control it lacks.
 
-    headwise run leaner                                quick: width 32, 19 arms; 2 CPU cores, about 5 minutes
+    headwise run leaner                                quick: width 32, 20 shapes; 2 CPU cores, about 5 minutes
     headwise run leaner --preset paper --task text     width 64, 8 layers; one GPU, minutes a task
 
 From one base: more heads by splitting the width or by widening it, at full depth, at half the layers and at half the feed-forward, each
@@ -17,7 +17,7 @@ from typing import Any
 
 from headwise.experiments.common import (
     OverTasks,
-    change,
+    against,
     check_lists,
     edges,
     next_round,
@@ -31,7 +31,7 @@ from headwise.experiments.common import (
 from headwise.policies import Budget, narrower, shallower, spend_on_depth, spend_on_ffn, split, trade, widen, widen_iso
 from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError
-from headwise.stats import difference, group
+from headwise.stats import group
 
 QUESTION = "Do more heads let you drop layers?"
 COLUMNS = (
@@ -139,15 +139,14 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         for row in same:
             by_shape.setdefault(shape_in(row), []).append(row)
         found = named(set(by_shape))
-        base = tuned(by_shape[found[BASE]]) if BASE in found else None
         for arm, shape in found.items():
             value = tuned(by_shape[shape])
-            gap = difference(value["values"], base["values"]) if base and base["values"] and value["values"] and arm != BASE else None
+            gap, told = against(by_shape[shape], by_shape[found[BASE]]) if BASE in found and arm != BASE else (None, None)
             out.append(
                 {
                     "task": task, "arm": arm, "depth": shape.depth, "heads": shape.num_heads, "rank": shape.head_dim, "ffn": shape.ffn_dim,
                     "params": shape.params, "off": shape.params / found[BASE].params - 1 if BASE in found else None, **value,
-                    "gap": gap, "change": change(gap) if gap else None,
+                    "gap": gap, "change": told,
                 }
             )  # fmt: skip
     return out

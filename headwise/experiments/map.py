@@ -6,7 +6,7 @@
 Every cell is a model of the same number of parameters (or FLOPs): what its heads do not use goes into the feed-forward. Ways to
 add heads are paths across it: `split` (rank x heads kept), `widen` (rank kept, the feed-forward pays), `trade` (rank kept, layers
 pay). Every cell's learning rate is tuned with the same effort, on a seed of its own that is not counted. Expected: on
-`farthest` and `recall` the error falls with rank at every number of heads; elsewhere see results/map.
+`farthest` the error falls with rank at every number of heads, `recall` needs two layers; elsewhere see results/map.
 """
 
 from __future__ import annotations
