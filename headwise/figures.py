@@ -307,7 +307,7 @@ def _page(title: str, height: int) -> dict[str, Any]:
 
 def _above(title: str, x: float, y: float) -> dict[str, Any]:
     """A panel's title."""
-    place = {"x": x, "y": y, "xref": "paper", "yref": "paper", "yanchor": "bottom"}
+    place = {"x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom"}
     return {"text": _html(title), **place, "showarrow": False, "font": {"size": 13}}
 
 

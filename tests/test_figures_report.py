@@ -360,3 +360,12 @@ def test_an_empty_store_opens_too(browser: Browser, tmp_path: Path) -> None:
     assert "0 of 1 runs finished" in watched.page.locator("body").inner_text()
     watched.assert_quiet()
     watched.context.close()
+
+
+def test_a_panels_title_stands_in_the_middle_above_it() -> None:
+    """Plotly's own choice moves titles to the middle of the page, one over the other."""
+    layout = figures.plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))["layout"]
+    panels = [layout[name]["domain"] for name in sorted(layout) if name.startswith("xaxis")]
+    titles = [a for a in layout["annotations"] if a.get("yanchor") == "bottom"]
+    assert len(titles) == len(panels)
+    assert [(a["xanchor"], a["x"]) for a in titles] == [("center", pytest.approx(sum(domain) / 2)) for domain in panels]
