@@ -112,8 +112,8 @@ def attend(
     >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
     torch.Size([2, 6, 5, 7])
     """
-    kinds, compiling = ((q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)), torch.compiler.is_compiling()
-    plan = _plan if compiling else _planned
+    kinds = (q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)
+    plan = _plan if torch.compiler.is_compiling() else _planned
     call, choice, own, simple = plan(q.shape, k.shape, v.shape, *kinds, causal, window, hard, backend, graphed, backends.BLOCK_BYTES)
     scale = call.rank**-0.5 if scale is None else scale
     if simple and own.get(q.requires_grad or k.requires_grad or v.requires_grad) and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:

@@ -42,14 +42,13 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     for name, asked in everything.items():
         if not _whole(asked):
             raise UsageError(f"{store.path / 'experiments' / name}.json cannot be read; remove it and run the experiment again")
-    for name, asked in everything.items():
         try:
             module = experiments.page(asked.get("source", name))
         except UsageError as e:  # its file is gone; its rows and the other experiments are not
             lost.append(f"{name}: {e}")
         else:
             sections.append(_section(store, name, asked, module))
-    single = _single(store)
+    single = _single(store, everything)
     if single["ids"]:
         sections.append(_section(store, "pretrain", single, experiments.page("pretrain")))
     page = environment.from_string(template).render(
@@ -69,9 +68,9 @@ def _whole(asked: Any) -> bool:
     return isinstance(asked, dict) and all(isinstance(asked.get(n), k) for n, k in kinds) and all(isinstance(i, str) for i in asked["ids"])
 
 
-def _single(store: Store) -> dict[str, Any]:
-    """Decoders trained one by one, which no experiment asked for, as if one had."""
-    asked = {run_id for about in store.experiments().values() for run_id in about["ids"]}
+def _single(store: Store, everything: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Decoders trained one by one, which none of the experiments asked for, as if one had."""
+    asked = {run_id for about in everything.values() for run_id in about["ids"]}
     rows = [row for row in store.rows() if row.get("task") == "language" and row["id"] not in asked]
     rows.sort(key=lambda row: row["finished"])
     command = "\n".join(dict.fromkeys(row["command"] for row in rows if row.get("command")))

@@ -262,13 +262,13 @@ def _told(about: Path) -> tuple[int, int]:
     """How many ids are kept, and the first that is held out."""
     try:
         told = json.loads(about.read_text())
-        if told["format"] != FORMAT:
-            raise UsageError(f"{about} has format {told['format']}, this headwise reads {FORMAT}: remove it")
-        return int(told["ids"]), int(told["cut"])
-    except (ValueError, KeyError, TypeError) as e:
-        if isinstance(e, UsageError):
-            raise
+        found = told["format"]
+        sizes = (int(told["ids"]), int(told["cut"])) if found == FORMAT else (0, 0)
+    except (ValueError, KeyError, TypeError):
         raise UsageError(f"{about} cannot be read: remove it") from None
+    if found != FORMAT:
+        raise UsageError(f"{about} has format {found}, this headwise reads {FORMAT}: remove it")
+    return sizes
 
 
 def _mapped(path: Path, kind: Any) -> np.ndarray:

@@ -292,9 +292,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 checkpoint_every=args.checkpoint_every, done=lambda made: store.add(command | made),
             )  # fmt: skip
     _print_pretrained(row)
-    if ranks.first and (others := sum(r.get("task") == "language" for r in store.rows()) - 1):
-        where = shlex.quote(str(store.path))
-        say(f"{others} other decoder{'s' * (others > 1)} in {store.path}: headwise report --store {where} sets them side by side")
+    say(f"beside others: headwise report --store {shlex.quote(str(store.path))}")
     return {"store": str(store.path), "folder": str(store.runs_path / run.id), "row": row, "failed": int(row["status"] != "done")}
 
 

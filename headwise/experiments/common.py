@@ -245,17 +245,18 @@ def change(gap: Mean) -> str:
     return f"none found ({told})" if gap.low <= 0 <= gap.high else told
 
 
-def against(rows: list[Row], base: list[Row]) -> tuple[Mean | None, str | None]:
+def against(rows: list[Row], base: list[Row], key: str = "held_out") -> tuple[Mean | None, str | None]:
     """How one tuned shape differs from another, as numbers and in words. Where only the tuning's seed is there, by which the rate was
-    chosen, it is set beside the other's on that seed."""
+    chosen, it is set beside the other's on that seed, in words alone."""
     ours, theirs = counted(rows), counted(base)
-    if {r["seed"] for r in ours} == {0}:
+    tuning = all(r["seed"] == 0 for r in ours)
+    if tuning:
         theirs = sorted((r for r in base if r["seed"] == 0), key=merit)[:1]
-    values = [[r["held_out"] for r in some if r["status"] == "done"] for some in (ours, theirs)]
+    values = [[r[key] for r in some if r["status"] == "done" and r[key] is not None] for some in (ours, theirs)]
     if not all(values):
         return None, None
     gap = difference(*values)
-    return gap, f"{signed(gap.mean)} (the tuning's seed)" if {r["seed"] for r in ours} == {0} else change(gap)
+    return (None, f"{signed(gap.mean)} (the tuning's seed)") if tuning else (gap, change(gap))
 
 
 def signed(x: float) -> str:

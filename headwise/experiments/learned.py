@@ -55,6 +55,8 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per (protocol, heads): the medians in both forms, the published ones."""
     paper = {(int(r["num_heads"]), r["quantity"]): float(r["median"]) for r in published("fig_perfect")}
     out = []
+    least = min((r["depth"] for r in rows), default=1)
+    rows = [r for r in rows if (r["depth"], r["head_dim"]) == (least, r["dim"])]  # the main figure's may be given as they are
     for (protocol, heads), same in group(rows, "protocol", "num_heads").items():
         first = same[0]
         match = first["dim"] == 64 and first["task_points"] == 16 and protocol == "replay"

@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import change, check_lists, counted, edges, merit, name_of, next_round, shape_in, signed, tuned
+from headwise.experiments.common import against, check_lists, counted, edges, name_of, next_round, shape_in, tuned
 from headwise.language import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape, UsageError
@@ -188,7 +188,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         return []
     base = _base(set(by_shape))
     out: list[dict[str, Any]] = [
-        {"family": family, **_point(shape, same, base, by_shape)}
+        {"family": family, "rows": same, **_point(shape, same, base, by_shape)}
         for shape, same in by_shape.items()
         for family in _families(shape, base)
     ]  # fmt: skip
@@ -200,27 +200,18 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
             point["base"] = True
     for point in out:
         like = told.get(point["family"], point)
-        for name, values in (("", "values"), ("repeats_", "repeated")):
-            point[f"{name}gap"], point[f"{name}change"] = _beside(point, like, name, values) if like is not point else (None, None)
+        for name, key in (("", "held_out"), ("repeats_", "repeats")):
+            gap, change = against(point["rows"], like["rows"], key) if like is not point else (None, None)
+            point |= {f"{name}gap": gap and (gap.mean, gap.low, gap.high), f"{name}change": change}
+    for point in out:
+        del point["rows"]
     out = [p for p in out if arms_of[p["family"]] > 1 or len(by_shape) == 1]
     return sorted(out, key=lambda p: (FAMILIES.index(p["family"]), p["logit"] or 0, -p["rank"], -p["kv"], p["latent"] or 0))
-
-
-def _beside(point: dict[str, Any], base: dict[str, Any], name: str, values: str) -> tuple[tuple[Any, ...] | None, str | None]:
-    """The difference from the base, to draw and to tell. Where only the tuning's seed is there, by which the rate was chosen, it is set
-    beside the base's on that seed, and not drawn."""
-    if not point[values] or not base[values]:
-        return None, None
-    if point["seeds"] == [0]:
-        return None, f"{signed(point[f'{name}tuning'] - base[f'{name}tuning'])} (the tuning's seed)"
-    gap = difference(point[values], base[values])
-    return (gap.mean, gap.low, gap.high), change(gap)
 
 
 def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, list[Row]]) -> dict[str, Any]:
     kept = counted(same)
     speeds = [r["tokens_per_second"] for r in kept if r["tokens_per_second"]]
-    first = min((r for r in same if r["seed"] == 0), key=merit, default={})
     recalls, repeated = ([r[name] for r in kept if r.get(name) is not None] for name in ("recall", "repeats"))
     return {
         "arm": name_of(shape) + (f", to {shape.max_logit:g}" if (shape.max_logit or base.max_logit) != base.max_logit else ""),
@@ -228,8 +219,7 @@ def _point(shape: Shape, same: list[Row], base: Shape, by_shape: dict[Shape, lis
         "latent": shape.kv_lora_rank or None, "ffn": shape.ffn_dim, "params": shape.params,
         "off": same[0]["flops"] / by_shape[base][0]["flops"] - 1, "kv_bytes": shape.kv_bytes(), **tuned(same),
         "recall": sum(recalls) / len(recalls) if recalls else None,
-        "repeats": sum(repeated) / len(repeated) if repeated else None, "repeated": repeated,
-        "tuning": first.get("held_out"), "repeats_tuning": first.get("repeats"),
+        "repeats": sum(repeated) / len(repeated) if repeated else None,
         "tokens_per_second": max(speeds) if speeds else None,
     }  # fmt: skip
 

@@ -338,9 +338,8 @@ def forward(
     `together`: short sequences may share a product, 16 rows of them, in which a number that is not finite reaches them all.
     """
     sequences, tokens, _ = q.shape
-    kind, rows = kind_of(tokens, rank, causal), _rows_at_once(sequences, tokens, together and not causal, q.stride(), o.stride())
-    if kind == "lanes":
-        rows = tokens
+    kind = kind_of(tokens, rank, causal)
+    rows = _rows_at_once(sequences, tokens, together and kind != "lanes" and not causal, q.stride(), o.stride())
     args = (q, k, v, o, rows // tokens * q.stride(0), q.stride(1), rows // tokens * o.stride(0), o.stride(1))
     programs = sequences * tokens // rows
     match kind:
@@ -362,9 +361,8 @@ def backward(
 ) -> None:  # fmt: skip
     """Gradients of q, k and v from that of the output; they may be written over q, k and v. `together` as in `forward`."""
     sequences, tokens, _ = q.shape
-    kind, rows = kind_of(tokens, rank, causal), _rows_at_once(sequences, tokens, together and not causal, *(t.stride() for t in (q, g, dq)))
-    if kind == "lanes":
-        rows = tokens
+    kind = kind_of(tokens, rank, causal)
+    rows = _rows_at_once(sequences, tokens, together and kind != "lanes" and not causal, *(t.stride() for t in (q, g, dq)))
     steps = (step for t in (q, g, dq) for step in (rows // tokens * t.stride(0), t.stride(1)))
     args, programs = (q, k, v, g, dq, dk, dv, *steps), sequences * tokens // rows
     match kind:
