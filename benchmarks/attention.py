@@ -4,8 +4,9 @@
 
 Four tables. `width`: one inner width of 1792 cut into 14 to 1 heads, and queries wider than values; B=8, N=2048, causal, bfloat16;
 ours, the best of PyTorch's backends at the same shape, and both against the best at 14 x 128. `grid`: 60 shapes, ours against what
-`scaled_dot_product_attention` chooses by itself, as called from Python and as the GPU's own time. `exact` and `memory`: errors
-against float64 beside PyTorch's own, and the peak at 32,768 tokens against operands, output and their gradients.
+`scaled_dot_product_attention` chooses by itself, called from Python, with that function against itself to show how far such times
+scatter, and in a CUDA graph. `exact` and `memory`: errors against float64 beside PyTorch's own, and the peak at 32,768 tokens
+against operands, output and their gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 
 from headwise import attend
 from headwise.attention import mask_of, plain
@@ -47,39 +47,53 @@ def operands(batch: int, heads: int, kv: int, tokens: int, rank: int, width: int
 
 def milliseconds(f: Attend, given: list[Tensor], seconds: float = 0.25) -> float:
     """Of one forward and backward pass, called from Python: the median of several stretches."""
-    return paired([f], given, seconds)[0]
+    return taking_turns([called(f, given)], seconds)[0]
 
 
-def paired(fs: list[Attend], given: list[Tensor], seconds: float) -> list[float]:
-    """The same of several, stretch by stretch in turn, so that what the machine does meanwhile falls on all alike."""
-    grads = [torch.randn_like(f(*given)) for f in fs]
+def called(f: Attend, given: list[Tensor]) -> Callable[[], object]:
+    """One forward and backward pass, called from Python."""
+    grad = torch.randn_like(f(*given))
+    return lambda: torch.autograd.grad(f(*given), given, grad)
+
+
+def captured(f: Attend, given: list[Tensor], times: int) -> Callable[[], object]:
+    """So many forward and backward passes in a CUDA graph."""
+    step = called(f, given)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            step()
+    return graph.replay
+
+
+def taking_turns(fs: list[Callable[[], object]], seconds: float, rounds: int = 9) -> list[float]:
+    """Milliseconds of each, the median of stretches made in turn, so that what the machine does meanwhile falls on all alike."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
-    def stretch(i: int, times: int) -> float:
+    def stretch(f: Callable[[], object], times: int) -> float:
+        torch.cuda.synchronize()
         start.record()
         for _ in range(times):
-            torch.autograd.grad(fs[i](*given), given, grads[i])
+            f()
         stop.record()
         torch.cuda.synchronize()
         return start.elapsed_time(stop) / times
 
-    for i in range(len(fs)):
-        stretch(i, 2)
-    counts = [max(2, min(50, round(seconds / 5 * 1000 / stretch(i, 2)))) for i in range(len(fs))]
-    times = [[stretch(i, counts[i]) for i in range(len(fs))] for _ in range(5)]
-    return [sorted(column)[2] for column in zip(*times, strict=True)]
-
-
-def on_device(f: Attend, given: list[Tensor], times: int = 4) -> float:
-    """Milliseconds that the GPU itself works for one forward and backward pass, whatever the host takes to launch it."""
-    grad = torch.randn_like(f(*given))
-    torch.autograd.grad(f(*given), given, grad)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(times):
-            torch.autograd.grad(f(*given), given, grad)
-        torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in seen.key_averages()) / times / 1000
+    for f in fs:
+        stretch(f, 3)
+    counts = [max(2, min(200, round(seconds / rounds * 1000 / stretch(f, 3)))) for f in fs]
+    times: list[list[float]] = [[] for _ in fs]
+    for turn in range(rounds):
+        for i in range(len(fs)):
+            j = (i + turn) % len(fs)
+            times[j].append(stretch(fs[j], counts[j]))
+    return [sorted(column)[rounds // 2] for column in times]
 
 
 def stock(kind: SDPBackend | None, causal: bool, grouped: bool) -> Attend:
@@ -103,10 +117,11 @@ def tried(f: Attend, given: list[Tensor]) -> float | None:
         return None
 
 
-def name_of(given: list[Tensor], causal: bool) -> str:
+def name_of(given: list[Tensor], causal: bool, graphed: bool = False) -> str:
     """The backend that ours takes."""
     q, k, v = given
-    call = Call("cuda", q.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], causal)
+    sizes = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]
+    call = Call("cuda", q.dtype, *sizes, causal, graphed=graphed)
     return choose_backend(call).backend
 
 
@@ -149,14 +164,26 @@ def grid_rows() -> list[dict[str, Any]]:
     ]
     for (dtype, causal), (heads, kv, rank, width), (batch, tokens) in places[:60]:
         given = operands(batch, heads, kv, tokens, rank, width, dtype)
-        fs: list[Attend] = [lambda q, k, v, causal=causal: attend(q, k, v, causal=causal), stock(None, causal, heads != kv)]
-        ours, theirs = paired(fs, given, 0.06)
-        ours_gpu, theirs_gpu = (on_device(f, given) for f in fs)
+        grouped = heads != kv
+        fs = [
+            called(lambda q, k, v, causal=causal: attend(q, k, v, causal=causal), given),
+            called(stock(None, causal, grouped), given),
+            called(stock(None, causal, grouped), given),
+        ]
+        ours, theirs, same = taking_turns(fs, 0.1)
+        times = max(1, min(20, round(1 / theirs)))
+        gs = [
+            captured(lambda q, k, v, causal=causal: attend(q, k, v, causal=causal, graphed=True), given, times),
+            captured(stock(None, causal, grouped), given, times),
+        ]
+        ours_graph, theirs_graph = (ms / times for ms in taking_turns(gs, 0.05))
         out.append(
             {
                 "dtype": str(dtype).removeprefix("torch."), "causal": causal, "heads": heads, "kv": kv, "rank": rank, "width": width,
-                "batch": batch, "tokens": tokens, "backend": name_of(given, causal), "ours_ms": ours, "stock_ms": theirs,
-                "ratio": theirs / ours, "ours_gpu_ms": ours_gpu, "stock_gpu_ms": theirs_gpu, "gpu_ratio": theirs_gpu / ours_gpu,
+                "batch": batch, "tokens": tokens,
+                "backend": name_of(given, causal), "ours_ms": ours, "stock_ms": theirs, "ratio": theirs / ours, "same_ratio": same / theirs,
+                "graph_backend": name_of(given, causal, True), "ours_graph_ms": ours_graph, "stock_graph_ms": theirs_graph,
+                "graph_ratio": theirs_graph / ours_graph,
             }
         )  # fmt: skip
         print(json.dumps(out[-1]), flush=True)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tolerance import close, examples, seeded
 
 from headwise import backends
-from headwise.attention import _planned, attend
+from headwise.attention import _asked, _planned, attend
 from headwise.backends import Call, choose_backend, explain, forced
-from headwise.shape import Shape
+from headwise.shape import Shape, UsageError
 
 
 def call(device="cpu", dtype=torch.float32, tokens=1024, rank=64, width=None, **changes):
@@ -244,13 +244,34 @@ def test_by_name_little_work_goes_where_it_is_asked_to_go():
 
 @pytest.mark.parametrize("rank", [1, 11])
 @pytest.mark.parametrize("first", [True, False])
-def test_fused_kernels_take_columns_side_by_side(rank, first):
+@pytest.mark.parametrize("backend", ["flash", "auto"])
+def test_fused_kernels_take_columns_side_by_side(rank, first, backend):
     """Whether or not the same sizes came before, in the usual order."""
     q, k, v = (torch.randn(2, 3, rank, 37, generator=seeded(i)).mT for i in range(3))
     _planned.cache_clear()
+    _asked.clear()
     if not first:
-        attend(q.contiguous(), k.contiguous(), v.contiguous(), causal=True, backend="flash")
-    close(attend(q, k, v, causal=True, backend="flash"), attend(q, k, v, causal=True, backend="plain"))
+        attend(q.contiguous(), k.contiguous(), v.contiguous(), causal=True, backend=backend)
+    close(attend(q, k, v, causal=True, backend=backend), attend(q, k, v, causal=True, backend="plain"))
+
+
+def test_what_torch_answers_by_itself_is_asked_of_it_and_still_checked():
+    q, k, v = (torch.randn(2, 6, 37, 11, generator=seeded(i)) for i in range(3))
+    k, v = k[:, :2], v[:, :2]
+    _asked.clear()
+    expected = attend(q, k, v, causal=True, backend="plain")
+    close(attend(q, k, v, causal=True), expected)
+    assert len(_asked) == 1
+    close(attend(q, k, v, causal=True), expected)
+    close(attend(q, k, v, causal=True, scale=0.7), attend(q, k, v, causal=True, scale=0.7, backend="plain"))
+    close(attend(q, k, v), attend(q, k, v, backend="plain"))
+    close(attend(q, k, v, causal=True, window=5), attend(q, k, v, causal=True, window=5, backend="plain"))
+    close(attend(q, k, v, causal=True, hard=True), attend(q, k, v, causal=True, hard=True, backend="plain"))
+    with pytest.raises(UsageError, match="must share dtype and device"):
+        attend(q, k.double(), v, causal=True)
+    trained = [t.clone().requires_grad_() for t in (q, k, v)]
+    close(torch.stack([g.sum() for g in torch.autograd.grad(attend(*trained, causal=True).sum(), trained)]),
+          torch.stack([g.sum() for g in torch.autograd.grad(attend(*trained, causal=True, backend="plain").sum(), trained)]))  # fmt: skip
 
 
 def test_explain_reads_the_shape():

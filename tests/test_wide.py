@@ -150,6 +150,7 @@ def by_tiles(monkeypatch):
     empty, like = torch.Tensor.new_empty, torch.empty_like
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda t, *size, **kind: empty(t, *size, **kind).fill_(math.nan))
     monkeypatch.setattr(torch, "empty_like", lambda t, **kind: like(t, **kind).fill_(math.nan))
+    monkeypatch.setattr(tiles, "_known", {})
     return tiles
 
 
@@ -162,6 +163,29 @@ def test_tiles_compute_the_formula(case, keep, by_tiles):
     ours, theirs = both(q, k, v, 0.3, causal, window, work=work, keep=keep)
     for name, a, b in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
         near(a, b, 2e-5, name)
+
+
+def test_launches_that_are_known_are_those_of_this_call(by_tiles):
+    """One thing changes at a time, everything comes twice, the second time from what is known."""
+    first = {"heads": 2, "kv": 2, "width": 9, "causal": True, "window": 0, "scale": 0.3, "keep": 1e9, "aside": False, "odd": 0}
+    changes = [{}, {"kv": 1}, {"width": 20}, {"causal": False}, {"window": 5}, {"scale": 0.7}, {"keep": 0.0}, {"aside": True}, {"odd": 1}]
+    seen = []
+    for turn in range(2):
+        for change in changes:
+            s = {**first, **change}
+            q, k, v = (
+                normal(10 * turn + i, 2, 20, heads, width + s["odd"])[..., s["odd"] :]
+                for i, (heads, width) in enumerate(((s["heads"], 12), (s["kv"], 12), (s["kv"], s["width"])))
+            )
+            q, k, v = (
+                t.transpose(1, 2) if s["aside"] else t.transpose(1, 2).clone(memory_format=torch.contiguous_format) for t in (q, k, v)
+            )
+            ours, theirs = both(q, k, v, s["scale"], s["causal"], s["window"], keep=s["keep"])
+            for name, a, b in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
+                near(a, b, 2e-5, f"{name}, {change}")
+            seen.append(len(by_tiles._known))
+    assert seen[len(changes) - 1] == seen[-1], "nothing new the second time"
+    assert seen[len(changes) - 2] > seen[0]
 
 
 def test_tiles_of_rows_too_long_to_hold_at_once(by_tiles, monkeypatch):
@@ -192,7 +216,7 @@ def test_heads_farther_apart_than_32_bits_can_tell(by_tiles):
 def test_more_heads_and_sequences_than_a_grid_is_high(by_tiles, monkeypatch):
     """CUDA takes 65,535 programs along the second axis, 2^31 - 1 along the first."""
     grids = []
-    monkeypatch.setattr(by_tiles, "_dots", lambda grid, *_, **__: grids.append(grid))
+    monkeypatch.setattr(by_tiles, "_dots", lambda grid, *_, **__: grids.append(grid) or print)
     by_tiles.make_dots(*torch.zeros(2, 1 << 15, 3, 2, 1))
     assert grids == [(6 << 15, 1, 1)]
 
@@ -215,7 +239,7 @@ def test_a_whole_number_as_scale_is_launched_as_the_fraction_it_stands_for(by_ti
     """Equal numbers are one key of a launcher, but not one type of an argument."""
     scales, soften = [], by_tiles._soften
     monkeypatch.setattr(by_tiles, "_soften", lambda grid, tensors, numbers, *rest, **kw: (
-        scales.append(numbers[0]), soften(grid, tensors, numbers, *rest, **kw)))  # fmt: skip
+        scales.append(numbers[0]), soften(grid, tensors, numbers, *rest, **kw))[1])  # fmt: skip
     attend(*(normal(i, 1, 1, 5, 3) for i in range(3)), scale=2, backend="wide")
     assert [type(scale) for scale in scales] == [float]
 

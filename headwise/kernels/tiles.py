@@ -12,6 +12,7 @@ width) with any strides but the last. Row 0 stands at key `at`; key 0 of the tab
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -331,29 +332,39 @@ def dots(a, b, out, heads, rows, width, a_b, a_h, a_n, b_b, b_h, b_n, out_h, BLO
 # ---- launching
 
 
+Again = Callable[..., None]
+
+
 class Launcher:
-    """A kernel that is launched with little ado when the same numbers come again: looking at every argument anew takes the host as
-    long as these kernels run on short sequences."""
+    """A kernel; launched, it gives what launches it again with the same numbers on other tensors."""
 
     def __init__(self, kernel: Any) -> None:
-        self.kernel, self.ready = kernel, dict[Any, Any]()
+        self.kernel = kernel
 
     def __call__(
         self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[Any, ...], way: Way, **constants: Any
-    ) -> None:
+    ) -> Again:
         """`constants` in the order of the kernel's own."""
-        values = (*constants.values(),)
-        key = (numbers, values, way, tensors[0].device, *((t.dtype, t.data_ptr() % 16) for t in tensors))
-        found = self.ready.get(key)
-        if found is None:
-            found = self.kernel[grid](*tensors, *numbers, **constants, num_warps=way.warps, num_stages=way.stages)
-            if found is not None and len(self.ready) < 4096:  # the interpreter gives nothing back
-                self.ready[key] = found
-        else:
-            found[grid](*tensors, *numbers, *values)
+        found = self.kernel[grid](*tensors, *numbers, **constants, num_warps=way.warps, num_stages=way.stages)
+        run, rest = (self.kernel if found is None else found)[grid], (*numbers, *constants.values())  # the interpreter gives nothing
+        return lambda *others: run(*others, *rest)
 
 
 _scores, _soften, _slopes, _weighted, _collected, _dots = map(Launcher, (scores, soften, slopes, weighted, collected, dots))
+_known: dict[Any, tuple[Again, ...]] = {}  # by all that they depend on: to look at every argument anew takes longer than short calls
+
+
+def _keep(key: Any, *launches: Again) -> None:
+    """For the next time."""
+    if len(_known) < 1024:
+        _known[key] = launches
+
+
+def _kind(first: Tensor, *others: Tensor) -> tuple[Any, ...]:
+    """All of tensors that a launch depends on: types and device are the first one's, sizes beyond its own follow from the pass."""
+    return (
+        first.shape, first.dtype, first.device, _by(first), *[(t.stride(), t.data_ptr() % 16) for t in (first, *others)],
+    )  # fmt: skip
 
 
 def _heads(t: Tensor) -> tuple[int, ...]:
@@ -368,29 +379,29 @@ def _tiling(seen: Seen, way: Way) -> dict[str, Any]:
     return {"CAUSAL": seen.causal, "WINDOW": seen.window > 0, "COLUMNS": way.columns, "STEP": way.step}
 
 
-def _by() -> str:
-    """How float32 operands are multiplied; the others know only one way."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+def _by(t: Tensor) -> str:
+    """How operands are multiplied: float32 as torch is told to, the others know only one way."""
+    return "tf32" if t.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
-def make_scores(q: Tensor, k: Tensor, s: Tensor, seen: Seen) -> None:
+def make_scores(q: Tensor, k: Tensor, s: Tensor, seen: Seen) -> Again:
     """Scores (batch, heads, rows, keys), float32, of q (batch, heads, rows, rank) and k (batch, KV heads, keys, rank)."""
     (B, H, _, R), tiles, way = q.shape, seen.tall // SQUARE, _way(q)
     numbers = (
         H, H // k.shape[1], seen.rows, seen.keys, R, seen.at, seen.window, *_heads(q), *_heads(k), s.stride(1), s.stride(2), tiles
     )  # fmt: skip
     grid = (tiles * -(-seen.long // way.columns), B * H, 1)
-    _scores(grid, (q, k, s), numbers, way, **_tiling(seen, way), EVEN=R % way.step == 0, BY=_by())
+    return _scores(grid, (q, k, s), numbers, way, **_tiling(seen, way), EVEN=R % way.step == 0, BY=_by(q))
 
 
-def soften_scores(s: Tensor, p: Tensor, lse: Tensor, scale: float, seen: Seen) -> None:
+def soften_scores(s: Tensor, p: Tensor, lse: Tensor, scale: float, seen: Seen) -> Again:
     """p and lse (batch, heads, rows) from scores."""
     longest = min(seen.long, padded(seen.window * (1 if seen.causal else 2) + 3 * SQUARE)) if seen.window else seen.long
     block = min(MOST, triton.next_power_of_2(longest))
     numbers = (
         scale, seen.rows, seen.keys, seen.at, seen.window, s.stride(1), s.stride(2), p.stride(1), p.stride(2), lse.stride(1)
     )  # fmt: skip
-    _soften(
+    return _soften(
         (seen.tall, lse.shape[0] * lse.shape[1], 1), (s, p, lse), numbers, Way(0, 0, max(1, min(8, block // 512)), 3),
         CAUSAL=seen.causal, WINDOW=seen.window > 0, BLOCK=block, ONE=longest <= block,
     )  # fmt: skip
@@ -398,7 +409,7 @@ def soften_scores(s: Tensor, p: Tensor, lse: Tensor, scale: float, seen: Seen) -
 
 def make_slopes(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: Tensor, ds: Tensor, lse: Tensor, delta: Tensor, scale: float, seen: Seen, kept: bool
-) -> None:
+) -> Again:
     """ds, and p unless it is kept, from the queries, keys and values and the gradients g of the outputs."""
     (B, H, _, R), V, tiles, way = q.shape, v.shape[3], seen.tall // SQUARE, _way(q, HALF if kept else AGAIN)
     numbers = (
@@ -407,31 +418,31 @@ def make_slopes(
     )  # fmt: skip
     masks = {"CAUSAL": seen.causal, "WINDOW": seen.window > 0, "KEPT": kept, "COLUMNS": way.columns, "STEP": way.step}
     grid = (tiles * -(-seen.long // way.columns), B * H, 1)
-    _slopes(
-        grid, (q, k, v, g, p, ds, lse, delta), numbers, way, **masks, EVEN_R=R % way.step == 0, EVEN_V=V % way.step == 0, BY=_by()
+    return _slopes(
+        grid, (q, k, v, g, p, ds, lse, delta), numbers, way, **masks, EVEN_R=R % way.step == 0, EVEN_V=V % way.step == 0, BY=_by(q)
     )  # fmt: skip
 
 
-def make_weighted(a: Tensor, b: Tensor, out: Tensor, seen: Seen, add: bool = False) -> None:
+def make_weighted(a: Tensor, b: Tensor, out: Tensor, seen: Seen, add: bool = False) -> Again:
     """out (batch, heads, rows, width) from a table and b (batch, KV heads, keys, width)."""
     (B, H, _, W), tiles, way = out.shape, seen.tall // SQUARE, _way(a)
     numbers = (
         H, H // b.shape[1], seen.rows, seen.keys, W, seen.at, seen.window, a.stride(1), a.stride(2), *_heads(b), *_heads(out), tiles
     )  # fmt: skip
-    _weighted(
+    return _weighted(
         (tiles * -(-W // way.columns), B * H, 1), (a, b, out), numbers, way, CAUSAL=seen.causal, WINDOW=seen.window > 0, ADD=add,
-        COLUMNS=way.columns, STEP=way.step, EVEN=seen.keys % SQUARE == 0, BY=_by(),
+        COLUMNS=way.columns, STEP=way.step, EVEN=seen.keys % SQUARE == 0, BY=_by(a),
     )  # fmt: skip
 
 
-def make_collected(ds: Tensor, q: Tensor, dk: Tensor, p: Tensor, g: Tensor, dv: Tensor, seen: Seen) -> None:
+def make_collected(ds: Tensor, q: Tensor, dk: Tensor, p: Tensor, g: Tensor, dv: Tensor, seen: Seen) -> Again:
     """dk and dv (batch, KV heads, keys, rank or width) from the tables and q and g (batch, heads, rows, rank or width)."""
     (B, KV, _, R), W, H, tiles, way = dk.shape, dv.shape[3], q.shape[1], seen.long // SQUARE, _way(ds)
     strides = (stride for t in (ds, q, dk, p, g, dv) for stride in _heads(t))
     numbers = (H, H // KV, seen.rows, seen.keys, R, W, seen.at, seen.window, *strides, tiles)
-    _collected(
+    return _collected(
         (tiles * -(-max(R, W) // way.columns), B * KV, 2), (ds, q, dk, p, g, dv), numbers, way, **_tiling(seen, way),
-        EVEN=seen.rows % SQUARE == 0, BY=_by(),
+        EVEN=seen.rows % SQUARE == 0, BY=_by(q),
     )  # fmt: skip
 
 
@@ -439,8 +450,12 @@ def make_dots(a: Tensor, b: Tensor) -> Tensor:
     """Inner products over the last axis of (batch, heads, rows, width) tensors: (batch, heads, rows), float32."""
     B, H, Q, W = a.shape
     out = torch.empty(B, H, Q, dtype=torch.float32, device=a.device)
+    key = _kind(a, b)
+    if again := _known.get(key):
+        again[0](a, b, out)
+        return out
     numbers = (H, Q, W, *_heads(a), *_heads(b), out.stride(1))
-    _dots((B * H * Q, 1, 1), (a, b, out), numbers, Way(0, 0, 4, 3), BLOCK=min(1024, triton.next_power_of_2(W)))
+    _keep(key, _dots((B * H * Q, 1, 1), (a, b, out), numbers, Way(0, 0, 4, 3), BLOCK=min(1024, triton.next_power_of_2(W))))
     return out
 
 
@@ -477,9 +492,13 @@ def _ahead(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, p: Tensor | 
     B, H = q.shape[:2]
     s = torch.empty(B, H, seen.tall, seen.long, dtype=torch.float32, device=q.device)
     p = q.new_empty(B, H, seen.tall, seen.long) if p is None else p
-    make_scores(q, k, s, seen)
-    soften_scores(s, p, lse, scale, seen)
-    make_weighted(p, v, o, seen)
+    key = (scale, seen, k.shape[1], v.shape[3], _kind(q, k, v, o, lse, p))
+    if again := _known.get(key):
+        again[0](q, k, s)
+        again[1](s, p, lse)
+        again[2](p, v, o)
+        return
+    _keep(key, make_scores(q, k, s, seen), soften_scores(s, p, lse, scale, seen), make_weighted(p, v, o, seen))
 
 
 def back(
@@ -509,9 +528,14 @@ def _back(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     p: Tensor, ds: Tensor, scale: float, seen: Seen, kept: bool, add: bool = False,
 ) -> None:  # fmt: skip
-    make_slopes(q, k, v, g, p, ds, lse, delta, scale, seen, kept)
-    make_weighted(ds, k, dq, seen, add)
-    make_collected(ds, q, dk, p, g, dv, seen)
+    key = (scale, seen, kept, add, k.shape[1], v.shape[3], _kind(q, k, v, g, lse, delta, dq, dk, dv, p, ds))
+    if again := _known.get(key):
+        again[0](q, k, v, g, p, ds, lse, delta)
+        again[1](ds, k, dq)
+        again[2](ds, q, dk, p, g, dv)
+        return
+    slopes = make_slopes(q, k, v, g, p, ds, lse, delta, scale, seen, kept)
+    _keep(key, slopes, make_weighted(ds, k, dq, seen, add), make_collected(ds, q, dk, p, g, dv, seen))
 
 
 def _back_by_keys(
