@@ -12,7 +12,8 @@ bf16    operands rounded to 8 bits
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
     """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Fused`."""
     T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
     kept = shape.depth * (2 * T * (D * (4 + size) + 4) + 4 * T * C * size)
-    return kept + T * C * size + T * D * (12 + 2 * size) + shape.params * (16 + size)
+    return kept + T * C * size + T * D * (12 + 4 * size) + shape.params * (16 + size)
 
 
 def gain_of(count: int, precision: str) -> float:
@@ -83,6 +84,8 @@ class Flat:
         self.M, self.P = weights.shape
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
         self.gain = gain_of(self.T, precision)
+        aside = len(splits) if weights.is_cuda else 0  # one for the weights' gradients, one for every split but the first
+        self.aside = [torch.cuda.Stream(weights.device) for _ in range(aside)]
 
     def _w(self, name: str, model: int = 0) -> Tensor:
         """A matrix in the operands' type: where it starts in a model's row."""
@@ -98,6 +101,28 @@ class Flat:
         for models, s in self.splits:
             yield slice(first, first + models), s
             first += models
+
+    def _each(self, work: Callable[[slice, Shape], None]) -> None:
+        """Do something for the models of each split: on a GPU at the same time, since few of them fill it and some wait for memory while
+        others multiply."""
+        (first, *others), sides = list(self._ranges()), self.aside[1:]
+        for (now, s), side in zip(others, sides or [None] * len(others), strict=True):
+            with self._beside(side):
+                work(now, s)
+        work(*first)
+        self._join(*sides)
+
+    def _beside(self, side: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
+        """Behind what was started here so far, and not in the way of what comes; in line where there is no such stream."""
+        if side is None:
+            return contextlib.nullcontext()
+        side.wait_stream(torch.cuda.current_stream(self.weights.device))
+        return torch.cuda.stream(side)
+
+    def _join(self, *sides: torch.cuda.Stream) -> None:
+        """Wait here for what was started there."""
+        for side in sides:
+            torch.cuda.current_stream(self.weights.device).wait_stream(side)
 
 
 class Fused(Flat):
@@ -129,6 +154,7 @@ class Fused(Flat):
             else:
                 self.mixed = empty(batch, tokens, self.C, dtype=kind)
             self.dz, self.dx, self.dz16 = empty(self.T, self.D), empty(self.T, self.D), empty(self.T, self.D, dtype=kind)
+            self.fed = [empty(self.T, self.D, dtype=kind) for _ in range(min(2, s.depth))]  # dz16 of the feed-forward, layers in turn
             self.parts = empty(1 + 2 * s.depth, self.tiles, 2 * self.D)
             table = [[0, 0, 0]]
             for i in range(s.depth):
@@ -181,8 +207,7 @@ class Fused(Flat):
         T, M, P, D = self.T, self.M, self.P, self.D
         b, at = f"blocks.{i}.", 2 * i if len(self.u) > 2 else 0
         u1, x1, inv1, u2, x2, inv2 = (buffers[at + j] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
-        for now, s in self._ranges():
-            self._attend(i, s, now, x[now], u[now], u1[now], x1[now], inv1[now])
+        self._each(lambda now, s: self._attend(i, s, now, x[now], u[now], u1[now], x1[now], inv1[now]))
         s1, s2 = self._f(b + "norm1.weight"), self._f(b + "norm2.weight")
         K.feed[(T // self.BT, M)](
             x1, self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight"), self._f(b + "feed.down.bias"),
@@ -234,6 +259,7 @@ class Fused(Flat):
         )  # fmt: skip
         for i in reversed(range(s.depth)):
             self._layer_back(i)
+        self._join(*self.aside[:1])
         if s.positions != "none":
             at, _ = self.places["positions"]
             width = s.position_dim or D
@@ -246,34 +272,39 @@ class Fused(Flat):
         return self.grads
 
     def _layer_back(self, i: int) -> None:
+        """Gradients of weights are sums that nothing waits for: they are made beside what does, those of the feed-forward beside the
+        attention part, those of the projections beside the next layer's feed-forward."""
         from headwise.kernels import layer as K
 
         T, M, P, D, C, F, dot = self.T, self.M, self.P, self.D, self.C, self.F, self.dot
         b, slots, undo = f"blocks.{i}.", 1 + 2 * self.shape.depth, 1 / self.gain
         u1, x1, inv1, u2, _, inv2 = (buffers[2 * i + j] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
-        x0 = self.x[2 * i - 1] if i else self.first
+        x0, fed, side = self.x[2 * i - 1] if i else self.first, self.fed[i % 2], self.aside[0] if self.aside else None
         up, down, bias = self._w(b + "feed.up.weight"), self._w(b + "feed.down.weight"), self._f(b + "feed.up.bias")
         wide = self.half.dtype == torch.float32
         K.feed_back[(T // 64, M)](
-            self.dx, u2, inv2, self._f(b + "norm2.weight"), x1, up, bias, down, self.dz16, self.dz, self.parts, T, F, P, 2 + 2 * i, slots,
+            self.dx, u2, inv2, self._f(b + "norm2.weight"), x1, up, bias, down, fed, self.dz, self.parts, T, F, P, 2 + 2 * i, slots,
             D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
         )  # fmt: skip
-        K.feed_weights[(F // 64, M)](
-            x1, self.dz16, up, bias, down, self._f(b + "feed.up.weight", 0, self.grads), self._f(b + "feed.up.bias", 0, self.grads),
-            self._f(b + "feed.down.weight", 0, self.grads), T, F, P, undo, D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
-        )  # fmt: skip
-        for now, s in self._ranges():
-            self._attend_back(i, s, now, x0[now], u1[now], inv1[now])
+        self._join(*self.aside[:1])  # the layer above may still read what the attention part writes over
+        with self._beside(side):
+            K.feed_weights[(F // 64, M)](
+                x1, fed, up, bias, down, self._f(b + "feed.up.weight", 0, self.grads), self._f(b + "feed.up.bias", 0, self.grads),
+                self._f(b + "feed.down.weight", 0, self.grads), T, F, P, undo,
+                D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
+            )  # fmt: skip
+        self._each(lambda now, s: self._attend_back(i, s, now, x0[now], u1[now], inv1[now]))
         qkv, o = self.dqkv if self.dqkv is not None else self.qkv[i], self.o[i if len(self.o) > 1 else 0]
         block = min(64 if wide else 128, C & -C)
-        K.outer[(3 * C // block, M)](
-            qkv, x0, self._f(b + "attention.qkv.weight", 0, self.grads), self._f(b + "attention.qkv.bias", 0, self.grads), T, 3 * C, P,
-            undo, D, 1, D=D, BT=64, BC=block, BIAS=True, IP=dot, STAGES=3,
-        )  # fmt: skip
-        K.outer[(C // block, M)](
-            o, self.dz16, self._f(b + "attention.out.weight", 0, self.grads), self.grads, T, C, P, undo / self.shape.average,
-            1, C, D=D, BT=64, BC=block, BIAS=False, IP=dot, STAGES=3,
-        )  # fmt: skip
+        with self._beside(side):
+            K.outer[(3 * C // block, M)](
+                qkv, x0, self._f(b + "attention.qkv.weight", 0, self.grads), self._f(b + "attention.qkv.bias", 0, self.grads), T, 3 * C, P,
+                undo, D, 1, D=D, BT=64, BC=block, BIAS=True, IP=dot, STAGES=3,
+            )  # fmt: skip
+            K.outer[(C // block, M)](
+                o, self.dz16, self._f(b + "attention.out.weight", 0, self.grads), self.grads, T, C, P, undo / self.shape.average,
+                1, C, D=D, BT=64, BC=block, BIAS=False, IP=dot, STAGES=3,
+            )  # fmt: skip
 
     def _attend_back(self, i: int, s: Shape, now: slice, x: Tensor, u1: Tensor, inv1: Tensor) -> None:
         from headwise.kernels import heads

@@ -85,7 +85,7 @@ class Trunk(Flat):
 
     def forward(self, x_MTD: Tensor) -> Tensor:
         """The residual after the last block; (models, batch x tokens, dim), as the input."""
-        from headwise.kernels import heads, pre
+        from headwise.kernels import pre
 
         T, C, F, P, grid = self.T, self.C, self.F, self.P, (self.T // TILE, self.M)
         x = self.first = x_MTD.contiguous()
@@ -96,9 +96,7 @@ class Trunk(Flat):
                 x, self._f(b + "norm1.weight"), self._f(b + "norm1.bias"), self._w(b + "attention.qkv.weight"),
                 self._f(b + "attention.qkv.bias"), h1, qkv, T, 3 * C, P, **self.sizes, BC=64,
             )  # fmt: skip
-            for now, s in self._ranges():
-                q, kk, v = self._sequences(qkv[now], 3 * C).split(C, -1)
-                heads.forward(q, kk, v, self._sequences(o[now], C), s.num_heads, s.head_dim, s.scale, self.dot, s.causal)
+            self._each(lambda now, s, qkv=qkv, o=o: self._heads(qkv[now], o[now], s))
             pre.feed[grid](
                 o, self._w(b + "attention.out.weight"), self._f(b + "attention.out_bias"), x, self._f(b + "norm2.weight"),
                 self._f(b + "norm2.bias"), self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight"),
@@ -109,7 +107,7 @@ class Trunk(Flat):
 
     def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
         """From the gradient of the last residual, times the gain: that of the input, times the gain, and the flat rows' own."""
-        from headwise.kernels import heads, pre
+        from headwise.kernels import pre
 
         T, C, F, P, D, grid, copy, undo = self.T, self.C, self.F, self.P, self.D, (self.T // TILE, self.M), self.M * self.P, 1 / self.gain
         pieces, depth = self.pieces, self.shape.depth
@@ -132,9 +130,7 @@ class Trunk(Flat):
                 o, self.dx1, self._g(b + "attention.out.weight"), self.copies, T, C, P, copy, undo, 1, C, **split, BC=64, BIAS=False,
                 STAGES=stages,
             )  # fmt: skip
-            for now, s in self._ranges():
-                q, k, v = self._sequences(qkv[now], 3 * C).split(C, -1)
-                heads.backward(q, k, v, self._sequences(self.do[now], C), q, k, v, s.num_heads, s.head_dim, s.scale, self.dot, s.causal)
+            self._each(lambda now, s, qkv=qkv: self._heads_back(qkv[now], self.do[now], s))
             pre.outer[(-(-3 * C // 64), pieces, self.M)](
                 qkv, h1, self._g(b + "attention.qkv.weight"), self._g(b + "attention.qkv.bias"), T, 3 * C, P, copy, undo, D, 1, **split,
                 BC=64, BIAS=True, STAGES=stages,
@@ -147,6 +143,19 @@ class Trunk(Flat):
         grads = self.copies.sum(0)
         grads[:, self.index] = self.parts.sum(2)[..., :D].flatten(1) * undo
         return dx, grads
+
+    def _heads(self, qkv: Tensor, o: Tensor, s: Shape) -> None:
+        from headwise.kernels import heads
+
+        q, k, v = self._sequences(qkv, 3 * self.C).split(self.C, -1)
+        heads.forward(q, k, v, self._sequences(o, self.C), s.num_heads, s.head_dim, s.scale, self.dot, s.causal)
+
+    def _heads_back(self, qkv: Tensor, do: Tensor, s: Shape) -> None:
+        """The gradients are written over what they are of."""
+        from headwise.kernels import heads
+
+        q, k, v = self._sequences(qkv, 3 * self.C).split(self.C, -1)
+        heads.backward(q, k, v, self._sequences(do, self.C), q, k, v, s.num_heads, s.head_dim, s.scale, self.dot, s.causal)
 
     def _sequences(self, t: Tensor, width: int) -> Tensor:
         return t.view(-1, self.tokens, width)

@@ -232,6 +232,20 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
     near(step.forward(net.x), y, bound, "outputs")
 
 
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
+@pytest.mark.parametrize("settings", [CASES[i] for i in (3, 9, 13, 14, 16)])
+def test_what_runs_beside_changes_no_bit(settings):
+    """The same step in one line, and with splits and weights' gradients beside each other, again and again."""
+    net = Net(settings, seed=4)
+    step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
+    assert step.aside
+    aside, step.aside = step.aside, []
+    expected = step.gradient(net.x, net.target, losses).clone()
+    step.aside = aside
+    for _ in range(50):
+        same(step.gradient(net.x, net.target, losses), expected, "gradients")
+
+
 class Wider:
     """A kernel that takes several heads at a time."""
 
