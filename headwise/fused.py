@@ -286,7 +286,8 @@ class Fused(Flat):
             self.dx, u2, inv2, self._f(b + "norm2.weight"), x1, up, bias, down, fed, self.dz, self.parts, T, F, P, 2 + 2 * i, slots,
             D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
         )  # fmt: skip
-        self._join(*self.aside[:1])  # the layer above may still read what the attention part writes over
+        if i + 1 < self.shape.depth:  # the layer above may still read what the attention part writes over
+            self._join(*self.aside[:1])
         with self._beside(side):
             K.feed_weights[(F // 64, M)](
                 x1, fed, up, bias, down, self._f(b + "feed.up.weight", 0, self.grads), self._f(b + "feed.up.bias", 0, self.grads),

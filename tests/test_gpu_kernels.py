@@ -244,6 +244,13 @@ def test_what_runs_beside_changes_no_bit(settings):
     step.aside = aside
     for _ in range(50):
         same(step.gradient(net.x, net.target, losses), expected, "gradients")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grads = step.gradient(net.x, net.target, losses)
+    for _ in range(50):
+        grads.zero_()
+        graph.replay()
+        same(grads, expected, "gradients in a graph")
 
 
 class Wider:

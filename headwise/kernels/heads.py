@@ -1,11 +1,12 @@
 """Attention over short sequences on a GPU: every head whole in one program, scores never written to memory.
 
-Three kernels, all with heads innermost so that loads coalesce, all with exact softmax over whole rows:
+Four kernels, all with heads innermost so that loads coalesce, all with exact softmax over whole rows:
 
 lanes   rank 1 and 2, at most 16 tokens: a thread owns one head of one sequence, its keys and values in registers. No
         tensor cores, so nothing is padded.
 packs   rank 4 to 32, at most 16 tokens: heads that share a line of memory side by side, one small product each.
 tiles   any rank up to 64, at most 256 tokens: a few warps own a sequence and walk over heads with matrix products.
+stairs  the same under a causal mask, 33 to 128 tokens: blocks of 32, and of those only the ones that are seen.
 
 Tensors are (sequences, tokens, heads, rank) by strides, so a slice of one wide projection is taken as it lies. The plain
 twin is `headwise.attention.plain`. Programs stand in one line, blocks of heads innermost: a grid's other axes end at 65,535.
@@ -301,12 +302,113 @@ def tiles_backward(
         tl.store(dv + to, dvt.to(dv.dtype.element_ty), mask=seen)
 
 
+# ---- stairs: blocks of tokens under a causal mask
+
+
+@triton.jit
+def _climb(qt, ks, i: tl.constexpr, scale, B: tl.constexpr, IP: tl.constexpr):
+    """The softmax of a block of queries over the blocks of keys up to its own, as a tuple."""
+    n = tl.arange(0, B)
+    s = ()
+    for j in tl.static_range(i + 1):
+        sj = tl.dot(qt, tl.trans(ks[j]), input_precision=IP) * (scale * LOG2E)
+        if j == i:
+            sj = tl.where(n[:, None] >= n[None, :], sj, float("-inf"))
+        s = s + (sj,)
+    top = tl.max(s[0], 1)
+    for j in tl.static_range(1, i + 1):
+        top = tl.maximum(top, tl.max(s[j], 1))
+    e = ()
+    for j in tl.static_range(i + 1):
+        e = e + (tl.exp2(s[j] - top[:, None]),)
+    total = tl.sum(e[0], 1)
+    for j in tl.static_range(1, i + 1):
+        total += tl.sum(e[j], 1)
+    p = ()
+    for j in tl.static_range(i + 1):
+        p = p + (e[j] / total[:, None],)
+    return p
+
+
+@triton.jit
+def stairs_forward(
+    q, k, v, o, seq, row, o_seq, o_row, scale, heads,
+    N: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, B: tl.constexpr, STEPS: tl.constexpr, IP: tl.constexpr,
+):  # fmt: skip
+    b = (tl.program_id(0) // heads).to(tl.int64)
+    r = tl.arange(0, RP)[None, :]
+    at = b * seq + tl.program_id(0) % heads * R + r
+    to = b * o_seq + tl.program_id(0) % heads * R + r
+    ks = ()
+    vs = ()
+    for i in tl.static_range(STEPS):
+        t = i * B + tl.arange(0, B)[:, None]
+        seen = (r < R) & (t < N)
+        ks = ks + (tl.load(k + at + t * row, mask=seen, other=0.0),)
+        vs = vs + (tl.load(v + at + t * row, mask=seen, other=0.0),)
+        p = _climb(tl.load(q + at + t * row, mask=seen, other=0.0), ks, i, scale, B, IP)
+        out = tl.dot(p[0].to(vs[0].dtype), vs[0], input_precision=IP)
+        for j in tl.static_range(1, i + 1):
+            out = tl.dot(p[j].to(vs[j].dtype), vs[j], out, input_precision=IP)
+        tl.store(o + to + t * o_row, out.to(o.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def stairs_backward(
+    q, k, v, g, dq, dk, dv, seq, row, g_seq, g_row, d_seq, d_row, scale, heads,
+    N: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, B: tl.constexpr, STEPS: tl.constexpr, IP: tl.constexpr,
+):  # fmt: skip
+    b = (tl.program_id(0) // heads).to(tl.int64)
+    r = tl.arange(0, RP)[None, :]
+    at = b * seq + tl.program_id(0) % heads * R + r
+    from_g = b * g_seq + tl.program_id(0) % heads * R + r
+    to = b * d_seq + tl.program_id(0) % heads * R + r
+    ks = ()
+    vs = ()
+    dks = ()
+    dvs = ()
+    for i in tl.static_range(STEPS):
+        t = i * B + tl.arange(0, B)[:, None]
+        seen = (r < R) & (t < N)
+        ks = ks + (tl.load(k + at + t * row, mask=seen, other=0.0),)
+        vs = vs + (tl.load(v + at + t * row, mask=seen, other=0.0),)
+        dks = dks + (tl.zeros([B, RP], tl.float32),)
+        dvs = dvs + (tl.zeros([B, RP], tl.float32),)
+        qt = tl.load(q + at + t * row, mask=seen, other=0.0)
+        gt = tl.load(g + from_g + t * g_row, mask=seen, other=0.0)
+        p = _climb(qt, ks, i, scale, B, IP)
+        dp = ()
+        for j in tl.static_range(i + 1):
+            dp = dp + (tl.dot(gt, tl.trans(vs[j]), input_precision=IP),)
+        mean = tl.sum(p[0] * dp[0], 1)
+        for j in tl.static_range(1, i + 1):
+            mean += tl.sum(p[j] * dp[j], 1)
+        dqt = tl.zeros([B, RP], tl.float32)
+        new_dks = ()
+        new_dvs = ()
+        for j in tl.static_range(i + 1):
+            ds = (p[j] * (dp[j] - mean[:, None]) * scale).to(qt.dtype)
+            dqt = tl.dot(ds, ks[j], dqt, input_precision=IP)
+            new_dks = new_dks + (tl.dot(tl.trans(ds), qt, dks[j], input_precision=IP),)
+            new_dvs = new_dvs + (tl.dot(tl.trans(p[j].to(gt.dtype)), gt, dvs[j], input_precision=IP),)
+        dks = new_dks
+        dvs = new_dvs
+        tl.store(dq + to + t * d_row, dqt.to(dq.dtype.element_ty), mask=seen)
+    for i in tl.static_range(STEPS):
+        t = i * B + tl.arange(0, B)[:, None]
+        seen = (r < R) & (t < N)
+        tl.store(dk + to + t * d_row, dks[i].to(dk.dtype.element_ty), mask=seen)
+        tl.store(dv + to + t * d_row, dvs[i].to(dv.dtype.element_ty), mask=seen)
+
+
 # ---- launching
 
 
 def kind_of(tokens: int, rank: int, causal: bool = False) -> str:
-    """Which of the kernels takes this size: lanes, packs or tiles; only tiles has a mask."""
-    if causal or tokens > 16:
+    """Which of the kernels takes this size: lanes, packs, tiles or stairs; tiles and stairs have a mask."""
+    if causal:
+        return "stairs" if 32 < tokens <= 128 else "tiles"
+    if tokens > 16:
         return "tiles"
     return "lanes" if rank in (1, 2) else "packs" if rank in (4, 8, 16, 32) else "tiles"
 
@@ -318,6 +420,11 @@ def _tiles(tokens: int, rows: int, rank: int, causal: bool, kind: torch.dtype) -
         "N": tokens, "R": rank, "NP": padded, "ROWS": rows, "RP": wide, "BQ": queries, "GROUP": max(1, 64 // wide),
         "num_warps": min(8, padded // 16), "num_stages": 2, "CAUSAL": causal,
     }  # fmt: skip
+
+
+def _stairs(tokens: int, rank: int) -> dict[str, int]:
+    wide = max(16, triton.next_power_of_2(rank))
+    return {"N": tokens, "R": rank, "RP": wide, "B": 32, "STEPS": triton.cdiv(tokens, 32), "num_warps": 2 if wide == 16 else 4}
 
 
 def _packs(tokens: int, rows: int, rank: int) -> dict[str, int]:
@@ -349,6 +456,8 @@ def forward(
         case "packs":
             blocks = triton.cdiv(heads * rank, 64)
             packs_forward[blocks * programs,](*args, heads * rank, scale, blocks, IP=dot, **_packs(tokens, rows, rank))
+        case "stairs":
+            stairs_forward[heads * programs,](*args, scale, heads, IP=dot, **_stairs(tokens, rank))
         case _:
             sizes = _tiles(tokens, rows, rank, causal, q.dtype)
             blocks = triton.cdiv(heads, sizes["GROUP"])
@@ -372,6 +481,8 @@ def backward(
         case "packs":
             blocks = triton.cdiv(heads * rank, 64)
             packs_backward[blocks * programs,](*args, heads * rank, scale, blocks, IP=dot, **_packs(tokens, rows, rank))
+        case "stairs":
+            stairs_backward[heads * programs,](*args, scale, heads, IP=dot, **_stairs(tokens, rank))
         case _:
             sizes = _tiles(tokens, rows, rank, causal, q.dtype)
             blocks = triton.cdiv(heads, sizes["GROUP"])
