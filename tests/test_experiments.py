@@ -17,7 +17,7 @@ from headwise.experiments import EXPERIMENTS, PARTS, cell, fig1, find, positions
 from headwise.models import score_geometry
 from headwise.runs import Run
 from headwise.shape import Shape, UsageError
-from headwise.stack import Stack, begin
+from headwise.stack import Stack, State, begin
 from headwise.sweep import cost
 
 NAMES = sorted(name for name, module in EXPERIMENTS.items() if not hasattr(module, "make"))  # those that train
@@ -362,3 +362,18 @@ def test_published_arms_are_as_published() -> None:
         longer = run.shape.positions != "none"
         assert (run.recipe.steps, run.recipe.lr) == ((200_000, 0.005) if longer else (100_000, 0.01))
         assert (run.shape.dim, run.shape.average, run.shape.ffn_dim) == (128 if run.shape.positions == "concatenated" else 64, 8, 2048)
+
+
+@pytest.mark.parametrize("encodings", [("none", "additive", "concatenated"), ("additive",), ("concatenated",)])
+@pytest.mark.parametrize("arms", [("published",), ("equal",), ("published", "equal")])
+def test_a_row_of_the_paper_is_told_its_arm_also_beside_no_others(encodings: tuple[str, ...], arms: tuple[str, ...]) -> None:
+    """Published values stand beside published arms and those without positions, and beside no others."""
+    s = dataclasses.replace(positions.PRESETS["paper"], encodings=encodings, arms=arms, protocols=("replay",), seeds=1, ranks=(64, 8))
+    nothing = torch.zeros(0)
+    rows = [
+        row_of(State(run, nothing, nothing, nothing, curve=[0.4]), torch.full((5,), 0.5), 1, torch.device("cpu"))
+        for run in positions.runs(s)
+    ]
+    found = positions.summary(rows)
+    assert {p["arms"] for p in found} == {"both" if e == "none" else a for e in encodings for a in arms}
+    assert all((p["published"] is None) == (p["arms"] == "equal") for p in found)

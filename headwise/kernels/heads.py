@@ -315,13 +315,13 @@ def _climb(qt, ks, i: tl.constexpr, scale, B: tl.constexpr, IP: tl.constexpr):
         if j == i:
             sj = tl.where(n[:, None] >= n[None, :], sj, float("-inf"))
         s = s + (sj,)
-    top = tl.max(s[0], 1)
+    top = tl.max(s[0], 1)  # type: ignore[bad-index]
     for j in tl.static_range(1, i + 1):
         top = tl.maximum(top, tl.max(s[j], 1))
     e = ()
     for j in tl.static_range(i + 1):
         e = e + (tl.exp2(s[j] - top[:, None]),)
-    total = tl.sum(e[0], 1)
+    total = tl.sum(e[0], 1)  # type: ignore[bad-index]
     for j in tl.static_range(1, i + 1):
         total += tl.sum(e[j], 1)
     p = ()
@@ -380,7 +380,7 @@ def stairs_backward(
         dp = ()
         for j in tl.static_range(i + 1):
             dp = dp + (tl.dot(gt, tl.trans(vs[j]), input_precision=IP),)
-        mean = tl.sum(p[0] * dp[0], 1)
+        mean = tl.sum(p[0] * dp[0], 1)  # type: ignore[bad-index]
         for j in tl.static_range(1, i + 1):
             mean += tl.sum(p[j] * dp[j], 1)
         dqt = tl.zeros([B, RP], tl.float32)
