@@ -393,6 +393,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
         "report elsewhere": ["report", "--store", str(store), "--output", str(tmp_path / "deep" / "page.html")],
         "theory": ["theory", "--only", "plane", "--store", str(tmp_path / "theory")],
         "draw": ["draw", "fig1", str(rows)],
+        "draw twice": ["draw", "fig1", str(rows), str(rows)],
         "draw another view": ["draw", "fig1", str(rows), "--view", "depth"],
         "cost": ["cost", "--set", *SHAPE],
         "cost of a model": ["cost", str(tmp_path / "config.json"), "--tokens", "100"],
@@ -416,7 +417,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
     assert answers["list of older rows"]["rows"] == []
     assert Path(answers["report"]["report"]).read_text() == Path(answers["report elsewhere"]["report"]).read_text()
     assert Path(answers["draw"]["figure"]).read_bytes() == (store / "fig1.png").read_bytes()
-    assert answers["draw"]["points"] == answers["run"]["points"]
+    assert answers["draw"]["points"] == answers["draw twice"]["points"] == answers["run"]["points"]
     assert answers["cost"]["params"] == sum(answers["cost"]["param_table"].values())
     assert answers["cost of a model"]["kv_bytes"] == 100 * answers["cost of a model"]["kv_bytes_per_token"] == 100 * 2 * 2 * 2 * 16 * 2
     assert [(arm["policy"], arm["to"], arm["num_heads"]) for arm in answers["policies"]["arms"]] == [

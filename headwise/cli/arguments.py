@@ -75,12 +75,12 @@ def parser() -> Parser:
 
     draw = add(
         "draw",
-        "Draw an experiment's figure from a file of rows (JSON lines).",
+        "Draw an experiment's figure from files of rows (JSON lines).",
         "headwise draw fig1 results/fig1/rows.jsonl --output fig1.png",
     )
     draw.add_argument("experiment", help="whose figure it is")
-    draw.add_argument("rows", help="a file with one row a line, such as results/fig1/rows.jsonl")
-    draw.add_argument("--output", metavar="FILE", help="png, pdf or svg; default beside the rows, as png")
+    draw.add_argument("rows", nargs="+", help="files with one row a line, such as results/fig1/rows.jsonl")
+    draw.add_argument("--output", metavar="FILE", help="png, pdf or svg; default beside the (first) rows, as png")
     draw.add_argument(
         "--view",
         metavar="NAME",

@@ -185,22 +185,24 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     views = getattr(module, "VIEWS", {})
     if args.view is not None and args.view not in views:
         raise UsageError(f"unknown view {args.view!r} of {args.experiment}; {nearest(args.view, views) if views else 'it has one figure'}")
-    source = Path(args.rows)
-    if not source.is_file():
-        raise UsageError(f"there is no file of rows at {source}")
+    sources = [Path(name) for name in args.rows]
+    for source in sources:
+        if not source.is_file():
+            raise UsageError(f"there is no file of rows at {source}")
     name = Path(args.experiment).stem + (f"-{args.view}" if args.view else "")
-    output = Path(args.output) if args.output else source.with_name(f"{name}.png")
+    output = Path(args.output) if args.output else sources[0].with_name(f"{name}.png")
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent} to draw into")
+    where = ", ".join(map(str, sources))
     try:
-        rows = [json.loads(line) for line in read_lines(source)]
-        points = module.summary(rows)
+        rows = [json.loads(line) for source in sources for line in read_lines(source)]
+        points = module.summary(list({row["id"]: row for row in rows}.values()))  # a row of two files is one
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{source} does not hold rows of {args.experiment}, one JSON object a line") from None
+        raise UsageError(f"{where} does not hold rows of {args.experiment}, one JSON object a line") from None
     if not points:
-        raise UsageError(f"{source} holds no rows")
+        raise UsageError(f"{where} holds no rows")
     try:
         figures.save(views[args.view](points) if args.view else module.figure(points), output)
     except ModuleNotFoundError as e:

@@ -108,10 +108,17 @@ def _arm(row: Row, rows: list[Row]) -> str:
     return "published" if longer or (row["dim"] >= paper.dim and row["steps"] == 2 * paper.steps) else "equal"
 
 
+def _of_the_figure(rows: list[Row]) -> list[Row]:
+    """Without positions only what those with them can stand beside: the main figure's rows may be given as they are."""
+    placed = [r for r in rows if r["positions"] != "none"]
+    depths, width = {r["depth"] for r in placed}, max((r["average"] for r in placed), default=0)
+    return [r for r in rows if not placed or r["positions"] != "none" or (r["depth"] in depths and r["average"] == width)]
+
+
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per (arms, protocol, layers, positions, rank)."""
     paper = {(int(r["layers"]), r["encoding"], int(r["rank"])): float(r["mse"]) for r in published("fig3")}
-    out = []
+    out, rows = [], _of_the_figure(rows)
     told = [{**r, "arms": _arm(r, rows)} for r in rows]
     for (arms, protocol, depth, encoding, rank), same in group(told, "arms", "protocol", "depth", "positions", "head_dim").items():
         first = same[0]
