@@ -25,6 +25,7 @@ COLUMNS = (
     ("held_out", "error after all pairs / d"), ("n", "n"), ("diverged", "diverged"), ("average", "mean over prompt / d"),
     ("squared", "error after all pairs"), ("published", "published"),
 )  # fmt: skip
+FEW = 5  # seeds that are drawn one by one: some learn and some do not, and a mean of both is neither
 CAPTION = (
     "Held-out squared error divided by the data's dimension, so that predicting zero scores 1. After k pairs least squares errs by "
     "1 - k/d, and by nothing once k reaches d. Published values are drawn as they are: whether they were divided is not known."
@@ -110,6 +111,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
                 "held_out": last.mean if last else None, "low": last.low if last else None, "high": last.high if last else None,
                 "average": mean([r["held_out"] / d for r in good]).mean if good else None, "squared": last.mean * d if last else None,
                 "profile": [m.mean for m in profile], "profile_low": [m.low for m in profile], "profile_high": [m.high for m in profile],
+                "profiles": [[error / d for error in r["held_out_profile"]] for r in good],
                 "published": paper.get(heads) if match else None,
             }
         )  # fmt: skip
@@ -145,6 +147,10 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     lines, known = [], [p for p in points if p["held_out"] is not None]
     for colour, same in enumerate(group(known, "protocol", "width", "depth").values()):
         lines.append(solid(_where(same[0], points), colour, [p["rank"] for p in same], same))
+        each = [(p["rank"], profile[-1]) for p in same for profile in p["profiles"] if len(p["profiles"]) > 1]
+        if each:
+            at = {"x": [x for x, _ in each], "y": [y for _, y in each]}
+            lines.append({"label": f"single seeds, {_where(same[0], points)}", "colour": colour, "style": "dots", **at})
         there = [p for p in same if p["published"] is not None]
         if there:
             at = {"x": [p["rank"] for p in there], "y": [p["published"] for p in there]}
@@ -153,12 +159,16 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def by_examples(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """Error against the number of pairs seen, a line per shape, and least squares."""
-    lines = []
+    """Error against the number of pairs seen, a line per shape and seed (of many seeds their mean and its interval), and least squares."""
+    lines, several = [], len({(p["protocol"], p["width"], p["depth"]) for p in points}) > 1
     for colour, p in enumerate(p for p in points if p["held_out"] is not None):
-        label = f"{_heads(p)} of rank {p['rank']}, {_where(p, points)}"
-        band = {"y": p["profile"], "low": p["profile_low"], "high": p["profile_high"]}
-        lines.append({"label": label, "colour": colour, "style": "line", "x": list(range(len(p["profile"]))), **band})
+        label = f"{_heads(p)} of rank {p['rank']}" + (f", {_where(p, points)}" if several else "")
+        line = {"label": label, "colour": colour, "style": "line", "x": list(range(len(p["profile"])))}
+        if len(p["profiles"]) <= FEW:
+            alone = [None] * len(p["profile"])
+            lines += [{**line, "y": profile, "low": alone, "high": alone} for profile in p["profiles"]]
+        else:
+            lines.append({**line, "y": p["profile"], "low": p["profile_low"], "high": p["profile_high"]})
     d, count = points[0]["task_dim"], points[0]["task_points"]
     exact = [(k, 1 - k / d) for k in range(min(d, count))]
     at = {"x": [k for k, _ in exact], "y": [y for _, y in exact]}
