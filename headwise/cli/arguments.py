@@ -84,7 +84,7 @@ def parser() -> Parser:
     draw.add_argument(
         "--view",
         metavar="NAME",
-        help="another view of the same rows: fig1 has depth (published against held out), map has summary (all tasks)",
+        help="another view of the same rows: fig1 has depth (published against held out), map summary (all tasks), regression examples",
     )
 
     cost = add(
