@@ -111,7 +111,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
                 "held_out": last.mean if last else None, "low": last.low if last else None, "high": last.high if last else None,
                 "average": mean([r["held_out"] / d for r in good]).mean if good else None, "squared": last.mean * d if last else None,
                 "profile": [m.mean for m in profile], "profile_low": [m.low for m in profile], "profile_high": [m.high for m in profile],
-                "profiles": [[error / d for error in r["held_out_profile"]] for r in good],
+                "profiles": [[error / d for error in r["held_out_profile"]] for r in sorted(good, key=lambda r: r["seed"])],
                 "published": paper.get(heads) if match else None,
             }
         )  # fmt: skip
