@@ -69,7 +69,12 @@ def captured(f: Attend, given: list[Tensor], times: int) -> Callable[[], object]
     with torch.cuda.graph(graph):
         for _ in range(times):
             step()
-    return graph.replay
+
+    def replay() -> object:
+        graph.replay()
+        return step  # which owns the gradient that the graph reads
+
+    return replay
 
 
 def taking_turns(fs: list[Callable[[], object]], seconds: float, rounds: int = 9) -> list[float]:

@@ -114,13 +114,17 @@ def attend(
     """
     compiling, kind = torch.compiler.is_compiling(), None
     if not (compiling or window or hard or graphed) and backend == "auto":
-        kind = (q.shape, k.shape, v.shape, q.dtype, q.device, causal, q.requires_grad or k.requires_grad or v.requires_grad)
-        grouped = _asked.get(kind)
-        if grouped is not None and _in_rows(q, k, v):
+        trained = q.requires_grad or k.requires_grad or v.requires_grad
+        kind = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, causal, trained)
+        asked = _asked.get(kind)
+        if asked and _in_rows(q, k, v):
+            grouped, usual = asked
             try:
-                return F.scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+                return F.scaled_dot_product_attention(
+                    q, k, v, None, 0.0, causal, scale=usual if scale is None else scale, enable_gqa=grouped
+                )
             except RuntimeError:
-                if q.dtype == k.dtype == v.dtype and q.device == k.device == v.device:
+                if q.device == k.device == v.device:
                     raise  # else the rule that they break is told below
     kinds = (q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)
     plan = _plan if compiling else _planned
@@ -142,11 +146,11 @@ def attend(
         return attend_heads(q, k, v, scale, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3")
     out = _fused(choice, call, own, q, k, v, scale)
     if kind and simple and own.get(kind[-1]) and len(_asked) < 4096:
-        _asked[kind] = call.heads != call.kv_heads
+        _asked[kind] = call.heads != call.kv_heads, call.rank**-0.5
     return out
 
 
-_asked: dict[tuple[Any, ...], bool] = {}  # calls that torch's function answers as we would; whether heads share keys
+_asked: dict[tuple[Any, ...], tuple[bool, float]] = {}  # calls that torch's function answers as we would: do heads share keys, usual scale
 
 
 def _in_rows(q: Tensor, k: Tensor, v: Tensor) -> bool:

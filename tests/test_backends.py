@@ -269,6 +269,10 @@ def test_what_torch_answers_by_itself_is_asked_of_it_and_still_checked():
     close(attend(q, k, v, causal=True, hard=True), attend(q, k, v, causal=True, hard=True, backend="plain"))
     with pytest.raises(UsageError, match="must share dtype and device"):
         attend(q, k.double(), v, causal=True)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UsageError, match="must share dtype and device"):
+        attend(q, k.bfloat16(), v, causal=True)
+    exact = [t.double() for t in (q, k, v)]
+    assert torch.equal(attend(*exact, causal=True), attend(*exact, causal=True)), "the first time and later"
     trained = [t.clone().requires_grad_() for t in (q, k, v)]
     close(torch.stack([g.sum() for g in torch.autograd.grad(attend(*trained, causal=True).sum(), trained)]),
           torch.stack([g.sum() for g in torch.autograd.grad(attend(*trained, causal=True, backend="plain").sum(), trained)]))  # fmt: skip

@@ -241,6 +241,20 @@ def test_draw_refuses_what_is_not_rows(text: str, tmp_path: Path, capsys: pytest
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+def test_draw_takes_several_files_and_rows_that_have_no_id(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Store(store).rows()
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    first.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
+    second.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "id"}) + "\n" for row in rows[5:]))
+    assert main(["draw", "fig1", str(first), str(second), "--json"]) == 0
+    points = json.loads(capsys.readouterr().out.splitlines()[-1])["points"]
+    assert sum(point["n"] for point in points) == len(rows)
+    assert (tmp_path / "fig1.png").is_file()
+    assert (
+        refused(["draw", "fig1", str(first), str(tmp_path / "no.jsonl")], capsys) == f"there is no file of rows at {tmp_path / 'no.jsonl'}"
+    )
+
+
 def test_draw_refuses_another_kind_of_picture(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in Store(store).rows()))

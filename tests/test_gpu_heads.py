@@ -83,7 +83,7 @@ TILES = [
 ]  # fmt: skip
 
 
-STEPS = [(33, 3, 5), (64, 16, 2), (65, 24, 1), (82, 48, 1), (97, 6, 2), (128, 12, 1)]  # causal
+STEPS = [(33, 3, 5), (64, 16, 2), (65, 24, 1), (82, 48, 1), (97, 6, 2), (128, 12, 1), (128, 64, 1)]  # causal
 
 
 def check_heads(tokens, rank, count, dtype, dot="tf32x3", bound=None, scale=None, causal=False):

@@ -687,6 +687,14 @@ def test_a_point_is_the_error_after_all_pairs_over_the_dimension():
     ]
 
 
+def test_tasks_of_several_sizes_are_points_of_their_own():
+    shorter = settings_of(regression, "paper", ["shapes=48x12x1", "points=8", "first_points=8"], seeds=2)
+    rows = rows_of(shorter, {(1, seed): [3.0] * 8 for seed in range(2)})
+    for both in (paper_rows() + rows, rows + paper_rows()):
+        points = [p for p in regression.summary(both) if p["heads"] == 1]
+        assert sorted((p["task_points"], p["n"], len(p["profile"])) for p in points) == [(8, 2, 8), (41, 2, 41)]
+
+
 def test_published_values_stand_beside_the_paper_s_sizes_alone():
     for changes in ("points=40", "dim=19"), ("shapes=48x11x1",), ("shapes=64x12x1",):
         settings = settings_of(regression, "paper", list(changes), seeds=1)

@@ -198,8 +198,8 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     where = ", ".join(map(str, sources))
     try:
         rows = [json.loads(line) for source in sources for line in read_lines(source)]
-        points = module.summary(list({row["id"]: row for row in rows}.values()))  # a row of two files is one
-    except (ValueError, KeyError, TypeError):
+        points = module.summary(list({row.get("id", i): row for i, row in enumerate(rows)}.values()))  # a row of two files is one
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise UsageError(f"{where} does not hold rows of {args.experiment}, one JSON object a line") from None
     if not points:
         raise UsageError(f"{where} holds no rows")

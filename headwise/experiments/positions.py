@@ -105,14 +105,18 @@ def _arm(row: Row, rows: list[Row]) -> str:
         return "both"
     paper = PRESETS["paper"]
     longer = row["steps"] > min(r["steps"] for r in rows)
-    return "published" if longer or (row["dim"] >= paper.dim and row["steps"] == 2 * paper.steps) else "equal"
+    alone = row["dim"] >= paper.dim and (row["steps"], row["lr"]) == (2 * paper.steps, paper.lr / 2)
+    return "published" if longer or alone else "equal"
 
 
 def _of_the_figure(rows: list[Row]) -> list[Row]:
     """Without positions only what those with them can stand beside: the main figure's rows may be given as they are."""
-    placed = [r for r in rows if r["positions"] != "none"]
-    depths, width = {r["depth"] for r in placed}, max((r["average"] for r in placed), default=0)
-    return [r for r in rows if not placed or r["positions"] != "none" or (r["depth"] in depths and r["average"] == width)]
+    placed, bare = [r for r in rows if r["positions"] != "none"], [r for r in rows if r["positions"] == "none"]
+    widths = {r["average"] for r in placed} | {
+        4 * r["average"] for r in placed if r["positions"] == "concatenated"
+    }  # equal arms: a quarter
+    depths, width = {r["depth"] for r in placed}, max((r["average"] for r in bare if r["average"] in widths), default=0)
+    return placed + [r for r in bare if not placed or (r["depth"] in depths and r["average"] == width)]
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:

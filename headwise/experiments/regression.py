@@ -98,16 +98,17 @@ def runs(settings: Settings) -> list[Run]:
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per shape: the error after all pairs and by number of pairs, with intervals over seeds."""
     paper, out = {int(r["num_heads"]): float(r["mse"]) for r in published("icl_regression")}, []
-    for (protocol, width, depth, heads), same in group(rows, "protocol", "dim", "depth", "num_heads").items():
+    for (protocol, width, depth, heads, d, count), same in group(
+        rows, "protocol", "dim", "depth", "num_heads", "task_dim", "task_points"
+    ).items():
         first, good = same[0], [r for r in same if r["status"] == "done"]
-        d = first["task_dim"]
-        profile = [mean([r["held_out_profile"][k] / d for r in good]) for k in range(first["task_points"])] if good else []
+        profile = [mean([r["held_out_profile"][k] / d for r in good]) for k in range(count)] if good else []
         last = profile[-1] if profile else None
-        match = (d, first["task_points"], width, depth) == (20, 41, 48, 12)
+        match = (d, count, width, depth) == (20, 41, 48, 12)
         out.append(
             {
                 "protocol": protocol, "width": width, "depth": depth, "heads": heads, "rank": first["head_dim"], "params": first["params"],
-                "task_dim": d, "task_points": first["task_points"], "n": len(good), "diverged": len(same) - len(good),
+                "task_dim": d, "task_points": count, "n": len(good), "diverged": len(same) - len(good),
                 "held_out": last.mean if last else None, "low": last.low if last else None, "high": last.high if last else None,
                 "average": mean([r["held_out"] / d for r in good]).mean if good else None, "squared": last.mean * d if last else None,
                 "profile": [m.mean for m in profile], "profile_low": [m.low for m in profile], "profile_high": [m.high for m in profile],

@@ -424,7 +424,7 @@ def _tiles(tokens: int, rows: int, rank: int, causal: bool, kind: torch.dtype) -
 
 def _stairs(tokens: int, rank: int) -> dict[str, int]:
     wide = max(16, triton.next_power_of_2(rank))
-    return {"N": tokens, "R": rank, "RP": wide, "B": 32, "STEPS": triton.cdiv(tokens, 32), "num_warps": 2 if wide == 16 else 4}
+    return {"N": tokens, "R": rank, "RP": wide, "B": 32, "STEPS": triton.cdiv(tokens, 32), "num_warps": 4 if wide > 32 else 2}
 
 
 def _packs(tokens: int, rows: int, rank: int) -> dict[str, int]:

@@ -355,9 +355,10 @@ _known: dict[Any, tuple[Again, ...]] = {}  # by all that they depend on: to look
 
 
 def _keep(key: Any, *launches: Again) -> None:
-    """For the next time."""
-    if len(_known) < 1024:
-        _known[key] = launches
+    """For the next time; what was kept first gives way."""
+    if len(_known) >= 1024:
+        _known.pop(next(iter(_known)), None)
+    _known[key] = launches
 
 
 def _kind(first: Tensor, *others: Tensor) -> tuple[Any, ...]:
