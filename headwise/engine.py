@@ -305,10 +305,11 @@ def _fills_lines(run: Run) -> bool:
 
 
 def stacks(states: Sequence[State], device: torch.device) -> list[list[State]]:
-    """States that can be trained together: equal keys, equal epochs, no more than fit."""
+    """States that can be trained together: equal keys, equal epochs, taken or refused by the same kernels, no more than fit."""
     groups: dict[Any, list[State]] = {}
     for state in states:
-        groups.setdefault((stack_key(state.run), state.epoch), []).append(state)
+        refused = [bool(refuse(state.run, device)) for refuse in (fused_refusal, trunk_refusal)]
+        groups.setdefault((stack_key(state.run), state.epoch, *refused), []).append(state)
     out = []
     for group in groups.values():
         group.sort(key=lambda state: state.run.shape.num_heads)  # equal shapes side by side

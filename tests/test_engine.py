@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from small_runs import CPU, SHAPES, WILD, alone, bits, make, together
 
+from headwise import engine
 from headwise.engine import train
 from headwise.models import build, initialise, paper_shape
 from headwise.runs import (
@@ -26,8 +27,23 @@ from headwise.runs import (
     stack_key,
 )
 from headwise.shape import Shape
-from headwise.stack import HELD_OUT_BATCH, HELD_OUT_SEED, Stack
+from headwise.stack import HELD_OUT_BATCH, HELD_OUT_SEED, Stack, begin
 from headwise.tasks import BiasedNearest, Farthest, Nearest
+
+# ---- stacks
+
+
+def test_what_the_kernels_refuse_does_not_hold_back_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of rank 128 is too wide for them; the same width cut in two is not, and would be stacked with it."""
+    monkeypatch.setattr(engine, "most_models", lambda run, device: 64)
+    shapes = [paper_shape(dim=128, depth=1, rank=rank, width=1, ffn_dim=64, points=16) for rank in (128, 64, 32)]
+    runs = [Run(shape, Farthest(128, 16), Recipe(steps=10, epoch=5, batch=64), seed) for shape in shapes for seed in range(2)]
+    assert len({stack_key(run) for run in runs}) == 1
+    states = [begin(run) for run in runs]
+    by_kernels = engine.stacks(states, torch.device("cuda"))
+    assert [sorted(s.run.shape.head_dim for s in stack) for stack in by_kernels] == [[128, 128], [32, 32, 64, 64]]
+    assert [len(stack) for stack in engine.stacks(states, CPU)] == [6]
+
 
 # ---- schedules
 
