@@ -74,6 +74,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("run fig1 --preset", "argument --preset: expected one argument"),
     ("run fig1 --sedes 3", "unrecognized arguments: --sedes 3"),
     ("run fig1 --seed 3", "unrecognized arguments: --seed 3"),
+    ("run fig1 --rows none.jsonl", "there is no file of rows at none.jsonl"),
     ("run fig1 extra", "unrecognized arguments: extra"),
     ("run fig1 --set rank=4", "unknown setting 'rank'; did you mean ranks? choices: "),
     ("run fig1 --set stpes=100", "unknown setting 'stpes'; did you mean steps or seeds? choices: "),
@@ -253,6 +254,33 @@ def test_draw_takes_several_files_and_rows_that_have_no_id(store: Path, tmp_path
     assert (
         refused(["draw", "fig1", str(first), str(tmp_path / "no.jsonl")], capsys) == f"there is no file of rows at {tmp_path / 'no.jsonl'}"
     )
+
+
+def test_rows_made_before_are_taken_and_only_the_rest_is_made(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, new = Store(store).rows(), tmp_path / "new"
+    for number, some in enumerate((rows[:3], [*rows[3:6], {"id": "0" * 16, "status": "done"}])):
+        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps({**row, "host_cpus": 77}) + "\n" for row in some))
+    words = [*run_words(new, "--seeds", "2"), "--rows", str(tmp_path / "0.jsonl"), str(tmp_path / "1.jsonl"), "--json"]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    answer = json.loads(told.out.splitlines()[-1])
+    assert f"8 runs, 6 already in {new}, 6 of them from " in told.err + told.out
+    assert (answer["runs"], answer["made"]) == (8, 2)
+    made = Store(new).rows()
+    assert {r["id"] for r in made} == {r["id"] for r in rows}, "a row of another run stays outside"
+    assert sorted(r["host_cpus"] == 77 for r in made) == [False] * 2 + [True] * 6, "as it was given"
+    assert [r["held_out"] for r in made] == [r["held_out"] for r in rows]
+    assert main(words) == 0
+    assert "8 already in" in capsys.readouterr().err
+    assert len((new / "runs" / rows[0]["id"] / "rows.jsonl").read_text().splitlines()) == 1, "taken once"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]\n", '{"id": 3, "status": "done"}\n', '{"id": "a"}\n', '{"id": "a", "status": NaN}\n'])
+def test_rows_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text(text)
+    told = refused([*run_words(tmp_path / "store"), "--rows", str(tmp_path / "rows.jsonl")], capsys)
+    assert told == f"{tmp_path / 'rows.jsonl'} does not hold rows of runs, one JSON object a line with an id and a status"
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_draw_refuses_another_kind_of_picture(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,10 @@ def parser() -> Parser:
     run.add_argument("experiment", help="its name (headwise list shows them), or your own file.py")
     run.add_argument("--preset", default="quick", help="quick (a laptop, minutes) or paper (a GPU); default quick")
     run.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
+    run.add_argument(
+        "--rows", action="extend", nargs="+", default=[], metavar="FILE",
+        help="rows made before, such as results/fig1/rows.jsonl: what they hold is taken into the store and not made again",
+    )  # fmt: skip
     run.add_argument("--seeds", type=_whole, metavar="N", help="how many seeds a point")
     run.add_argument("--task", metavar="NAME,NAME", help="of an experiment over tasks: which; the same as --set tasks=NAME,NAME")
     run.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")

@@ -32,13 +32,14 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     settings = settings_of(module, args.preset, changes, args.seeds)
     runs = module.runs(settings)
     pick_device(args.device)
-    store = Store(args.store)
+    store, given = Store(args.store), _given(getattr(args, "rows", []))
+    taken = _take(given, runs, store)
     missing = store.missing(runs)
     trained = not hasattr(module, "make")
     if missing and trained:
         check_space(store.path, missing)
     begun = store.begun(missing)
-    resumed = f", {begun} to go on with" if begun else ""
+    resumed = (f", {taken} of them from {', '.join(args.rows)}" if taken else "") + (f", {begun} to go on with" if begun else "")
     what = f"{len(runs)} {'runs' if trained else 'rows'}"
     say(f"{name} ({args.preset}): {what}, {len(runs) - len(missing)} already in {store.path}{resumed}")
 
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
     rows = train_all(runs, getattr(module, "KEEP", False)) if trained else compute(runs, module.make, store, device=args.device, label=name)
     for later in _later_rounds(module, settings, runs, rows, name):
+        _take(given, later, store)
         waiting = store.missing(later)
         say(f"{name}, next round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
         rows += train_all(later)
@@ -85,6 +87,34 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         **({"failed": len(failed)} if failed else {}),
         **written,
     }
+
+
+def _given(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Rows of files by their run's id."""
+    from headwise.files import read_lines
+
+    out: dict[str, dict[str, Any]] = {}
+    for source in map(Path, names):
+        if not source.is_file():
+            raise UsageError(f"there is no file of rows at {source}")
+        rows: list[Any] = []
+        try:
+            rows = [json.loads(line) for line in read_lines(source)]
+            json.dumps(rows, allow_nan=False)
+        except ValueError:
+            rows = [None]
+        if not rows or not all(isinstance(row, dict) and isinstance(row.get("id"), str) and "status" in row for row in rows):
+            raise UsageError(f"{source} does not hold rows of runs, one JSON object a line with an id and a status")
+        out |= {row["id"]: row for row in rows}
+    return out
+
+
+def _take(given: dict[str, dict[str, Any]], runs: Sequence[Any], store: Any) -> int:
+    """Put the rows that are given into the store where it has none of its own; how many."""
+    some = [given[run.id] for run in store.missing(runs) if run.id in given] if given else []
+    for row in some:
+        store.add(row)
+    return len(some)
 
 
 def _later_rounds(module: Any, settings: Any, runs: list[Any], rows: list[Any], name: str) -> Iterator[list[Any]]:
