@@ -62,8 +62,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("keep", [0.0, 1e9])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "keep"), list(zip(LAYOUTS, (0.0, 1e9, 1e9, 0.0), strict=True)))
 def test_by_tiles_it_is_what_it_says_too(layout, keep, monkeypatch):
     """Whatever lies beside what: the strides that are promised are those that come."""
     pytest.importorskip("triton")
