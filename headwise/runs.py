@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +163,32 @@ class Run:
     def id(self) -> str:
         text = json.dumps(self.spec(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fault(row: Row, run: Run | None = None) -> str:
+    """What is wrong with a row that comes from a file, and, with a run, why it cannot be that run's; empty: nothing."""
+    if row.get("status") not in ("done", "diverged"):
+        return f"status must be done or diverged, got {row.get('status')!r}"
+    if not isinstance(row.get("commit"), str):
+        return f"commit must be a name, got {row.get('commit')!r}"
+    for key, value in row.items():
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            return f"{key} must be a finite number, got {str(value)[:20]}"
+    if run is None:
+        return ""
+    spec = json.loads(json.dumps(run.spec()))
+    task = {"task" if key == "name" else f"task_{key}": value for key, value in spec["task"].items()}
+    wanted = {**spec["shape"], **task, **spec["recipe"], "held_out_sequences": spec["recipe"]["held_out"], "seed": run.seed}
+    for key, value in wanted.items():
+        if key not in ("extras", "held_out") and key in row and row[key] != value:
+            return f"{key} is {value!r} in that run, got {row[key]!r}"
+    if missing := [key for key in ("dim", "depth", "num_heads", "head_dim", "steps", "seed", "curve", "zero_error") if key not in row]:
+        return f"it has no {missing[0]}"
+    for key in ("held_out", "train_best", "zero_error"):
+        value, needed = row.get(key), key == "zero_error" or (key == "held_out" and row["status"] == "done")
+        if (needed or value is not None) and (not isinstance(value, int | float) or isinstance(value, bool) or value < 0):
+            return f"{key} must be a number of at least 0, got {value!r}"
+    return ""
 
 
 def stack_key(run: Run) -> Any:

@@ -33,13 +33,16 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     runs = module.runs(settings)
     pick_device(args.device)
     store, given = Store(args.store), _given(getattr(args, "rows", []))
+    if given and not any(run.id in given for run in runs):
+        raise UsageError(f"none of the {len(given)} rows of {', '.join(args.rows)} is one of these {len(runs)} runs; see --set and --seeds")
     taken = _take(given, runs, store)
     missing = store.missing(runs)
     trained = not hasattr(module, "make")
     if missing and trained:
         check_space(store.path, missing)
     begun = store.begun(missing)
-    resumed = (f", {taken} of them from {', '.join(args.rows)}" if taken else "") + (f", {begun} to go on with" if begun else "")
+    resumed = f", {taken} of them from {', '.join(args.rows)}, {len(missing)} to make" if taken else ""
+    resumed += f", {begun} to go on with" if begun else ""
     what = f"{len(runs)} {'runs' if trained else 'rows'}"
     say(f"{name} ({args.preset}): {what}, {len(runs) - len(missing)} already in {store.path}{resumed}")
 
@@ -83,36 +86,64 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "store": str(store.path),
         "runs": len(runs),
         "made": len(missing),
+        "taken": taken,
         "points": points,
         **({"failed": len(failed)} if failed else {}),
         **written,
     }
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _rows_of(source: Path) -> list[dict[str, Any]]:
+    """The rows of a file, one JSON object a line."""
+    from headwise.files import read_lines
+    from headwise.runs import fault
+
+    if not source.exists() or source.is_dir():
+        raise UsageError(f"there is no file of rows at {source}")
+    rows = []
+    for number, line in enumerate(read_lines(source), 1):
+        if not line.strip("\ufeff \t\r"):
+            continue
+        try:
+            row = json.loads(line.lstrip("\ufeff"), parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise UsageError(f"{source} does not hold rows, one JSON object a line: line {number} is none")
+        if why := fault(row):
+            raise UsageError(f"{source} holds a row, line {number}, that cannot be: {why}")
+        rows.append(row)
+    if not rows:
+        raise UsageError(f"{source} holds no rows")
+    return rows
+
+
 def _given(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Rows of files by their run's id."""
-    from headwise.files import read_lines
+    from headwise.runs import MEASURED
 
     out: dict[str, dict[str, Any]] = {}
     for source in map(Path, names):
-        if not source.is_file():
-            raise UsageError(f"there is no file of rows at {source}")
-        rows: list[Any] = []
-        try:
-            rows = [json.loads(line) for line in read_lines(source)]
-            json.dumps(rows, allow_nan=False)
-        except ValueError:
-            rows = [None]
-        if not rows or not all(isinstance(row, dict) and isinstance(row.get("id"), str) and "status" in row for row in rows):
-            raise UsageError(f"{source} does not hold rows of runs, one JSON object a line with an id and a status")
-        out |= {row["id"]: row for row in rows}
+        for row in _rows_of(source):
+            known = out.setdefault(str(row.get("id")), row)
+            if any(known.get(key) != row.get(key) for key in (known.keys() | row.keys()) - MEASURED):
+                raise UsageError(f"{source} holds a row of run {row.get('id')} that another row of it contradicts")
     return out
 
 
 def _take(given: dict[str, dict[str, Any]], runs: Sequence[Any], store: Any) -> int:
     """Put the rows that are given into the store where it has none of its own; how many."""
-    some = [given[run.id] for run in store.missing(runs) if run.id in given] if given else []
-    for row in some:
+    from headwise.runs import Run, fault
+
+    some = [(run, given[run.id]) for run in store.missing(runs) if run.id in given] if given else []
+    for run, row in some:
+        if why := fault(row, run if isinstance(run, Run) else None):
+            raise UsageError(f"the row of run {run.id} that is given cannot be its own: {why}")
+    for _, row in some:
         store.add(row)
     return len(some)
 
@@ -209,32 +240,30 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise import figures
     from headwise.experiments import page
-    from headwise.files import read_lines
 
     module = page(args.experiment)
     views = getattr(module, "VIEWS", {})
     if args.view is not None and args.view not in views:
         raise UsageError(f"unknown view {args.view!r} of {args.experiment}; {nearest(args.view, views) if views else 'it has one figure'}")
     sources = [Path(name) for name in args.rows]
-    for source in sources:
-        if not source.is_file():
-            raise UsageError(f"there is no file of rows at {source}")
     name = Path(args.experiment).stem + (f"-{args.view}" if args.view else "")
     output = Path(args.output) if args.output else sources[0].with_name(f"{name}.png")
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent} to draw into")
-    where = ", ".join(map(str, sources))
+    where, rows = ", ".join(map(str, sources)), [row for source in sources for row in _rows_of(source)]
     try:
-        rows = [json.loads(line) for source in sources for line in read_lines(source)]
         points = module.summary(list({row.get("id", i): row for i, row in enumerate(rows)}.values()))  # a row of two files is one
+        description = views[args.view](points) if args.view else module.figure(points)
+    except UsageError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise UsageError(f"{where} does not hold rows of {args.experiment}, one JSON object a line") from None
     if not points:
-        raise UsageError(f"{where} holds no rows")
+        raise UsageError(f"{where} holds no rows of {args.experiment}")
     try:
-        figures.save(views[args.view](points) if args.view else module.figure(points), output)
+        figures.save(description, output)
     except ModuleNotFoundError as e:
         raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
     _print_points(module, points)

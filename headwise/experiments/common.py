@@ -21,6 +21,10 @@ CHOICES = ("farthest", "recall", "text", "images", "listops", "sentences")
 SOURCED = ("text", "images", "sentences")  # those that take data from a source
 PROBED = ("kappa", "kappa_centred", "stable_rank", "effective_rank")
 R = TypeVar("R", Run, Pretraining)
+ONE_MODEL = (
+    "dim", "depth", "num_heads", "head_dim", "average", "ffn_dim", "positions", "task", "task_dim", "task_points", "steps", "batch", "lr",
+    "precision",
+)  # fmt: skip
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
 
 
@@ -95,6 +99,10 @@ def recipe_of(settings: Any, **changes: Any) -> Recipe:
 
 def errors_of(rows: list[Row]) -> dict[str, Any]:
     """Held-out mean with its interval over seeds, the paper's statistic, and how many runs failed, of one point's rows."""
+    for key in ONE_MODEL:
+        found = sorted({str(r.get(key)) for r in rows})
+        if len(found) > 1:
+            raise UsageError(f"runs of one point may differ in their seeds only, these differ in {key}: {', '.join(found)}")
     good = [r["held_out"] for r in rows if r["status"] == "done"]
     trained = [r["train_best"] for r in rows if r["train_best"] is not None]
     held = mean(good) if good else None
