@@ -16,7 +16,7 @@ from typing import Any
 from headwise.experiments.common import Training, check_lists, published, recipe_of, solid
 from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError
-from headwise.stats import group, mean
+from headwise.stats import difference, group, mean
 from headwise.tasks import Regression
 
 QUESTION = "How many heads does it take to learn linear regression in context, and of what rank?"
@@ -129,6 +129,13 @@ def _heads(p: dict[str, Any]) -> str:
     return "1 head" if p["heads"] == 1 else f"{p['heads']} heads"
 
 
+def _beside(p: dict[str, Any], best: dict[str, Any]) -> str:
+    """A point against the best: how much worse, or that the seeds do not tell."""
+    found = difference(*([profile[-1] for profile in q["profiles"]] for q in (p, best)))
+    unsure = found.low is not None and found.low <= 0
+    return f"{_heads(p)} {p['held_out'] / best['held_out']:.1f} times" + (", no difference found" if unsure else "")
+
+
 def headline(points: list[dict[str, Any]]) -> list[str]:
     """The best number of heads of each width and depth, and what the others lose."""
     lines = []
@@ -138,8 +145,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
             continue
         best = min(known, key=lambda p: p["held_out"])
         where = f"{_where(best, points)}: {_heads(best)} of rank {best['rank']}, error {best['held_out']:.4f}"
-        others = ", ".join(f"{_heads(p)} {p['held_out'] / best['held_out']:.1f} times" for p in known if p is not best)
-        lines.append(where + (f"; {others}" if others else ""))
+        lines.append("; ".join([where, *(_beside(p, best) for p in known if p is not best)]))
     return lines
 
 
