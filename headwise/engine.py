@@ -160,20 +160,15 @@ def memory(device: torch.device) -> int:
 
 def row_of(state: State, errors: Tensor | None, models: int, device: torch.device) -> Row:
     """A finished run as one flat row: what it was, what came out, and where it ran."""
-    run, spec = state.run, state.run.spec()
-    shape, task = spec["shape"], spec["task"]
+    run = state.run
     finite = [x for x in state.curve if math.isfinite(x)]
     spread = errors.std().item() / math.sqrt(len(errors)) if errors is not None and len(errors) > 1 else None
     return {
         "id": run.id,
         "status": "done" if errors is not None else "diverged",
-        **{k: v for k, v in shape.items() if k != "extras"},
+        **run.columns(),
         "params": run.shape.params,
         "flops": run.shape.flops(run.task.tokens, batch=run.recipe.batch, training=True),
-        "task": task.pop("name"),
-        **{f"task_{k}": v for k, v in task.items()},
-        **spec["recipe"],
-        "seed": run.seed,
         # the recipe's count of sequences, then the error on them
         "held_out_sequences": run.recipe.held_out,
         "held_out": errors.mean().item() if errors is not None else None,

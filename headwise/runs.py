@@ -159,6 +159,12 @@ class Run:
         task = dict(spec["task"])
         return cls(Shape.of(spec["shape"]), task_of(task.pop("name"), task), Recipe(**spec["recipe"]), spec["seed"])
 
+    def columns(self) -> Row:
+        """The same as the columns of a row, but for the recipe's count of held-out sequences: there it is the error on them."""
+        spec = self.spec()
+        task = {"task" if key == "name" else f"task_{key}": value for key, value in spec["task"].items()}
+        return {**{key: value for key, value in spec["shape"].items() if key != "extras"}, **task, **spec["recipe"], "seed": self.seed}
+
     @functools.cached_property
     def id(self) -> str:
         text = json.dumps(self.spec(), sort_keys=True, separators=(",", ":"))
@@ -176,11 +182,9 @@ def fault(row: Row, run: Run | None = None) -> str:
             return f"{key} must be a finite number, got {str(value)[:20]}"
     if run is None:
         return ""
-    spec = json.loads(json.dumps(run.spec()))
-    task = {"task" if key == "name" else f"task_{key}": value for key, value in spec["task"].items()}
-    wanted = {**spec["shape"], **task, **spec["recipe"], "held_out_sequences": spec["recipe"]["held_out"], "seed": run.seed}
+    wanted = {**json.loads(json.dumps(run.columns())), "held_out_sequences": run.recipe.held_out}
     for key, value in wanted.items():
-        if key not in ("extras", "held_out") and key in row and row[key] != value:
+        if key != "held_out" and key in row and row[key] != value:
             return f"{key} is {value!r} in that run, got {row[key]!r}"
     if missing := [key for key in ("dim", "depth", "num_heads", "head_dim", "steps", "seed", "curve", "zero_error") if key not in row]:
         return f"it has no {missing[0]}"
