@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.kernels import chain
 from headwise.shape import Shape
 
 DOTS = {"fp16": "tf32", "bf16": "tf32", "tf32": "tf32", "fp32": "tf32x3"}
@@ -143,13 +144,20 @@ class Fused(Flat):
         self.u = [empty(self.T, self.D) for _ in range(2 * kept)]
         self.x = [empty(self.T, self.D, dtype=kind) for _ in range(2 * kept)]
         self.inv = [empty(self.T) for _ in range(2 * kept)]
-        whole = all(self._whole(shape) for _, shape in splits)  # no projection outlives its kernel
+        ranks = {shape.head_dim for _, shape in splits}
+        self.chained = not (chain.refusal(self.D, tokens, self.T, self.C, ranks, kind) or chain.missing(where))
+        whole = self.chained or all(self._whole(shape) for _, shape in splits)  # no projection outlives its kernel
         self.qkv = [empty(batch, tokens, 3 * self.C, dtype=kind) for _ in range(0 if whole else kept)]
-        self.o = [empty(batch, tokens, self.C, dtype=kind) for _ in range(1 if whole else kept)]
+        self.o = [empty(batch, tokens, self.C, dtype=kind) for _ in range(0 if self.chained else 1 if whole else kept)]
         self.dqkv: Tensor | None = None
         if training:
             self.grads = torch.zeros_like(weights)
-            if whole:
+            if self.chained:
+                self.shares = chain.shares(self.T, self.C)
+                self.blocks = empty(self.C // chain.BLOCK, self.T, self.D, dtype=kind)  # parts of dx
+                if self.shares > 1:
+                    self.shared = torch.empty(self.shares, self.M, self._attention(0)[1], device=where)
+            elif whole:
                 self.dqkv = empty(batch, tokens, 3 * self.C, dtype=kind)
             else:
                 self.mixed = empty(batch, tokens, self.C, dtype=kind)
@@ -166,6 +174,11 @@ class Fused(Flat):
     def _whole(self, s: Shape) -> bool:
         """Whether the attention part is one kernel; else its projection, heads and output are kernels of their own."""
         return 64 % self.tokens == 0 and s.head_dim in WHOLE and self.half.dtype != torch.float32
+
+    def _attention(self, i: int) -> tuple[int, int]:
+        """Where the matrices and inner biases of a layer's attention part start in a row, and how many numbers they are."""
+        first, (last, length) = self.places[f"blocks.{i}.attention.qkv.weight"][0], self.places[f"blocks.{i}.attention.out.weight"]
+        return first, last + length - first
 
     def _cut(self, s: Shape) -> dict[str, int]:
         """How the whole part sees a tile of tokens: a head at a time, sequences below 16 tokens side by side."""
@@ -225,6 +238,12 @@ class Fused(Flat):
         before = self._f(f"blocks.{max(i - 1, 0)}.norm2.weight", first)  # the scale of this layer's input
         end = (self._f(b + "out_bias", first), before, u, self._f(f"blocks.{i}.norm1.weight", first), u1, x1, inv1, T, C, P)
         common = {"D": D, "BT": 64, "AVERAGE": s.average, "FIRST": i == 0, "IP": dot}
+        if self.chained:
+            chain.run(
+                "forward", s.head_dim, T // chain.TILE, len(x), chain.FORWARD,
+                x, project, bias, out, *end, 1 / s.average, s.scale, s.average, i == 0,
+            )  # fmt: skip
+            return
         if self._whole(s):
             K.mix[(T // 64, len(x))](
                 x, project, bias, out, *end, 1 / s.average, s.scale, **common, **self._cut(s), STAGES=WHOLE[s.head_dim][0], num_warps=4,
@@ -295,6 +314,8 @@ class Fused(Flat):
                 D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
             )  # fmt: skip
         self._each(lambda now, s: self._attend_back(i, s, now, x0[now], u1[now], inv1[now]))
+        if self.chained:
+            return
         qkv, o = self.dqkv if self.dqkv is not None else self.qkv[i], self.o[i if len(self.o) > 1 else 0]
         block = min(64 if wide else 128, C & -C)
         with self._beside(side):
@@ -315,9 +336,12 @@ class Fused(Flat):
         slots, models = 1 + 2 * self.shape.depth, len(x)
         project, out, scale = self._w(b + "qkv.weight", first), self._w(b + "out.weight", first), self._f(f"blocks.{i}.norm1.weight", first)
         dz, dx, dz16, parts = (t[now] for t in (self.dz, self.dx, self.dz16, self.parts))
+        first_of_all = i == 0 and s.positions == "none"  # nothing learns from its input's gradient
+        if self.chained:
+            self._chain_back(i, s, now, x, u1, inv1, first_of_all)
+            return
         qkv = (self.dqkv if self.dqkv is not None else self.qkv[i])[now]
         o = self.o[i if len(self.o) > 1 else 0][now]
-        first_of_all = i == 0 and s.positions == "none"  # nothing learns from its input's gradient
         if self._whole(s):
             K.mix_back[(T // 64, models)](
                 dz, u1, inv1, scale, x, project, self._f(b + "qkv.bias", first), out, dz16, dx, qkv, o, parts, T, C, P, 1 + 2 * i, slots,
@@ -333,6 +357,33 @@ class Fused(Flat):
         heads.backward(q, k, v, mixed.flatten(0, 1), q, k, v, s.num_heads, s.head_dim, s.scale, dot, together=True)
         if not first_of_all:
             K.gather[(T // 64, models)](qkv, project, dx, dx, T, 3 * C, P, D=D, BT=64, BC=min(64, C & -C), IP=dot)
+
+    def _chain_back(self, i: int, s: Shape, now: slice, x: Tensor, u1: Tensor, inv1: Tensor, last: bool) -> None:
+        """The same with the weights' gradients; `last`: nothing needs the input's."""
+        from headwise.kernels import layer as K
+
+        T, P, D, C, b, first = self.T, self.P, self.D, self.C, f"blocks.{i}.attention.", now.start
+        slots, models, undo, columns = 1 + 2 * self.shape.depth, len(x), 1 / self.gain, C // chain.BLOCK
+        dz, dx, dz16, parts, blocks = (t[now] for t in (self.dz, self.dx, self.dz16, self.parts, self.blocks))
+        names = [b + name for name in ("qkv.weight", "qkv.bias", "out.weight")]
+        start, size = self._attention(i)
+        if self.shares > 1:  # (shares, models, size) of this split's models, one block of memory
+            shared = self.shared.view(-1)[self.shares * first * size :]
+            grads, grown = [shared[self.places[name][0] - start :] for name in names], size
+        else:
+            grads, grown = [self._f(name, first, self.grads) for name in names], P
+        K.lower[(T // 64, models)](
+            dz, u1, inv1, self._f(f"blocks.{i}.norm1.weight", first), dx, dz16, parts, T, P, 1 + 2 * i, slots, D=D, BT=64
+        )
+        chain.run(
+            "backward", s.head_dim, columns * self.shares, models, chain.BACKWARD,
+            x, dz16, self._w(names[0], first), self._f(names[1], first), self._w(names[2], first), blocks, *grads,
+            T, C, P, 1 / s.average, s.scale, undo, last, models, self.shares, grown,
+        )  # fmt: skip
+        if self.shares > 1:
+            K.add_shares[(-(-size // 1024), models)](shared, self._f(names[0], first, self.grads), size, P, self.shares, BLOCK=1024)
+        if not last:
+            K.add_blocks[(T // 16, models)](blocks, dx, T, columns, D=D, BT=16)
 
 
 def adamw(

@@ -187,6 +187,46 @@ def spread(
 
 
 @triton.jit
+def lower(g, u, inv, scale, dz, dz16, parts, T, model, SLOT, SLOTS, D: tl.constexpr, BT: tl.constexpr):
+    """Through the norm alone: dz in float32 and in the operands' type, sums for s and the bias."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    to = m * T * D + t[:, None] * D + tl.arange(0, D)[None, :]
+    z = _norm_back(g + to, u + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
+    tl.store(dz + to, z)
+    tl.store(dz16 + to, z.to(dz16.dtype.element_ty))
+
+
+@triton.jit
+def add_blocks(parts, dx, T, blocks, D: tl.constexpr, BT: tl.constexpr):
+    """dx += the blocks' parts of it. There a lane's 16 numbers of a row stand together, two of each eight columns (chain.cu)."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    i = tl.arange(0, D)
+    parts += m * blocks * T * D + t[:, None] * D + i[None, :]
+    z = tl.zeros([BT, D], tl.float32)
+    for _ in range(blocks):
+        z += tl.load(parts).to(tl.float32)
+        parts += T * D
+    d = i % 16 // 2 * 8 + i // 16 * 2 + i % 2
+    dx += m * T * D + t[:, None] * D + d[None, :]
+    tl.store(dx, tl.load(dx) + z)
+
+
+@triton.jit
+def add_shares(parts, grads, size, model, shares, BLOCK: tl.constexpr):
+    """grads[model, size] = the sum of parts[share, model, size]."""
+    m = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    parts += m * size + i
+    z = tl.zeros([BLOCK], tl.float32)
+    for _ in range(shares):
+        z += tl.load(parts, mask=i < size, other=0.0)
+        parts += tl.num_programs(1) * size
+    tl.store(grads + m * model + i, z, mask=i < size)
+
+
+@triton.jit
 def gather(a, w, dz, dx, T, C, model, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, IP: tl.constexpr):
     """dx = dz + a[T, C] w[C, D]."""
     m = tl.program_id(1).to(tl.int64)

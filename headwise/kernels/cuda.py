@@ -1,0 +1,108 @@
+"""CUDA C++ compiled where it runs, by the compiler that comes with PyTorch (NVRTC): for what Triton cannot say."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL | None:
+    version = (torch.version.cuda or "").partition(".")[0]
+    name = f"libnvrtc.so.{version}"
+    places = [name]
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        places += sorted(str(p) for p in Path(root).glob(f"*/lib/{name}"))
+    for place in places if version else ():
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    return None
+
+
+def has_compiler() -> bool:
+    """Whether CUDA C++ can be compiled here."""
+    return os.name == "posix" and not torch.version.hip and _nvrtc() is not None
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _done(status: int) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise RuntimeError(f"CUDA: {(text.value or b'').decode() or status}")
+
+
+def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
+    """Machine code of a source for one GPU architecture, such as sm_90."""
+    nvrtc = _nvrtc()
+    assert nvrtc is not None
+    program = ctypes.c_void_p()
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{name}={value}" for name, value in defined.items())]
+    words = (ctypes.c_char_p * len(options))(*(word.encode() for word in options))
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"source.cu", 0, None, None):
+        raise RuntimeError("NVRTC: no program")
+    try:
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), words)
+        size = ctypes.c_size_t()
+        if failed:
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise RuntimeError(f"NVRTC: {log.value.decode()}")
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        code = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, code)
+        return code.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+class Module:
+    """Kernels of one source on one GPU, the current one."""
+
+    def __init__(self, code: bytes) -> None:
+        torch.cuda.current_stream()  # a context
+        self.handle = ctypes.c_void_p()
+        _done(_driver().cuModuleLoadData(ctypes.byref(self.handle), code))
+        self.found: dict[str, ctypes.c_void_p] = {}
+
+    def _kernel(self, name: str, shared: int) -> ctypes.c_void_p:
+        if name not in self.found:
+            kernel = ctypes.c_void_p()
+            _done(_driver().cuModuleGetFunction(ctypes.byref(kernel), self.handle, name.encode()))
+            _done(_driver().cuFuncSetAttribute(kernel, MOST_SHARED, shared))
+            self.found[name] = kernel
+        return self.found[name]
+
+    def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, args: tuple[Any, ...]) -> None:
+        """On the current stream; arguments are tensors, ints (32 bits) and floats."""
+        values = [_argument(arg) for arg in args]
+        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        _done(_driver().cuLaunchKernel(self._kernel(name, shared), *grid, 1, threads, 1, 1, shared, stream, places, None))
+
+
+def _argument(arg: Any) -> Any:
+    match arg:
+        case Tensor():
+            return ctypes.c_void_p(arg.data_ptr())
+        case bool() | int():
+            return ctypes.c_int(arg)
+        case _:
+            return ctypes.c_float(arg)

@@ -1,0 +1,24 @@
+// kernels/chain.cu on a CPU, for tests/test_chain.py.
+#include "warp.h"
+
+#include "chain.cu"
+
+extern "C" void run_forward(
+    int blocks, int models, const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0,
+    const float* u0, const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp,
+    int average, int first
+) {
+    launch(blocks, models, WARPS, 8 * MATRIX, [&] {
+        forward(x, w, b, out, bias, scale0, u0, scale, u, y, inv, T, C, model, alpha, sharp, average, first);
+    });
+}
+
+extern "C" void run_backward(
+    int blocks, int models, const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw,
+    float* db, float* dout, int T, int C, int model, float alpha, float sharp, float undo, int first,
+    int models_, int shares, int grown
+) {
+    launch(blocks, models, WARPS, 4 * MATRIX + 8 * TILE, [&] {
+        backward(x, dz, w, b, out, parts, dw, db, dout, T, C, model, alpha, sharp, undo, first, models_, shares, grown);
+    });
+}

@@ -1,0 +1,67 @@
+"""The attention part in CUDA C++ (kernels/chain.cu) against float64: compiled on a GPU, elsewhere the same lines on a CPU (warp.h)."""
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="what is around these kernels is written in triton")
+from gpu import DEVICE, INTERPRETED, NAN, near
+from nets import STEP, Net, case, check_gradients, signs_of
+
+from headwise.kernels import chain
+
+HERE = Path(__file__).parent
+
+
+@functools.cache
+def on_a_cpu(rank):
+    """The kernels of one rank as a library."""
+    folder = Path(tempfile.mkdtemp())
+    words = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-DR={rank}", f"-I{HERE}", f"-I{Path(chain.__file__).parent}"]
+    subprocess.run([*words, "-o", str(folder / "chain.so"), str(HERE / "chain.cpp")], check=True)
+    return ctypes.CDLL(str(folder / "chain.so"))
+
+
+def run(name, rank, blocks, models, shared, *args):
+    values = [
+        ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int(a)
+        for a in args
+    ]
+    getattr(on_a_cpu(rank), f"run_{name}")(blocks, models, *values)
+
+
+@pytest.fixture(autouse=True)
+def chained(monkeypatch):
+    if INTERPRETED:
+        if not shutil.which("g++"):
+            pytest.skip("needs a GPU, or g++")
+        monkeypatch.setattr(chain, "run", run)
+        monkeypatch.setattr(chain, "missing", lambda device: "")
+
+
+CASES = [
+    case("fp16", 64, (64, 1), batch=8),
+    case("fp16", 64, (2, 8), batch=8, depth=2, queries=1, each=2),
+    case("fp16", 64, (32, 4, 16), batch=16, width=2),
+    case("fp16", 64, (1, 32), batch=24, depth=2, width=3, queries=5),
+    case("fp16", 64, (16, 4), batch=8, depth=2, positions="additive"),
+]
+
+
+@pytest.mark.parametrize("settings", CASES)
+def test_the_step_equals_the_module_through_autograd(settings):
+    net, bound = Net(settings), STEP[settings.precision]
+    step, losses = net.fuse(), torch.full((net.models,), NAN, device=DEVICE)
+    assert step.chained
+    rows = step.gradient(net.x, net.target, losses)
+    _, expected, grads, terms, flipped = net.exact(signs_of(net, step))
+    assert flipped <= bound
+    near(losses, expected, bound, "losses")
+    assert rows.isfinite().all(), "a gradient is not written"
+    check_gradients(net, rows, grads, terms, bound)

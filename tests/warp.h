@@ -1,0 +1,126 @@
+// A warp on a CPU: the first section of kernels/chain.cu again, with a value of every lane in each variable. A block's warps
+// are threads. Products sum in double: a reference for where numbers go, not for how a GPU rounds.
+#include <barrier>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#define ON_CPU
+#define INSIDE static inline
+#define UNROLL
+#define KERNEL(warps, blocks) extern "C" void
+typedef unsigned short Half;
+
+template <class T> struct Lanes {
+    T v[32];
+    constexpr Lanes() : v{} {}
+    constexpr Lanes(T x) : v{} { for (int i = 0; i < 32; i++) v[i] = x; }
+    template <class G> static Lanes each(G f) { Lanes y; for (int i = 0; i < 32; i++) y.v[i] = f(i); return y; }
+};
+struct F : Lanes<float> {
+    constexpr F(float x = 0) : Lanes(x) {}
+    constexpr F(Lanes<float> x) : Lanes(x) {}
+};
+struct U : Lanes<uint32_t> {
+    constexpr U(uint32_t x = 0) : Lanes(x) {}
+    constexpr U(int x) : Lanes((uint32_t)x) {}
+    constexpr U(Lanes<uint32_t> x) : Lanes(x) {}
+    U operator~() const { return each([&](int i) { return ~v[i]; }); }
+};
+#define BOTH(T, op) static inline T operator op(const T& a, const T& b) { return T::each([&](int i) { return a.v[i] op b.v[i]; }); }
+BOTH(F, +) BOTH(F, -) BOTH(F, *) BOTH(F, /)
+BOTH(U, +) BOTH(U, -) BOTH(U, *) BOTH(U, /) BOTH(U, &) BOTH(U, |) BOTH(U, ^) BOTH(U, <<) BOTH(U, >>)
+static inline U operator==(const U& a, const U& b) { return U::each([&](int i) { return a.v[i] == b.v[i]; }); }
+
+static thread_local int this_warp, this_x, this_y;
+static thread_local char* this_memory;
+static thread_local std::barrier<>* this_barrier;
+
+INSIDE float of_half(uint32_t x) { uint16_t h = x; _Float16 f; memcpy(&f, &h, 2); return f; }
+INSIDE uint32_t to_half(float x) { _Float16 f = x; uint16_t h; memcpy(&h, &f, 2); return h; }
+INSIDE float low(uint32_t x) { return of_half(x & 0xffff); }
+INSIDE float high(uint32_t x) { return of_half(x >> 16); }
+INSIDE uint32_t both(float a, float b) { return to_half(a) | to_half(b) << 16; }
+
+INSIDE int warp() { return this_warp; }
+INSIDE U lane() { return U::each([](int i) { return i; }); }
+INSIDE int block_x() { return this_x; }
+INSIDE int block_y() { return this_y; }
+INSIDE void together() { this_barrier->arrive_and_wait(); }
+INSIDE U choose(U some, U a, U b) { return U::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
+INSIDE F largest(F a, F b) { return F::each([&](int i) { return fmaxf(a.v[i], b.v[i]); }); }
+INSIDE F power(F x) { return F::each([&](int i) { return exp2f(x.v[i]); }); }
+INSIDE F inverse(F x) { return F::each([&](int i) { return 1 / x.v[i]; }); }
+INSIDE F root(F x) { return F::each([&](int i) { return sqrtf(x.v[i]); }); }
+INSIDE U pack(F a, F b) { return U::each([&](int i) { return both(a.v[i], b.v[i]); }); }
+INSIDE F first_of(U x) { return F::each([&](int i) { return low(x.v[i]); }); }
+INSIDE F second_of(U x) { return F::each([&](int i) { return high(x.v[i]); }); }
+INSIDE U times(U a, U b) { return U::each([&](int i) { return both(low(a.v[i]) * low(b.v[i]), high(a.v[i]) * high(b.v[i])); }); }
+INSIDE U highest(U a, U b) { return U::each([&](int i) { return both(fmaxf(low(a.v[i]), low(b.v[i])), fmaxf(high(a.v[i]), high(b.v[i]))); }); }
+INSIDE U lowest(U a, U b) { return U::each([&](int i) { return both(fminf(low(a.v[i]), low(b.v[i])), fminf(high(a.v[i]), high(b.v[i]))); }); }
+template <int W> INSIDE U bytes(U a, U b) {
+    return U::each([&](int i) {
+        uint64_t all = a.v[i] | (uint64_t)b.v[i] << 32;
+        uint32_t y = 0;
+        for (int k = 0; k < 4; k++) y |= (uint32_t)(all >> 8 * (W >> 4 * k & 7) & 255) << 8 * k;
+        return y;
+    });
+}
+template <int M> INSIDE F other(F x) { return F::each([&](int i) { return x.v[i ^ M]; }); }
+template <int M> INSIDE U other(U x) { return U::each([&](int i) { return x.v[i ^ M]; }); }
+INSIDE U turned(U x) {  // row i / 4, columns 2 (i % 4) and the next
+    uint32_t y[8][8];
+    for (int i = 0; i < 32; i++) y[i / 4][i % 4 * 2] = x.v[i] & 0xffff, y[i / 4][i % 4 * 2 + 1] = x.v[i] >> 16;
+    return U::each([&](int i) { return y[i % 4 * 2][i / 4] | y[i % 4 * 2 + 1][i / 4] << 16; });
+}
+template <int K> INSIDE void product(F (&c)[4], const U* a, const U* b) {
+    float x[16][K], y[K][8];
+    for (int i = 0; i < 32; i++)
+        for (int k = 0; k < K / 8; k++) {
+            int at = 8 * k + i % 4 * 2;
+            for (int r = 0; r < 2; r++) x[i / 4 + 8 * r][at] = low(a[2 * k + r].v[i]), x[i / 4 + 8 * r][at + 1] = high(a[2 * k + r].v[i]);
+            y[at][i / 4] = low(b[k].v[i]), y[at + 1][i / 4] = high(b[k].v[i]);
+        }
+    for (int i = 0; i < 32; i++)
+        for (int r = 0; r < 4; r++) {
+            double sum = c[r].v[i];
+            for (int k = 0; k < K; k++) sum += (double)x[i / 4 + r / 2 * 8][k] * y[k][i % 4 * 2 + r % 2];
+            c[r].v[i] = sum;
+        }
+}
+INSIDE void mma(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { U a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1}; product<16>(c, a, b); }
+INSIDE void mma(F (&c)[4], U a0, U a1, U b0) { U a[2] = {a0, a1}; product<8>(c, a, &b0); }
+INSIDE U shared() { return U(0u); }
+INSIDE void fetch(U (&r)[4], U at) {  // lane 8 j + i has the address of row i of matrix j
+    for (int j = 0; j < 4; j++)
+        for (int i = 0; i < 32; i++) memcpy(&r[j].v[i], this_memory + at.v[8 * j + i / 4] + i % 4 * 4, 4);
+}
+INSIDE void fetch_turned(U (&r)[4], U at) { fetch(r, at); for (U& x : r) x = turned(x); }
+INSIDE void keep(U at, U x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
+INSIDE void copy(U at, const Half* from, U index) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], from + index.v[i], 16); }
+INSIDE void send() {}
+template <int N> INSIDE void arrived() {}
+INSIDE F load(const float* p, U j) { return F::each([&](int i) { return p[j.v[i]]; }); }
+INSIDE U load2(const Half* p, U j) { return U::each([&](int i) { return p[j.v[i]] | (uint32_t)p[j.v[i] + 1] << 16; }); }
+INSIDE void load2(const float* p, U j, F& a, F& b) { a = load(p, j), b = load(p, j + 1); }
+INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
+INSIDE void store2(float* p, U j, F a, F b) { store(p, j, a), store(p, j + 1, b); }
+INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) memcpy(p + j.v[i], &x.v[i], 4); }
+INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
+
+template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel) {
+    for (int y = 0; y < blocks_y; y++)
+        for (int x = 0; x < blocks_x; x++) {
+            std::vector<char> memory(bytes, 0x7e);  // not numbers, until something is written
+            std::barrier<> barrier(warps);
+            std::vector<std::thread> threads;
+            for (int w = 0; w < warps; w++)
+                threads.emplace_back([&, w] {
+                    this_warp = w, this_x = x, this_y = y, this_memory = memory.data(), this_barrier = &barrier;
+                    kernel();
+                });
+            for (auto& t : threads) t.join();
+        }
+}
