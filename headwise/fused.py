@@ -239,10 +239,7 @@ class Fused(Flat):
         end = (self._f(b + "out_bias", first), before, u, self._f(f"blocks.{i}.norm1.weight", first), u1, x1, inv1, T, C, P)
         common = {"D": D, "BT": 64, "AVERAGE": s.average, "FIRST": i == 0, "IP": dot}
         if self.chained:
-            chain.run(
-                "forward", s.head_dim, T // chain.TILE, len(x), chain.FORWARD,
-                x, project, bias, out, *end, 1 / s.average, s.scale, s.average, i == 0,
-            )  # fmt: skip
+            chain.forward(s.head_dim, len(x), T, x, project, bias, out, *end, 1 / s.average, s.scale, s.average, i == 0)
             return
         if self._whole(s):
             K.mix[(T // 64, len(x))](
@@ -375,9 +372,8 @@ class Fused(Flat):
         K.lower[(T // 64, models)](
             dz, u1, inv1, self._f(f"blocks.{i}.norm1.weight", first), dx, dz16, parts, T, P, 1 + 2 * i, slots, D=D, BT=64
         )
-        chain.run(
-            "backward", s.head_dim, columns * self.shares, models, chain.BACKWARD,
-            x, dz16, self._w(names[0], first), self._f(names[1], first), self._w(names[2], first), blocks, *grads,
+        chain.backward(
+            s.head_dim, models, C, self.shares, x, dz16, self._w(names[0], first), self._f(names[1], first), self._w(names[2], first), blocks, *grads,
             T, C, P, 1 / s.average, s.scale, undo, last, models, self.shares, grown,
         )  # fmt: skip
         if self.shares > 1:

@@ -8,7 +8,7 @@ extern "C" void run_forward(
     const float* u0, const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp,
     int average, int first
 ) {
-    launch(blocks, models, WARPS, 8 * MATRIX, [&] {
+    launch(blocks, models, FORWARD_WARPS, STAGES * WEIGHTS + FORWARD_WARPS / 8 * TILE, [&] {
         forward(x, w, b, out, bias, scale0, u0, scale, u, y, inv, T, C, model, alpha, sharp, average, first);
     });
 }
@@ -18,7 +18,7 @@ extern "C" void run_backward(
     float* db, float* dout, int T, int C, int model, float alpha, float sharp, float undo, int first,
     int models_, int shares, int grown
 ) {
-    launch(blocks, models, WARPS, 4 * MATRIX + 8 * TILE, [&] {
+    launch(blocks, models, BACKWARD_WARPS, WEIGHTS + 8 * TILE + 1024, [&] {
         backward(x, dz, w, b, out, parts, dw, db, dout, T, C, model, alpha, sharp, undo, first, models_, shares, grown);
     });
 }

@@ -23,12 +23,24 @@ HERE = Path(__file__).parent
 def on_a_cpu(rank):
     """The kernels of one rank as a library."""
     folder = Path(tempfile.mkdtemp())
-    words = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-DR={rank}", f"-I{HERE}", f"-I{Path(chain.__file__).parent}"]
+    words = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        f"-DR={rank}",
+        f"-DWARPS={chain.WARPS[rank]}",
+        f"-DAHEAD={chain.AHEAD[rank]}",
+        f"-I{HERE}",
+        f"-I{Path(chain.__file__).parent}",
+    ]
     subprocess.run([*words, "-o", str(folder / "chain.so"), str(HERE / "chain.cpp")], check=True)
     return ctypes.CDLL(str(folder / "chain.so"))
 
 
-def run(name, rank, blocks, models, shared, *args):
+def run(name, rank, blocks, models, warps, shared, *args):
     values = [
         ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int(a)
         for a in args
@@ -41,16 +53,16 @@ def chained(monkeypatch):
     if INTERPRETED:
         if not shutil.which("g++"):
             pytest.skip("needs a GPU, or g++")
-        monkeypatch.setattr(chain, "run", run)
+        monkeypatch.setattr(chain, "_run", run)
         monkeypatch.setattr(chain, "missing", lambda device: "")
 
 
 CASES = [
-    case("fp16", 64, (64, 1), batch=8),
-    case("fp16", 64, (2, 8), batch=8, depth=2, queries=1, each=2),
+    case("fp16", 64, (64, 1), batch=16),
+    case("fp16", 64, (2, 8), batch=16, depth=2, queries=1, each=2),
     case("fp16", 64, (32, 4, 16), batch=16, width=2),
-    case("fp16", 64, (1, 32), batch=24, depth=2, width=3, queries=5),
-    case("fp16", 64, (16, 4), batch=8, depth=2, positions="additive"),
+    case("fp16", 64, (1, 32), batch=32, depth=2, width=3, queries=5),
+    case("fp16", 64, (16, 4), batch=16, depth=2, positions="additive"),
 ]
 
 

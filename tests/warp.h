@@ -9,6 +9,7 @@
 
 #define ON_CPU
 #define INSIDE static inline
+#define INSIDE_ inline
 #define UNROLL
 #define KERNEL(warps, blocks) extern "C" void
 typedef unsigned short Half;
@@ -53,6 +54,7 @@ INSIDE U choose(U some, U a, U b) { return U::each([&](int i) { return some.v[i]
 INSIDE F largest(F a, F b) { return F::each([&](int i) { return fmaxf(a.v[i], b.v[i]); }); }
 INSIDE F power(F x) { return F::each([&](int i) { return exp2f(x.v[i]); }); }
 INSIDE F inverse(F x) { return F::each([&](int i) { return 1 / x.v[i]; }); }
+INSIDE F fused(F a, F b, F c) { return a * b + c; }
 INSIDE F root(F x) { return F::each([&](int i) { return sqrtf(x.v[i]); }); }
 INSIDE U pack(F a, F b) { return U::each([&](int i) { return both(a.v[i], b.v[i]); }); }
 INSIDE F first_of(U x) { return F::each([&](int i) { return low(x.v[i]); }); }
@@ -92,18 +94,50 @@ template <int K> INSIDE void product(F (&c)[4], const U* a, const U* b) {
 }
 INSIDE void mma(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { U a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1}; product<16>(c, a, b); }
 INSIDE void mma(F (&c)[4], U a0, U a1, U b0) { U a[2] = {a0, a1}; product<8>(c, a, &b0); }
+INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { for (F& x : c) x = 0.0f; mma(c, a0, a1, a2, a3, b0, b1); }
+INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) { for (F& x : c) x = 0.0f; mma(c, a0, a1, b0); }
+
 INSIDE U shared() { return U(0u); }
-INSIDE void fetch(U (&r)[4], U at) {  // lane 8 j + i has the address of row i of matrix j
-    for (int j = 0; j < 4; j++)
-        for (int i = 0; i < 32; i++) memcpy(&r[j].v[i], this_memory + at.v[8 * j + i / 4] + i % 4 * 4, 4);
+INSIDE U view(U at) { return at >> U(4u) | U(0x10000u); }
+INSIDE uint32_t seen(U x) { return (x.v[0] & 0xffff) << 4; }
+INSIDE float half_at(uint32_t at) { Half h; memcpy(&h, this_memory + (at ^ (at >> 7 & 7) << 4), 2); return of_half(h); }
+template <int TA, int TB, int N> INSIDE void wide(F (&c)[N][4], U a, U b) {  // rows of this warp, of four
+    float x[16][16], y[16][8 * N];
+    int first = 16 * (this_warp & 3);
+    for (int k = 0; k < 16; k++) {
+        for (int i = 0; i < 16; i++) x[i][k] = half_at(seen(a) + (TA ? 128 * k + 2 * (first + i) : 128 * (first + i) + 2 * k));
+        for (int j = 0; j < 8 * N; j++) y[k][j] = half_at(seen(b) + (TB ? 128 * k + 2 * j : 128 * j + 2 * k));
+    }
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < 32; i++)
+            for (int r = 0; r < 4; r++) {
+                double sum = c[n][r].v[i];
+                for (int k = 0; k < 16; k++) sum += (double)x[i / 4 + r / 2 * 8][k] * y[k][8 * n + i % 4 * 2 + r % 2];
+                c[n][r].v[i] = sum;
+            }
 }
-INSIDE void fetch_turned(U (&r)[4], U at) { fetch(r, at); for (U& x : r) x = turned(x); }
+INSIDE void wide(F (&c)[8][4], const U (&a)[2][2], U b) {
+    for (int n = 0; n < 8; n++) {
+        U y[2];
+        for (int k = 0; k < 2; k++)
+            y[k] = U::each([&](int i) {
+                uint32_t at = seen(b) + 128 * (8 * n + i / 4) + 16 * k + i % 4 * 4;
+                return both(half_at(at), half_at(at + 2));
+            });
+        mma(c[n], a[0][0], a[0][1], a[1][0], a[1][1], y[0], y[1]);
+    }
+}
+INSIDE void begin() {}
+INSIDE void finish() {}
+template <int N> INSIDE void settle(F (&)[N][4]) {}
+INSIDE void settle(U (&)[2]) {}
+INSIDE void visible() {}
 INSIDE void keep(U at, U x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
-INSIDE void copy(U at, const Half* from, U index) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], from + index.v[i], 16); }
+INSIDE void find2(U at, F& a, F& b) { for (int i = 0; i < 32; i++) memcpy(&a.v[i], this_memory + at.v[i], 4), memcpy(&b.v[i], this_memory + at.v[i] + 4, 4); }
+INSIDE void copy(U at, const void* from, U bytes) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16); }
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
 INSIDE F load(const float* p, U j) { return F::each([&](int i) { return p[j.v[i]]; }); }
-INSIDE U load2(const Half* p, U j) { return U::each([&](int i) { return p[j.v[i]] | (uint32_t)p[j.v[i] + 1] << 16; }); }
 INSIDE void load2(const float* p, U j, F& a, F& b) { a = load(p, j), b = load(p, j + 1); }
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
 INSIDE void store2(float* p, U j, F a, F b) { store(p, j, a), store(p, j + 1, b); }

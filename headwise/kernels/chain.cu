@@ -8,7 +8,8 @@
 // columns -g o beside the gradients g; at rank 1 also the largest score.
 //
 // Names: q, k, v, g (gradient of a head's output), o; `n` after a name: a thread holds two columns of one token (the first
-// operand's order); `t`: two tokens of one column (the second operand's). R is the rank, one compilation each. Matrices are
+// operand's order); `t`: two tokens of one column (the second operand's). R is the rank, AHEAD and WARPS how many warps
+// go forward and back together, a compilation each. Matrices are
 // half, everything else float. What lanes do is written with F, U and the functions of the first section only, so that the
 // tests can run the same lines on a CPU, a warp as a vector of 32.
 
@@ -17,18 +18,21 @@ typedef float F;
 typedef unsigned U;
 typedef unsigned short Half;
 #define INSIDE __device__ __forceinline__
+#define INSIDE_ INSIDE
 #define UNROLL _Pragma("unroll")
+#define KERNEL(warps, blocks) extern "C" __global__ void __launch_bounds__(32 * warps, blocks)
 
-INSIDE int warp() { return threadIdx.x >> 5; }
+INSIDE int warp() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // known to be one number
 INSIDE U lane() { return threadIdx.x & 31; }
 INSIDE int block_x() { return blockIdx.x; }
 INSIDE int block_y() { return blockIdx.y; }
 INSIDE void together() { __syncthreads(); }
-INSIDE U choose(U some, U a, U b) { return some ? a : b; }
+INSIDE U choose(U some, U a, U b) { U y = some ? a : b; asm volatile("" : "+r"(y)); return y; }  // kept, not made again
 INSIDE F largest(F a, F b) { return fmaxf(a, b); }
 INSIDE F power(F x) { F y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 INSIDE F inverse(F x) { F y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 INSIDE F root(F x) { return sqrtf(x); }
+INSIDE F fused(F a, F b, F c) { return fmaf(a, b, c); }
 INSIDE U pack(F low, F high) { U y; asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(y) : "f"(low), "f"(high)); return y; }
 INSIDE F first_of(U x) { F y; asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(y) : "r"(x)); return y; }
 INSIDE F second_of(U x) { F y; asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b;}" : "=f"(y) : "r"(x)); return y; }
@@ -38,7 +42,9 @@ INSIDE U lowest(U a, U b) { U y; asm("min.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a),
 template <int W> INSIDE U bytes(U a, U b) { return __byte_perm(a, b, W); }
 template <int M> INSIDE F other(F x) { return __shfl_xor_sync(~0u, x, M); }
 template <int M> INSIDE U other(U x) { return __shfl_xor_sync(~0u, x, M); }
-INSIDE U turned(U x) { U y; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x)); return y; }
+INSIDE U turned(U x) { U y; asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x)); return y; }
+
+// Products of one warp: 16 x 8 += 16 x 16 times 16 x 8, 16 x 8 += 16 x 8 times 8 x 8, and the same without what was there.
 INSIDE void mma(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -47,124 +53,188 @@ INSIDE void mma(F (&c)[4], U a0, U a1, U b0) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
-INSIDE U shared() { extern __shared__ char memory[]; return (U)__cvta_generic_to_shared(memory); }
-INSIDE void fetch(U (&r)[4], U at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
 }
-INSIDE void fetch_turned(U (&r)[4], U at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(b0), "f"(0.0f));
 }
+
+// Products of four warps, 64 rows, from shared memory or with the first operand in registers. They run on their own between `begin` and
+// `finish`; `settle` tells the compiler that a result is there only then. A tile has rows of 128 bytes whose pieces of 16 are swapped by
+// the row's number; TA, TB: it is read the other way round.
+INSIDE U view(U at) { return at >> 4 | 0x10000; }  // how such a product names a place in shared memory; from there on in pieces of 16 bytes
+INSIDE unsigned long long tile(U at) { unsigned long long y; asm("mov.b64 %0, {%1, %2};" : "=l"(y) : "r"(at), "r"(0x40000040)); return y; }
+INSIDE void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INSIDE void finish() { asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int N> INSIDE void settle(F (&c)[N][4]) {
+    UNROLL for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]) :: "memory");
+}
+INSIDE void settle(U (&x)[2]) { asm volatile("" : "+r"(x[0]), "+r"(x[1]) :: "memory"); }
+#define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define WGMMA(N, D, A, B) "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" D "}, " A ", " B ", 1, 1, 1"
+#define D8 "%0,%1,%2,%3"
+#define D16 D8 ",%4,%5,%6,%7"
+#define D32 D16 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define D48 D32 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define D64 D48 ",%24,%25,%26,%27,%28,%29,%30,%31"
+template <int TA, int TB> INSIDE void wide(F (&c)[1][4], U a, U b) {
+    asm volatile(WGMMA(8, D8, "%4", "%5") ", %6, %7;" : FOUR(0) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> INSIDE void wide(F (&c)[2][4], U a, U b) {
+    asm volatile(WGMMA(16, D16, "%8", "%9") ", %10, %11;" : FOUR(0), FOUR(1) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> INSIDE void wide(F (&c)[4][4], U a, U b) {
+    asm volatile(WGMMA(32, D32, "%16", "%17") ", %18, %19;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> INSIDE void wide(F (&c)[6][4], U a, U b) {
+    asm volatile(WGMMA(48, D48, "%24", "%25") ", %26, %27;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> INSIDE void wide(F (&c)[8][4], U a, U b) {
+    asm volatile(WGMMA(64, D64, "%32", "%33") ", %34, %35;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+INSIDE void wide(F (&c)[8][4], const U (&a)[2][2], U b) {
+    asm volatile(WGMMA(64, D64, "{%32,%33,%34,%35}", "%36") ", 0;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
+        : "r"(a[0][0]), "r"(a[0][1]), "r"(a[1][0]), "r"(a[1][1]), "l"(tile(b)));
+}
+
+INSIDE U shared() { extern __shared__ __align__(1024) char memory[]; return (U)__cvta_generic_to_shared(memory); }
+INSIDE void visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // what was written here, to products of four warps
 INSIDE void keep(U at, U x) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(x) : "memory"); }
-INSIDE void copy(U at, const Half* from, U index) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"(from + index) : "memory"); }
+INSIDE void find2(U at, F& a, F& b) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory"); }
+INSIDE void copy(U at, const void* from, U bytes_) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_) : "memory"); }
 INSIDE void send() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INSIDE void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 INSIDE F load(const float* p, U i) { return p[i]; }
-INSIDE U load2(const Half* p, U i) { return *(const U*)(p + i); }
 INSIDE void load2(const float* p, U i, F& a, F& b) { float2 x = *(const float2*)(p + i); a = x.x; b = x.y; }
 INSIDE void store(float* p, U i, F x) { p[i] = x; }
 INSIDE void store2(float* p, U i, F a, F b) { *(float2*)(p + i) = make_float2(a, b); }
 INSIDE void store2(Half* p, U i, U x) { *(U*)(p + i) = x; }
 INSIDE void store8(Half* p, U i, U a, U b, U c, U d) { *(uint4*)(p + i) = make_uint4(a, b, c, d); }
-#define KERNEL(warps, blocks) extern "C" __global__ void __launch_bounds__(32 * warps, blocks)
 #endif
 
 // ---- sizes
 
 constexpr int WIDTH = 64;               // of the model
 constexpr int BLOCK = 64;               // columns whose weights are in shared memory at once
-constexpr int ROW = 2 * WIDTH + 16;     // bytes of a row of 64 halves there; the 16 keep eight rows in different banks
+constexpr int ROW = 2 * WIDTH;          // bytes of a row of 64 halves there
 constexpr int MATRIX = 64 * ROW;
-constexpr int WARPS = 8;
-constexpr int TOKENS = 16 * WARPS;      // of a tile
+constexpr int WEIGHTS = 4 * MATRIX + 1024;  // queries, keys, values, 16 columns of each in turn; output; the biases of the first three
+constexpr int PIECE = 16;               // bytes that products of four warps count in
+constexpr int TOKENS = 128;             // of a tile
 constexpr int TILE = TOKENS * ROW;
 constexpr int UNIT = R < 16 ? 16 : R;   // columns that a warp works on at once
 constexpr int TILES = UNIT / 8;
 constexpr int HEADS = R < 8 ? 8 / R : 1;  // that share a tile of eight columns
+constexpr int FORWARD_WARPS = AHEAD;    // 8 and two blocks of weights, or 16 and four
+constexpr int STAGES = AHEAD / 4;
+constexpr int BACKWARD_WARPS = WARPS;   // 8; or 16 that share the block's columns out, of which a head of rank 64 has all
+constexpr int SIDES = BACKWARD_WARPS / 8;
 constexpr float LOG2E = 1.4426950408889634f;
-constexpr U ONES_ = 0x3c003c00u;
+constexpr bool EARLY = R < 8;           // the scores' factor goes to the queries, else into the exponent
+#define ONES U(0x3c003c00u)
 
-// ---- operands of one warp
+// ---- operands
 
-INSIDE U cell(int rows) {  // where a lane finds its row of the four 8 x 8 matrices of a 16 x 16 piece: (0, 0), (8, 0), (0, 8), (8, 8)
-    U l = lane();
-    return ((l & 7) + ((l >> 3) & 1) * 8) * rows + (l >> 4) * 16;
-}
-INSIDE U cell_turned(int rows) {  // the same in the order (0, 0), (0, 8), (8, 0), (8, 8)
-    U l = lane();
-    return ((l & 7) + (l >> 4) * 8) * rows + ((l >> 3) & 1) * 16;
-}
+INSIDE U place(U row, U byte) { return row * ROW + (byte ^ (row & 7) << 4); }  // in a tile
 INSIDE void zero(F (&c)[4]) { UNROLL for (int i = 0; i < 4; i++) c[i] = 0.0f; }
+template <int N> INSIDE void zero(F (&c)[N][4]) { UNROLL for (int i = 0; i < N; i++) zero(c[i]); }
 
-// The four matrices of a block of columns, on their way to shared memory: queries, keys, values as (column, d), output as (d, column).
-INSIDE void bring(U to, const Half* w, const Half* out, int c0, int C) {
-    UNROLL for (int i = 0; i < 8; i++) {
-        U at = lane() + 32 * warp() + (i & 1) * 256;  // of 64 rows x 8 pieces of 16 bytes
-        U row = at >> 3, piece = at & 7;
-        int matrix = i >> 1;
-        U index = matrix < 3 ? (row + (matrix * C + c0)) * WIDTH + piece * 8 : row * C + c0 + piece * 8;
-        copy(to + matrix * MATRIX + row * ROW + piece * 16, matrix < 3 ? w : out, index);
+// On their way to shared memory: the weights of a block of columns, queries, keys, values as (column, d), output as (d, column).
+template <int OF> INSIDE void bring(U to, const Half* w, const float* b, const Half* out, int c0, int C) {
+    UNROLL for (int i = 0; i < 64 / OF; i++) {
+        constexpr int each = 16 / OF;  // turns a matrix
+        U at = lane() + 32 * (warp() + OF * (i % each));  // of 64 rows x 8 pieces of 16 bytes
+        U row = at >> 3, piece = (at & 7) * 16;
+        int matrix = i / each;
+        if (matrix < 3) copy(to + place((row >> 4) * 48 + (row & 15) + 16 * matrix, piece), w, (row + (matrix * C + c0)) * ROW + piece);
+        else copy(to + matrix * MATRIX + place(row, piece), out, row * (2 * C) + 2 * c0 + piece);
+    }
+    if (warp() < 3) copy(to + 4 * MATRIX + 256 * warp() + (lane() & 15) * 16, b, (lane() & 15) * 16 + 4 * (warp() * C + c0));
+}
+
+// The same: a tile of tokens.
+template <int OF> INSIDE void bring_tile(U to, const Half* x, int tile) {
+    UNROLL for (int i = 0; i < 32 / OF; i++) {
+        U at = lane() + 32 * (warp() + OF * i);
+        U row = at >> 3, piece = (at & 7) * 16;
+        copy(to + place(row, piece), x, (row + tile * TOKENS) * ROW + piece);
     }
 }
 
-// 16 tokens x 16 columns of x w^T + b, times a factor: packed, a thread with two columns of one token.
-INSIDE void project(U (&y)[2][2], const U (&x)[4][4], U weights, int column, const float* b, float factor) {
-    F c[2][4];
-    UNROLL for (int t = 0; t < 2; t++) {
-        load2(b, (lane() & 3) * 2 + (column + 8 * t), c[t][0], c[t][1]);
+// A warp's 16 tokens times 16 columns of FIRST to LAST of queries, keys and values, and their biases. `x` and `weights` are views of the
+// 64 tokens of four warps and of a block's weights, `biases` a place.
+template <int FIRST, int LAST> INSIDE void project(F (&c)[2 * (LAST - FIRST + 1)][4], U x, U weights, U biases, int column) {
+    UNROLL for (int t = 0; t < 2 * (LAST - FIRST + 1); t++) {
+        find2(biases + (256 * (FIRST + t / 2) + 4 * column + 32 * (t & 1)) + (lane() & 3) * 8, c[t][0], c[t][1]);
         c[t][2] = c[t][0], c[t][3] = c[t][1];
     }
-    UNROLL for (int s = 0; s < 4; s++) {
-        U w[4];
-        fetch(w, weights + (cell(ROW) + (column * ROW + 32 * s)));
-        mma(c[0], x[s][0], x[s][1], x[s][2], x[s][3], w[0], w[2]);
-        mma(c[1], x[s][0], x[s][1], x[s][2], x[s][3], w[1], w[3]);
-    }
-    UNROLL for (int t = 0; t < 2; t++) {
-        y[t][0] = pack(c[t][0] * factor, c[t][1] * factor);
-        y[t][1] = pack(c[t][2] * factor, c[t][3] * factor);
-    }
+    settle(c);
+    begin();
+    UNROLL for (int s = 0; s < 4; s++) wide<0, 0>(c, x + 32 * s / PIECE, weights + ((3 * column + 16 * FIRST) * ROW + 32 * s) / PIECE);
+    finish();
+    settle(c);
 }
 
-// The same, a thread with two tokens of one column.
-INSIDE void project_turned(U (&y)[2][2], const U (&x)[4][4], U weights, int column, const float* b) {
-    F c[2][4];
-    F low = load(b, (lane() >> 2) + column), high = load(b, (lane() >> 2) + (column + 8));
-    UNROLL for (int t = 0; t < 2; t++) c[t][0] = low, c[t][1] = low, c[t][2] = high, c[t][3] = high;
+// The same of all three, and 16 columns of dz W_O, the gradient of the heads, in one go.
+INSIDE void project(F (&c)[6][4], F (&g)[2][4], U x, U dz, U weights, U biases, int column) {
+    UNROLL for (int t = 0; t < 6; t++) {
+        find2(biases + (256 * (t / 2) + 4 * column + 32 * (t & 1)) + (lane() & 3) * 8, c[t][0], c[t][1]);
+        c[t][2] = c[t][0], c[t][3] = c[t][1];
+    }
+    zero(g), settle(g), settle(c);
+    begin();
     UNROLL for (int s = 0; s < 4; s++) {
-        U w[4];
-        fetch(w, weights + (cell(ROW) + (column * ROW + 32 * s)));
-        mma(c[0], w[0], w[1], w[2], w[3], x[s][0], x[s][2]);
-        mma(c[1], w[0], w[1], w[2], w[3], x[s][1], x[s][3]);
+        wide<0, 0>(c, x + 32 * s / PIECE, weights + (3 * column * ROW + 32 * s) / PIECE);
+        wide<0, 1>(g, dz + 32 * s / PIECE, weights + (3 * MATRIX + 16 * s * ROW + 2 * column) / PIECE);
     }
-    UNROLL for (int t = 0; t < 2; t++) {
-        y[0][t] = pack(c[t][0], c[t][1]);
-        y[1][t] = pack(c[t][2], c[t][3]);
-    }
+    finish();
+    settle(c), settle(g);
 }
 
-// Which columns of a tile are head h's: for a thread with two columns, and for one with one.
-INSIDE U pair_of(int h) {
-    U mine = lane() & 3;
-    if (R >= 8) return ~U(0u);
-    if (R == 4) return choose((mine >> 1) == U(h), ~U(0u), U(0u));
-    if (R == 2) return choose(mine == U(h), ~U(0u), U(0u));
-    return choose(mine == U(h >> 1), U(h & 1 ? 0xffff0000u : 0x0000ffffu), U(0u));
+// Packed: a thread has two columns of one token.
+INSIDE void packed(U (*y)[2], const F (*c)[4]) {
+    UNROLL for (int t = 0; t < 2; t++) UNROLL for (int r = 0; r < 2; r++) y[t][r] = pack(c[t][2 * r], c[t][2 * r + 1]);
 }
-INSIDE U column_of(int h) {
-    if (R >= 8) return ~U(0u);
-    return choose((lane() >> 2) / R == U(h), ~U(0u), U(0u));
+INSIDE void packed(U (*y)[2], const F (*c)[4], float factor) {
+    UNROLL for (int t = 0; t < 2; t++) UNROLL for (int r = 0; r < 2; r++) y[t][r] = pack(c[t][2 * r] * factor, c[t][2 * r + 1] * factor);
 }
+INSIDE void packed(U (*q)[2], U (*k)[2], U (*v)[2], const F (&c)[6][4], float factor) {
+    if (EARLY) packed(q, c, factor);
+    else packed(q, c);
+    packed(k, c + 2), packed(v, c + 4);
+}
+
+// Which columns of a tile are head h's, for a thread with two columns of a token and for one with one: 1 there, 0 elsewhere. Heads are
+// told apart by products, since a GPU multiplies twice as fast as it masks.
+constexpr int OWNERS = R == 1 ? 4 : HEADS;  // at rank 1 a thread's two columns are two heads
+struct Masks { U pairs[OWNERS], columns[HEADS]; };
+INSIDE void mask(Masks& y) {
+    U mine = lane() & 3, column = lane() >> 2;
+    UNROLL for (int h = 0; h < OWNERS; h++) y.pairs[h] = R >= 8 ? ONES : choose(mine / (4 / OWNERS) == U(h), ONES, U(0u));
+    UNROLL for (int h = 0; h < HEADS; h++) y.columns[h] = R >= 8 ? ONES : choose(column / R == U(h), ONES, U(0u));
+}
+INSIDE U only(U x, U mask) { return R >= 8 ? x : times(x, mask); }
 
 // 2^(s - largest of the row), packed: the first operand of a product over keys.
-INSIDE void soften(U (&e)[4], F (&s)[2][4]) {
+INSIDE void soften(U (&e)[4], F (&s)[2][4], float factor) {
     F top[2];
     UNROLL for (int i = 0; i < 2; i++) {
         top[i] = largest(largest(s[0][2 * i], s[0][2 * i + 1]), largest(s[1][2 * i], s[1][2 * i + 1]));
         top[i] = largest(top[i], other<1>(top[i]));
         top[i] = largest(top[i], other<2>(top[i]));
+        if (!EARLY) top[i] = top[i] * factor;
     }
-    UNROLL for (int t = 0; t < 2; t++) UNROLL for (int i = 0; i < 2; i++)
-        e[2 * t + i] = pack(power(s[t][2 * i] - top[i]), power(s[t][2 * i + 1] - top[i]));
+    UNROLL for (int t = 0; t < 2; t++) UNROLL for (int i = 0; i < 2; i++) {
+        if (EARLY) e[2 * t + i] = pack(power(s[t][2 * i] - top[i]), power(s[t][2 * i + 1] - top[i]));
+        else e[2 * t + i] = pack(power(fused(s[t][2 * i], factor, F(0.0f) - top[i])), power(fused(s[t][2 * i + 1], factor, F(0.0f) - top[i])));
+    }
 }
 
 // Scores of rank 1 come out of the product with their row's largest taken off: columns (q, -largest) times (k, 1). The largest is
@@ -178,105 +248,138 @@ INSIDE void sharpen(Sharp& y, const U (&q)[2], const U (&k)[2]) {
     UNROLL for (int i = 0; i < 2; i++) {
         U top = highest(times(q[i], high), times(q[i], low)) ^ U(0x80008000u);
         y.q[0][i] = bytes<0x5410>(q[i], top), y.q[1][i] = bytes<0x7632>(q[i], top);
-        y.k[0][i] = bytes<0x5410>(k[i], U(ONES_)), y.k[1][i] = bytes<0x5432>(k[i], U(ONES_));
+        y.k[0][i] = bytes<0x5410>(k[i], ONES), y.k[1][i] = bytes<0x5432>(k[i], ONES);
     }
 }
 
 // Weights before they are divided by their sum, of head h of tile t, or of the one head of a unit.
-INSIDE void weigh(U (&e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const Sharp& sharp, int t, int h) {
+INSIDE void weigh(U (&e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const Sharp& sharp, const Masks& masks, float factor, int t, int h) {
     F s[2][4];
-    zero(s[0]), zero(s[1]);
     if (R == 1) {
-        U mine = choose((lane() & 3) == U(h >> 1), ~U(0u), U(0u));
-        UNROLL for (int j = 0; j < 2; j++) mma(s[j], sharp.q[h & 1][0] & mine, sharp.q[h & 1][1] & mine, sharp.k[h & 1][j]);
-        UNROLL for (int j = 0; j < 2; j++) UNROLL for (int i = 0; i < 2; i++)
-            e[2 * j + i] = pack(power(s[j][2 * i]), power(s[j][2 * i + 1]));
+        UNROLL for (int j = 0; j < 2; j++) {
+            mma0(s[j], sharp.q[h & 1][0], sharp.q[h & 1][1], only(sharp.k[h & 1][j], masks.pairs[h / 2]));
+            UNROLL for (int i = 0; i < 2; i++) e[2 * j + i] = pack(power(s[j][2 * i]), power(s[j][2 * i + 1]));
+        }
         return;
     }
     if (R <= 8) {
-        U mine = pair_of(h);
-        UNROLL for (int j = 0; j < 2; j++) mma(s[j], q[t][0] & mine, q[t][1] & mine, k[t][j]);
+        UNROLL for (int j = 0; j < 2; j++) mma0(s[j], q[t][0], q[t][1], only(k[t][j], masks.pairs[h]));
     } else {
-        UNROLL for (int i = 0; i < TILES; i += 2)
-            UNROLL for (int j = 0; j < 2; j++) mma(s[j], q[i][0], q[i][1], q[i + 1][0], q[i + 1][1], k[i][j], k[i + 1][j]);
+        UNROLL for (int i = 0; i < TILES; i += 2) UNROLL for (int j = 0; j < 2; j++) {
+            if (i == 0) mma0(s[j], q[i][0], q[i][1], q[i + 1][0], q[i + 1][1], k[i][j], k[i + 1][j]);
+            else mma(s[j], q[i][0], q[i][1], q[i + 1][0], q[i + 1][1], k[i][j], k[i + 1][j]);
+        }
     }
-    soften(e, s);
+    soften(e, s, factor);
+}
+
+// c = a b for the first of several heads, c += a b for the others.
+INSIDE void add(F (&c)[4], const U (&a)[4], U b0, U b1, int h) {
+    if (h == 0) mma0(c, a[0], a[1], a[2], a[3], b0, b1);
+    else mma(c, a[0], a[1], a[2], a[3], b0, b1);
+}
+
+// Two packed numbers whose sums are a and b more exactly than one.
+INSIDE void split(U (&y)[2], F a, F b) {
+    y[0] = pack(a, b);
+    y[1] = pack(a - first_of(y[0]), b - second_of(y[0]));
+}
+
+// The heads of tile t before they are divided, and what to divide them by; weights stay in e where they are wanted again.
+INSIDE void gather(
+    F (&sum)[4], F (&total)[4], U (*e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[2], const Masks& masks, float factor, int t
+) {
+    Sharp peaks;
+    if (R == 1) sharpen(peaks, q[t], k[t]);
+    U vt[2] = {turned(v[0]), turned(v[1])};
+    UNROLL for (int h = 0; h < HEADS; h++) {
+        U mine = masks.columns[h];
+        weigh(e[h], q, k, peaks, masks, factor, t, h);
+        add(sum, e[h], only(vt[0], mine), only(vt[1], mine), h);
+        add(total, e[h], mine, mine, h);
+    }
+    UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
 }
 
 // ---- forward
 
+// Add 16 columns of the heads times their weights of the output.
+INSIDE void collect(F (&z)[8][4], U (&o)[2][2], U weights, int column) {
+    settle(o[0]), settle(o[1]), settle(z);
+    begin();
+    wide(z, o, weights + (3 * MATRIX + 2 * column) / PIECE);
+    finish();
+    settle(z), settle(o[0]), settle(o[1]);
+}
+
 // n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows): a tile of eight sequences, all columns.
-KERNEL(WARPS, 2) forward(
+KERNEL(FORWARD_WARPS, 16 / FORWARD_WARPS) forward(
     const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0, const float* u0,
     const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp, int average, int first
 ) {
     long long m = block_y();
     x += m * T * WIDTH, u0 += m * T * WIDTH, u += m * T * WIDTH, y += m * T * WIDTH, inv += m * T;
     w += m * model, b += m * model, out += m * model, bias += m * model, scale0 += m * model, scale += m * model;
-    U token = (lane() >> 2) + (block_x() * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
-    U memory = shared();
-    bring(memory, w, out, 0, C);
-    send();
-    U xa[4][4];
-    UNROLL for (int s = 0; s < 4; s++) UNROLL for (int i = 0; i < 4; i++)
-        xa[s][i] = load2(x, (token + (i & 1) * 8) * WIDTH + pair + (16 * s + (i >> 1) * 8));
+    U token = (lane() >> 2) + 16 * (block_x() * FORWARD_WARPS + warp()), pair = (lane() & 3) * 2;
+    U memory = shared(), xs = memory + STAGES * WEIGHTS, mine = view(xs) + (warp() >> 2) * (64 * ROW / PIECE);
+    float factor = sharp * LOG2E;
+    UNROLL for (int i = 0; i < FORWARD_WARPS / 8; i++) bring_tile<FORWARD_WARPS>(xs + i * TILE, x, block_x() * (FORWARD_WARPS / 8) + i);
+    UNROLL for (int i = 0; i < STAGES - 1; i++) {
+        if (i * BLOCK < C) bring<FORWARD_WARPS>(memory + i * WEIGHTS, w, b, out, i * BLOCK, C);
+        send();
+    }
+    Masks masks;
+    mask(masks);
     F z[8][4];
-    UNROLL for (int i = 0; i < 8; i++) zero(z[i]);
-    for (int c0 = 0, turn = 0; c0 < C; c0 += BLOCK, turn ^= 1) {
-        U here = memory + turn * 4 * MATRIX;
-        arrived<0>();
-        together();
-        if (c0 + BLOCK < C) bring(memory + (turn ^ 1) * 4 * MATRIX, w, out, c0 + BLOCK, C);
+    zero(z);
+    for (int c0 = 0, turn = 0; c0 < C; c0 += BLOCK, turn = (turn + 1) % STAGES) {
+        U here = memory + turn * WEIGHTS, there = view(here);
+        arrived<STAGES - 2>();
+        visible();
+        together();  // this block is there, and everybody has done with the one before
+        int far = c0 + (STAGES - 1) * BLOCK;
+        if (far < C) bring<FORWARD_WARPS>(memory + (turn + STAGES - 1) % STAGES * WEIGHTS, w, b, out, far, C);
         send();
 #pragma unroll 1
         for (int c = 0; c < BLOCK; c += UNIT) {
-            U q[TILES][2], k[TILES][2], v[TILES][2], o[TILES][2];
-            UNROLL for (int i = 0; i < UNIT; i += 16) {
-                U part[2][2];
-                project(part, xa, here, c + i, b + c0, sharp * LOG2E);
-                UNROLL for (int j = 0; j < 4; j++) q[i / 8 + j / 2][j & 1] = part[j / 2][j & 1];
-                project(part, xa, here + MATRIX, c + i, b + C + c0, 1.0f);
-                UNROLL for (int j = 0; j < 4; j++) k[i / 8 + j / 2][j & 1] = part[j / 2][j & 1];
-                project_turned(part, xa, here + 2 * MATRIX, c + i, b + 2 * C + c0);
-                UNROLL for (int j = 0; j < 4; j++) v[i / 8 + j / 2][j & 1] = part[j / 2][j & 1];
-            }
+            U q[TILES][2], k[TILES][2];
             if (R <= 8) {
+                U v[TILES][2], o[2][2];
+                F y[6][4];
+                project<0, 2>(y, mine, there, here + 4 * MATRIX, c);
+                packed(q, k, v, y, factor);
                 UNROLL for (int t = 0; t < TILES; t++) {
-                    Sharp peaks;
-                    if (R == 1) sharpen(peaks, q[t], k[t]);
-                    F sum[4], total[4];
-                    zero(sum), zero(total);
-                    UNROLL for (int h = 0; h < HEADS; h++) {
-                        U e[4], mine = column_of(h);
-                        weigh(e, q, k, peaks, t, h);
-                        mma(sum, e[0], e[1], e[2], e[3], v[t][0] & mine, v[t][1] & mine);
-                        mma(total, e[0], e[1], e[2], e[3], mine & U(ONES_), mine & U(ONES_));
-                    }
-                    o[t][0] = pack(sum[0] * inverse(total[0]), sum[1] * inverse(total[1]));
-                    o[t][1] = pack(sum[2] * inverse(total[2]), sum[3] * inverse(total[3]));
+                    F sum[4], over[4];
+                    U e[HEADS][4];
+                    gather(sum, over, e, q, k, v[t], masks, factor, t);
+                    o[t][0] = pack(sum[0] * over[0], sum[1] * over[1]), o[t][1] = pack(sum[2] * over[2], sum[3] * over[3]);
                 }
+                collect(z, o, there, c);
             } else {
+                UNROLL for (int i = 0; i < TILES; i += 2) {
+                    F y[4][4];
+                    project<0, 1>(y, mine, there, here + 4 * MATRIX, c + 8 * i);
+                    packed(q + i, y), packed(k + i, y + 2);
+                }
                 Sharp none;
                 U e[4];
-                weigh(e, q, k, none, 0, 0);
+                weigh(e, q, k, none, masks, factor, 0, 0);
                 F total[4];
-                zero(total);
-                mma(total, e[0], e[1], e[2], e[3], U(ONES_), U(ONES_));
+                mma0(total, e[0], e[1], e[2], e[3], ONES, ONES);
                 F low = inverse(total[0]), high = inverse(total[2]);
-                UNROLL for (int t = 0; t < TILES; t++) {
-                    F sum[4];
-                    zero(sum);
-                    mma(sum, e[0], e[1], e[2], e[3], v[t][0], v[t][1]);
-                    o[t][0] = pack(sum[0] * low, sum[1] * low), o[t][1] = pack(sum[2] * high, sum[3] * high);
+                UNROLL for (int i = 0; i < TILES; i += 2) {
+                    F y[2][4];
+                    U v[2][2], o[2][2];
+                    project<2, 2>(y, mine, there, here + 4 * MATRIX, c + 8 * i);
+                    packed(v, y);
+                    UNROLL for (int t = 0; t < 2; t++) {
+                        F sum[4];
+                        mma0(sum, e[0], e[1], e[2], e[3], turned(v[t][0]), turned(v[t][1]));
+                        o[t][0] = pack(sum[0] * low, sum[1] * low), o[t][1] = pack(sum[2] * high, sum[3] * high);
+                    }
+                    collect(z, o, there, c + 8 * i);
                 }
             }
-            UNROLL for (int i = 0; i < TILES; i += 2)
-                UNROLL for (int n = 0; n < 8; n += 2) {
-                    U wo[4];
-                    fetch(wo, here + (3 * MATRIX + n * 8 * ROW + 2 * c + 16 * i) + cell(ROW));
-                    mma(z[n], o[i][0], o[i][1], o[i + 1][0], o[i + 1][1], wo[0], wo[2]);
-                    mma(z[n + 1], o[i][0], o[i][1], o[i + 1][0], o[i + 1][1], wo[1], wo[3]);
-                }
         }
     }
     F squares[2] = {0.0f, 0.0f}, own = load(scale, U(0u)), before = load(scale0, U(0u));
@@ -313,29 +416,26 @@ KERNEL(WARPS, 2) forward(
 
 // ---- backward
 
-// 16 tokens x 16 columns of alpha dz W_O: the gradient of the heads.
-INSIDE void project_back(F (&g)[2][4], const U (&dz)[4][4], U weights, int column, float alpha) {
-    zero(g[0]), zero(g[1]);
-    UNROLL for (int s = 0; s < 4; s++) {
-        U w[4];
-        fetch_turned(w, weights + (cell(ROW) + (16 * s * ROW + 2 * column)));
-        mma(g[0], dz[s][0], dz[s][1], dz[s][2], dz[s][3], w[0], w[1]);
-        mma(g[1], dz[s][0], dz[s][1], dz[s][2], dz[s][3], w[2], w[3]);
-    }
-    UNROLL for (int r = 0; r < 4; r++) g[0][r] = g[0][r] * alpha, g[1][r] = g[1][r] * alpha;
+// 16 tokens x 16 columns of dz W_O, the gradient of the heads.
+INSIDE void project_back(F (&g)[2][4], U dz, U out, int column) {
+    zero(g), settle(g);
+    begin();
+    UNROLL for (int s = 0; s < 4; s++) wide<0, 1>(g, dz + 32 * s / PIECE, out + (16 * s * ROW + 2 * column) / PIECE);
+    finish();
+    settle(g);
 }
 
 // Of a tile: heads o = sum / total, kept for the weights of the output; their gradient g, divided by the total; and -g o, whose sum over
 // a head's columns the gradient of its weights lacks. A sharp head's gradient is the small difference of the two, so -g o has the g that
 // was rounded, and is a sum of two halves.
-INSIDE void part_of(U (&g)[2], U (&go)[2][2], const F (&sum)[4], const F (&gs)[4], const F (&over)[4], U at) {
+INSIDE void part_of(U (&g)[2], U (&go)[2][2], const F (&sum)[4], const F (&gs)[4], const F (&over)[4], float alpha, U at) {
     UNROLL for (int r = 0; r < 2; r++) {
         F o0 = sum[2 * r] * over[2 * r], o1 = sum[2 * r + 1] * over[2 * r + 1];
         keep(at + 8 * r * ROW, pack(o0, o1));
-        g[r] = pack(gs[2 * r] * over[2 * r], gs[2 * r + 1] * over[2 * r + 1]);
-        F p0 = F(0.0f) - first_of(g[r]) * o0, p1 = F(0.0f) - second_of(g[r]) * o1;
-        go[0][r] = pack(p0, p1);
-        go[1][r] = pack(p0 - first_of(go[0][r]), p1 - second_of(go[0][r]));
+        g[r] = pack(gs[2 * r] * (over[2 * r] * alpha), gs[2 * r + 1] * (over[2 * r + 1] * alpha));
+        U parts[2];
+        split(parts, F(0.0f) - first_of(g[r]) * o0, F(0.0f) - second_of(g[r]) * o1);
+        go[0][r] = parts[0], go[1][r] = parts[1];
     }
 }
 
@@ -345,181 +445,202 @@ INSIDE void slope(U (&ds)[4], const U (&e)[4], const F (&dp)[2][4]) {  // of the
 
 INSIDE void turn(U (&y)[4], const U (&x)[4]) { y[0] = turned(x[0]), y[1] = turned(x[2]), y[2] = turned(x[1]), y[3] = turned(x[3]); }
 
+// Heads of rank 1 need no gradient of single weights. With ds_ij = e_ij (g_i v_j - g_i o_i) all sums have e alone:
+//   dq_i = g_i sum_j e_ij v_j k_j - g_i o_i sum_j e_ij k_j,   dk_j = v_j sum_i e_ij g_i q_i - sum_i e_ij g_i o_i q_i,   dv_j = sum_i e_ij g_i
+// and g is divided by the total. Products of two numbers are sums of two halves, as differences are small where heads are sharp.
+INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[2], const F (&gs)[4], const Masks& masks, float alpha, int t, U at) {
+    U vt[2] = {turned(v[0]), turned(v[1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])}, vk[2][2], e[HEADS][4];  // vk: [8 tokens][half]
+    UNROLL for (int i = 0; i < 2; i++) split(vk[i], first_of(vt[i]) * first_of(kt[i]), second_of(vt[i]) * second_of(kt[i]));
+    Sharp peaks;
+    sharpen(peaks, q[t], k[t]);
+    F sum[4], total[4], both[4], keys[4];
+    UNROLL for (int h = 0; h < HEADS; h++) {
+        U mine = masks.columns[h];
+        weigh(e[h], q, k, peaks, masks, 0.0f, t, h);
+        add(sum, e[h], only(vt[0], mine), only(vt[1], mine), h);
+        add(total, e[h], mine, mine, h);
+        add(keys, e[h], only(kt[0], mine), only(kt[1], mine), h);
+        add(both, e[h], only(vk[0][0], mine), only(vk[1][0], mine), h);
+        add(both, e[h], only(vk[0][1], mine), only(vk[1][1], mine), 1);
+    }
+    U g[2], gq[2][2], oq[2][2];  // [8 tokens][half]
+    UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
+    UNROLL for (int r = 0; r < 2; r++) {
+        F o0 = sum[2 * r] * total[2 * r], o1 = sum[2 * r + 1] * total[2 * r + 1];
+        keep(at + 8 * r * ROW, pack(o0, o1));
+        g[r] = pack(gs[2 * r] * (total[2 * r] * alpha), gs[2 * r + 1] * (total[2 * r + 1] * alpha));
+        F g0 = first_of(g[r]), g1 = second_of(g[r]), q0 = first_of(q[t][r]), q1 = second_of(q[t][r]);
+        dq[2 * r] = g0 * (both[2 * r] - o0 * keys[2 * r]), dq[2 * r + 1] = g1 * (both[2 * r + 1] - o1 * keys[2 * r + 1]);
+        split(gq[r], g0 * q0, g1 * q1);
+        split(oq[r], g0 * o0 * q0, g1 * o1 * q1);
+    }
+    U gt[2] = {turned(g[0]), turned(g[1])}, gqt[2][2], oqt[2][2];
+    UNROLL for (int i = 0; i < 2; i++) UNROLL for (int j = 0; j < 2; j++) gqt[i][j] = turned(gq[i][j]), oqt[i][j] = turned(oq[i][j]);
+    F lost[4];
+    UNROLL for (int h = 0; h < HEADS; h++) {
+        U mine = masks.columns[h], et[4];
+        turn(et, e[h]);
+        add(dv, et, only(gt[0], mine), only(gt[1], mine), h);
+        UNROLL for (int j = 0; j < 2; j++) {
+            add(dk, et, only(gqt[0][j], mine), only(gqt[1][j], mine), h + j);
+            add(lost, et, only(oqt[0][j], mine), only(oqt[1][j], mine), h + j);
+        }
+    }
+    UNROLL for (int r = 0; r < 2; r++) {
+        dk[2 * r] = dk[2 * r] * first_of(v[r]) - lost[2 * r];
+        dk[2 * r + 1] = dk[2 * r + 1] * second_of(v[r]) - lost[2 * r + 1];
+    }
+}
+
 // From dz, the gradient of what the output adds to, to that of the input and the weights: a block of columns, all tokens, or one of
 // `shares` equal parts of them. The input's gradient is a sum over blocks of columns, whose parts go to `parts` (model, block, token, 64),
 // lane by lane (`add_blocks` in layer.py knows the order). The weights' is a sum over the shares, (share, model, numbers `grown` apart).
-KERNEL(WARPS, 1) backward(
+KERNEL(BACKWARD_WARPS, 1) backward(
     const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw, float* db, float* dout,
     int T, int C, int model, float alpha, float sharp, float undo, int first, int models, int shares, int grown
 ) {
     long long m = block_y();
     int block = block_x() % (C / BLOCK), share = block_x() / (C / BLOCK), c0 = block * BLOCK;
-    int begin = T / TOKENS / shares * share, end = begin + T / TOKENS / shares;
+    int start = T / TOKENS / shares * share, end = start + T / TOKENS / shares;
     x += m * T * WIDTH, dz += m * T * WIDTH, parts += (m * (C / BLOCK) + block) * T * WIDTH;
-    w += m * model, b += m * model + c0, out += m * model;
+    w += m * model, b += m * model, out += m * model;
     long long to = ((long long)share * models + m) * grown;
     dw += to, db += to, dout += to;
-    U pair = (lane() & 3) * 2, token = lane() >> 2;
-    U weights = shared(), tiles = weights + 4 * MATRIX, staged = tiles + 4 * TILE;
-    bring(weights, w, out, c0, C);
+    U weights = shared(), tiles = weights + WEIGHTS, staged = tiles + 4 * TILE, ones = staged + 4 * TILE;
+    int side = warp() >> 3, group = warp() >> 2 & 1;  // which columns, and which 64 tokens
+    float factor = sharp * LOG2E;
+    bring<WARPS>(weights, w, b, out, c0, C);
     auto next = [&](int tile) {
-        UNROLL for (int i = 0; i < 8; i++) {
-            U at = lane() + 32 * warp() + (i & 3) * 256, row = at >> 3, piece = at & 7;
-            copy(tiles + ((tile & 1) * 2 + (i >> 2)) * TILE + row * ROW + piece * 16, i < 4 ? x : dz, (row + tile * TOKENS) * WIDTH + piece * 8);
-        }
+        bring_tile<WARPS>(tiles + (tile & 1) * 2 * TILE, x, tile);
+        bring_tile<WARPS>(tiles + ((tile & 1) * 2 + 1) * TILE, dz, tile);
         send();
     };
-    next(begin);
-    F gw[2][8][4], gb[2][4];
-    UNROLL for (int i = 0; i < 2; i++) {
-        zero(gb[i]);
-        UNROLL for (int n = 0; n < 8; n++) zero(gw[i][n]);
-    }
-    int matrix = warp() >> 1, half = warp() & 1;
-    for (int tile = begin; tile < end; tile++) {
-        U xs = tiles + (tile & 1) * 2 * TILE, zs = xs + TILE;
+    next(start);
+    if (warp() < 8) keep(ones + (lane() + 32 * warp()) * 4, ONES);
+    Masks masks;
+    mask(masks);
+    constexpr int EACH = 4 / (WARPS / 4);  // matrices whose gradients four warps sum up
+    F gw[EACH][8][4], gb[EACH][1][4];
+    UNROLL for (int i = 0; i < EACH; i++) zero(gw[i]), zero(gb[i]);
+    for (int tile = start; tile < end; tile++) {
+        U xs = view(tiles) + (tile & 1) * (2 * TILE / PIECE), zs = xs + TILE / PIECE;
+        U ours = group * (64 * ROW / PIECE), there = view(weights), done = view(staged);
         arrived<0>();
+        visible();
         together();  // this tile is there, and everybody has done with what lies where the next one goes
         if (tile + 1 < end) next(tile + 1);
-        U xa[4][4], za[4][4];
-        UNROLL for (int s = 0; s < 4; s++) {
-            fetch(xa[s], xs + (cell(ROW) + (16 * warp() * ROW + 32 * s)));
-            fetch(za[s], zs + (cell(ROW) + (16 * warp() * ROW + 32 * s)));
-        }
-        F dx[8][4];
-        UNROLL for (int n = 0; n < 8; n++) zero(dx[n]);
-        U mine_at = staged + (token + 16 * warp()) * ROW + pair * 2;
+        U row = (lane() >> 2) + 16 * (warp() & 7);
 #pragma unroll 1
-        for (int c = 0; c < BLOCK; c += UNIT) {
+        for (int c = BLOCK / SIDES * side; c < BLOCK / SIDES * (side + 1); c += UNIT) {
             U q[TILES][2], k[TILES][2], v[TILES][2];
-            UNROLL for (int i = 0; i < UNIT; i += 16) {
-                U part[2][2];
-                project(part, xa, weights, c + i, b, sharp * LOG2E);
-                UNROLL for (int j = 0; j < 4; j++) q[i / 8 + j / 2][j & 1] = part[j / 2][j & 1];
-                project(part, xa, weights + MATRIX, c + i, b + C, 1.0f);
-                UNROLL for (int j = 0; j < 4; j++) k[i / 8 + j / 2][j & 1] = part[j / 2][j & 1];
-                project(part, xa, weights + 2 * MATRIX, c + i, b + 2 * C, 1.0f);
-                UNROLL for (int j = 0; j < 4; j++) v[i / 8 + j / 2][j & 1] = part[j / 2][j & 1];
+            F gs[2][4];  // the gradient of the heads; a large head's comes 16 columns at a time
+            UNROLL for (int i = 0; i < TILES; i += 2) {
+                F y[6][4];
+                if (R <= 16) project(y, gs, xs + ours, zs + ours, there, weights + 4 * MATRIX, c);
+                else project<0, 2>(y, xs + ours, there, weights + 4 * MATRIX, c + 8 * i);
+                packed(q + i, k + i, v + i, y, factor);
             }
             U e[4], et[4], ds[4], dst[4], g[TILES][2];  // of a large head: its weights, their gradient, the transposes of both
             if (R > 8) {
                 Sharp none;
-                weigh(e, q, k, none, 0, 0);
+                weigh(e, q, k, none, masks, factor, 0, 0);
                 F total[4], dp[2][4];
-                zero(total), zero(dp[0]), zero(dp[1]);
-                mma(total, e[0], e[1], e[2], e[3], U(ONES_), U(ONES_));
+                mma0(total, e[0], e[1], e[2], e[3], ONES, ONES);
                 UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
                 UNROLL for (int i = 0; i < TILES; i += 2) {
-                    F gs[2][4];
                     U go[2][2][2];
-                    project_back(gs, za, weights + 3 * MATRIX, c + 8 * i, alpha);
+                    if (R > 16) project_back(gs, zs + ours, there + 3 * MATRIX / PIECE, c + 8 * i);
                     UNROLL for (int j = 0; j < 2; j++) {
                         F sum[4];
-                        zero(sum);
-                        mma(sum, e[0], e[1], e[2], e[3], turned(v[i + j][0]), turned(v[i + j][1]));
-                        part_of(g[i + j], go[j], sum, gs[j], total, mine_at + (3 * TILE + 2 * c + 16 * (i + j)));
+                        mma0(sum, e[0], e[1], e[2], e[3], turned(v[i + j][0]), turned(v[i + j][1]));
+                        part_of(g[i + j], go[j], sum, gs[j], total, alpha, staged + 3 * TILE + place(row, (lane() & 3) * 4 + 2 * (c + 8 * (i + j))));
                     }
                     UNROLL for (int j = 0; j < 2; j++) {
-                        mma(dp[j], g[i][0], g[i][1], g[i + 1][0], g[i + 1][1], v[i][j], v[i + 1][j]);
-                        UNROLL for (int r = 0; r < 2; r++) mma(dp[j], go[0][r][0], go[0][r][1], go[1][r][0], go[1][r][1], U(ONES_), U(ONES_));
+                        U a[4] = {g[i][0], g[i][1], g[i + 1][0], g[i + 1][1]};
+                        add(dp[j], a, v[i][j], v[i + 1][j], i);
+                        UNROLL for (int r = 0; r < 2; r++) mma(dp[j], go[0][r][0], go[0][r][1], go[1][r][0], go[1][r][1], ONES, ONES);
                     }
                 }
                 slope(ds, e, dp);
                 turn(et, e), turn(dst, ds);
             }
             UNROLL for (int i = 0; i < TILES; i += 2) {
-                U d[3][2][2];  // of queries, keys, values
-                F gs[2][4];
-                if (R <= 8) project_back(gs, za, weights + 3 * MATRIX, c + 8 * i, alpha);
                 UNROLL for (int j = 0; j < 2; j++) {
                     int t = i + j;
-                    U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
+                    U at = staged + place(row, (lane() & 3) * 4 + 2 * (c + 8 * t));
                     F dq[4], dk[4], dv[4];
-                    zero(dq), zero(dk), zero(dv);
-                    if (R <= 8) {
-                        Sharp peaks;
-                        if (R == 1) sharpen(peaks, q[t], k[t]);
-                        U vt[2] = {turned(v[t][0]), turned(v[t][1])}, all[HEADS][4], go[2][2];
-                        F sum[4], total[4];
-                        zero(sum), zero(total);
-                        UNROLL for (int h = 0; h < HEADS; h++) {
-                            U mine = column_of(h);
-                            weigh(all[h], q, k, peaks, t, h);
-                            mma(sum, all[h][0], all[h][1], all[h][2], all[h][3], vt[0] & mine, vt[1] & mine);
-                            mma(total, all[h][0], all[h][1], all[h][2], all[h][3], mine & U(ONES_), mine & U(ONES_));
-                        }
-                        UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
-                        part_of(g[t], go, sum, gs[j], total, mine_at + (3 * TILE + 2 * c + 16 * t));
+                    if (R == 1) {
+                        single(dq, dk, dv, q, k, v[t], gs[j], masks, alpha, t, at + 3 * TILE);
+                    } else if (R <= 8) {
+                        U all[HEADS][4], go[2][2];
+                        F sum[4], over[4];
+                        gather(sum, over, all, q, k, v[t], masks, factor, t);
+                        part_of(g[t], go, sum, gs[j], over, alpha, at + 3 * TILE);
+                        U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
                         U gt[2] = {turned(g[t][0]), turned(g[t][1])};
                         UNROLL for (int h = 0; h < HEADS; h++) {
-                            U pairs = pair_of(h), mine = column_of(h);
+                            U one = masks.pairs[R == 1 ? 0 : h], mine = masks.columns[h];
                             F dp[2][4];
                             UNROLL for (int n = 0; n < 2; n++) {
-                                zero(dp[n]);
-                                mma(dp[n], g[t][0] & pairs, g[t][1] & pairs, go[0][0] & pairs, go[0][1] & pairs, v[t][n], U(ONES_));
-                                mma(dp[n], go[1][0] & pairs, go[1][1] & pairs, U(ONES_));
+                                mma0(dp[n], g[t][0], g[t][1], go[0][0], go[0][1], only(v[t][n], one), one);
+                                mma(dp[n], go[1][0], go[1][1], one);
                             }
                             slope(ds, all[h], dp);
-                            mma(dq, ds[0], ds[1], ds[2], ds[3], kt[0] & mine, kt[1] & mine);
+                            add(dq, ds, only(kt[0], mine), only(kt[1], mine), h);
                             turn(et, all[h]), turn(dst, ds);
-                            mma(dv, et[0], et[1], et[2], et[3], gt[0] & mine, gt[1] & mine);
-                            mma(dk, dst[0], dst[1], dst[2], dst[3], qt[0] & mine, qt[1] & mine);
+                            add(dv, et, only(gt[0], mine), only(gt[1], mine), h);
+                            add(dk, dst, only(qt[0], mine), only(qt[1], mine), h);
                         }
                     } else {
-                        mma(dq, ds[0], ds[1], ds[2], ds[3], kt[0], kt[1]);
-                        mma(dv, et[0], et[1], et[2], et[3], turned(g[t][0]), turned(g[t][1]));
-                        mma(dk, dst[0], dst[1], dst[2], dst[3], qt[0], qt[1]);
+                        add(dq, ds, turned(k[t][0]), turned(k[t][1]), 0);
+                        add(dv, et, turned(g[t][0]), turned(g[t][1]), 0);
+                        add(dk, dst, turned(q[t][0]), turned(q[t][1]), 0);
                     }
+                    float by = EARLY ? 1.0f / LOG2E : sharp;
                     UNROLL for (int r = 0; r < 2; r++) {
-                        d[0][j][r] = pack(dq[2 * r] * sharp, dq[2 * r + 1] * sharp);
-                        d[1][j][r] = pack(dk[2 * r] * (1.0f / LOG2E), dk[2 * r + 1] * (1.0f / LOG2E));
-                        d[2][j][r] = pack(dv[2 * r], dv[2 * r + 1]);
-                        UNROLL for (int n = 0; n < 3; n++) keep(mine_at + (n * TILE + 8 * r * ROW + 2 * c + 16 * t), d[n][j][r]);
-                    }
-                }
-                if (!first) {
-                    UNROLL for (int n = 0; n < 8; n += 2) UNROLL for (int a = 0; a < 3; a++) {
-                        U wt[4];
-                        fetch_turned(wt, weights + (a * MATRIX + (c + 8 * i) * ROW + 16 * n) + cell(ROW));
-                        mma(dx[n], d[a][0][0], d[a][0][1], d[a][1][0], d[a][1][1], wt[0], wt[1]);
-                        mma(dx[n + 1], d[a][0][0], d[a][0][1], d[a][1][0], d[a][1][1], wt[2], wt[3]);
+                        keep(at + 8 * r * ROW, pack(dq[2 * r] * sharp, dq[2 * r + 1] * sharp));
+                        keep(at + (TILE + 8 * r * ROW), pack(dk[2 * r] * by, dk[2 * r + 1] * by));
+                        keep(at + (2 * TILE + 8 * r * ROW), pack(dv[2 * r], dv[2 * r + 1]));
                     }
                 }
             }
         }
+        visible();
+        together();  // every sequence's dq, dk, dv and o are there
+        F dx[8 / SIDES][4];
+        zero(dx), settle(dx);
+        UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
+        begin();
+        UNROLL for (int i = 0; i < EACH; i++) {
+            int matrix = (warp() >> 2) * EACH + i;
+            U by = matrix < 3 ? xs : zs;
+            UNROLL for (int s = 0; s < TOKENS / 16; s++) {
+                wide<1, 1>(gw[i], done + (matrix * TILE + 16 * s * ROW) / PIECE, by + 16 * s * ROW / PIECE);
+                wide<1, 0>(gb[i], done + (matrix * TILE + 16 * s * ROW) / PIECE, view(ones));
+            }
+        }
+        if (!first)
+            UNROLL for (int a = 0; a < 3; a++) UNROLL for (int s = 0; s < 4; s++)
+                wide<0, 1>(dx, done + ours + (a * TILE + 32 * s) / PIECE, there + (16 * a + 48 * s) * ROW / PIECE + side * (ROW / SIDES / PIECE));
+        finish();
+        UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
+        settle(dx);
         if (!first) {
             UNROLL for (int i = 0; i < 2; i++) {
-                U p[8], at = (token + (tile * TOKENS + 16 * warp() + 8 * i)) * WIDTH + pair * 8;
-                UNROLL for (int n = 0; n < 8; n++) p[n] = pack(dx[n][2 * i], dx[n][2 * i + 1]);
-                store8(parts, at, p[0], p[1], p[2], p[3]);
-                store8(parts, at + 8, p[4], p[5], p[6], p[7]);
-            }
-        }
-        together();  // every sequence's dq, dk, dv and o are there
-        U of = staged + (matrix * TILE + 64 * half) + cell_turned(ROW), by = (matrix < 3 ? xs : zs) + cell(ROW);
-#pragma unroll 2
-        for (int s = 0; s < WARPS; s++) {
-            U a[2][4];
-            UNROLL for (int i = 0; i < 2; i++) {
-                fetch_turned(a[i], of + (16 * s * ROW + 32 * i));
-                mma(gb[i], a[i][0], a[i][1], a[i][2], a[i][3], U(ONES_), U(ONES_));
-            }
-            UNROLL for (int n = 0; n < 8; n += 2) {
-                U y[4];
-                fetch_turned(y, by + (16 * s * ROW + 16 * n));
-                UNROLL for (int i = 0; i < 2; i++) {
-                    mma(gw[i][n], a[i][0], a[i][1], a[i][2], a[i][3], y[0], y[1]);
-                    mma(gw[i][n + 1], a[i][0], a[i][1], a[i][2], a[i][3], y[2], y[3]);
-                }
+                U at = (row + (tile * TOKENS + 8 * i)) * WIDTH + (lane() & 3) * 16 + side * 8;
+                UNROLL for (int n = 0; n < 8 / SIDES; n += 4)
+                    store8(parts, at + 2 * n, pack(dx[n][2 * i], dx[n][2 * i + 1]), pack(dx[n + 1][2 * i], dx[n + 1][2 * i + 1]),
+                           pack(dx[n + 2][2 * i], dx[n + 2][2 * i + 1]), pack(dx[n + 3][2 * i], dx[n + 3][2 * i + 1]));
             }
         }
     }
-    UNROLL for (int i = 0; i < 2; i++) UNROLL for (int r = 0; r < 2; r++) {
-        U column = (lane() >> 2) + (c0 + 32 * half + 16 * i + 8 * r);
+    UNROLL for (int i = 0; i < EACH; i++) UNROLL for (int r = 0; r < 2; r++) {
+        int matrix = (warp() >> 2) * EACH + i;
+        U column = (lane() >> 2) + (c0 + 16 * (warp() & 3) + 8 * r), pair = (lane() & 3) * 2;
         if (matrix < 3) {
             UNROLL for (int n = 0; n < 8; n++)
                 store2(dw, (column + matrix * C) * WIDTH + pair + 8 * n, gw[i][n][2 * r] * undo, gw[i][n][2 * r + 1] * undo);
-            store(db, column + matrix * C, gb[i][2 * r] * undo);
+            store(db, column + matrix * C, gb[i][0][2 * r] * undo);
         } else {
             UNROLL for (int n = 0; n < 8; n++) UNROLL for (int j = 0; j < 2; j++)
                 store(dout, (pair + (8 * n + j)) * C + column, gw[i][n][2 * r + j] * (undo * alpha));

@@ -16,10 +16,12 @@ from headwise.kernels import cuda
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TOKENS, WIDTH = 16, 64  # of a sequence, of the model
-TILE, BLOCK, WARPS = 128, 64, 8  # tokens of a tile, columns of a block
-ROW = 2 * WIDTH + 16  # bytes of a row in shared memory
-FORWARD = 2 * 4 * BLOCK * ROW  # bytes there: two blocks' weights
-BACKWARD = 4 * BLOCK * ROW + 8 * TILE * ROW  # one block's, two tiles of x and dz, one of dq, dk, dv and o
+TILE, BLOCK = 128, 64  # tokens of a tile, columns of a block
+ROW = 2 * WIDTH  # bytes of a row in shared memory
+WEIGHTS = 4 * BLOCK * ROW + 1024  # a block's, with its biases
+BACKWARD = WEIGHTS + 8 * TILE * ROW + 1024  # bytes there: a block's weights, two tiles of x and dz, one of dq, dk, dv and o, ones
+AHEAD = dict.fromkeys(RANKS, 16)  # warps that go forward together, by rank
+WARPS = {1: 16, 2: 16, 4: 16, 8: 16, 16: 16, 32: 16, 64: 8}  # that go back together, by rank
 ENOUGH = 32  # programs a model, so that few models fill a GPU
 
 
@@ -36,8 +38,8 @@ def missing(device: torch.device) -> str:
     """What they need that is not there; empty when nothing is."""
     if device.type != "cuda":
         return f"a GPU, the device is {device.type}"
-    if torch.cuda.get_device_properties(device).shared_memory_per_block_optin < BACKWARD:
-        return f"{BACKWARD} bytes of shared memory"
+    if torch.version.hip or torch.cuda.get_device_capability(device) != (9, 0):
+        return "a GPU of compute capability 9.0 (H100, H200)"
     return "" if cuda.has_compiler() else "NVRTC, the compiler that comes with PyTorch"
 
 
@@ -49,11 +51,20 @@ def shares(count: int, columns: int) -> int:
 
 @functools.cache
 def _module(rank: int, device: int) -> cuda.Module:
-    major, minor = torch.cuda.get_device_capability(device)
     source = (Path(__file__).parent / "chain.cu").read_text()
-    return cuda.Module(cuda.compiled(source, f"sm_{major}{minor}", {"R": rank}))
+    return cuda.Module(cuda.compiled(source, "sm_90a", {"R": rank, "AHEAD": AHEAD[rank], "WARPS": WARPS[rank]}))
 
 
-def run(name: str, rank: int, blocks: int, models: int, shared: int, *args: Any) -> None:
-    """One kernel on the current GPU."""
-    _module(rank, torch.cuda.current_device()).launch(name, (blocks, models), 32 * WARPS, shared, args)
+def forward(rank: int, models: int, count: int, *args: Any) -> None:
+    """Layers' attention part for `count` tokens of each model; the arguments are those of the kernel."""
+    warps = AHEAD[rank]
+    _run("forward", rank, count // (16 * warps), models, warps, warps // 4 * WEIGHTS + warps * 16 * ROW, *args)
+
+
+def backward(rank: int, models: int, columns: int, parts: int, *args: Any) -> None:
+    """Its gradients, tokens in `parts`."""
+    _run("backward", rank, columns // BLOCK * parts, models, WARPS[rank], BACKWARD, *args)
+
+
+def _run(name: str, rank: int, blocks: int, models: int, warps: int, shared: int, *args: Any) -> None:
+    _module(rank, torch.cuda.current_device()).launch(name, (blocks, models), 32 * warps, shared, args)
