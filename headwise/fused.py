@@ -373,8 +373,9 @@ class Fused(Flat):
             dz, u1, inv1, self._f(f"blocks.{i}.norm1.weight", first), dx, dz16, parts, T, P, 1 + 2 * i, slots, D=D, BT=64
         )
         chain.backward(
-            s.head_dim, models, C, self.shares, x, dz16, self._w(names[0], first), self._f(names[1], first), self._w(names[2], first), blocks, *grads,
-            T, C, P, 1 / s.average, s.scale, undo, last, models, self.shares, grown,
+            s.head_dim, last, models, C, self.shares,
+            x, dz16, self._w(names[0], first), self._f(names[1], first), self._w(names[2], first), blocks, *grads,
+            T, C, P, 1 / s.average, s.scale, undo, models, self.shares, grown,
         )  # fmt: skip
         if self.shares > 1:
             K.add_shares[(-(-size // 1024), models)](shared, self._f(names[0], first, self.grads), size, P, self.shares, BLOCK=1024)

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 @functools.cache
-def on_a_cpu(rank):
+def on_a_cpu(rank, first):
     """The kernels of one rank as a library."""
     folder = Path(tempfile.mkdtemp())
     words = [
@@ -33,6 +33,8 @@ def on_a_cpu(rank):
         f"-DR={rank}",
         f"-DWARPS={chain.WARPS[rank]}",
         f"-DAHEAD={chain.AHEAD[rank]}",
+        f"-DFIRST={int(first)}",
+        f"-DBESIDE={int(rank in chain.BESIDE)}",
         f"-I{HERE}",
         f"-I{Path(chain.__file__).parent}",
     ]
@@ -40,12 +42,12 @@ def on_a_cpu(rank):
     return ctypes.CDLL(str(folder / "chain.so"))
 
 
-def run(name, rank, blocks, models, warps, shared, *args):
+def run(name, rank, first, blocks, models, warps, shared, *args):
     values = [
         ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int(a)
         for a in args
     ]
-    getattr(on_a_cpu(rank), f"run_{name}")(blocks, models, *values)
+    getattr(on_a_cpu(rank, first), f"run_{name}")(blocks, models, *values)
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +79,15 @@ def test_the_step_equals_the_module_through_autograd(settings):
     near(losses, expected, bound, "losses")
     assert rows.isfinite().all(), "a gradient is not written"
     check_gradients(net, rows, grads, terms, bound)
+
+
+@pytest.mark.parametrize("settings", [CASES[1], CASES[3]])
+def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(settings):
+    net, bound = Net(settings, seed=2), STEP[settings.precision]
+    step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
+    first = step.gradient(net.x, net.target, losses[0]).clone()
+    for _ in range(1 if INTERPRETED else 50):
+        same(step.gradient(net.x, net.target, losses[1]), first, "gradients")
+    same(losses[1], losses[0], "losses")
+    y, *_ = net.exact(signs_of(net, step))
+    near(net.fuse(training=False).forward(net.x), y, bound, "outputs")

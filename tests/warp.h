@@ -128,6 +128,7 @@ INSIDE void wide(F (&c)[8][4], const U (&a)[2][2], U b) {
     }
 }
 INSIDE void begin() {}
+INSIDE void leave() {}
 INSIDE void finish() {}
 template <int N> INSIDE void settle(F (&)[N][4]) {}
 INSIDE void settle(U (&)[2]) {}
@@ -142,6 +143,7 @@ INSIDE void load2(const float* p, U j, F& a, F& b) { a = load(p, j), b = load(p,
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
 INSIDE void store2(float* p, U j, F a, F b) { store(p, j, a), store(p, j + 1, b); }
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) memcpy(p + j.v[i], &x.v[i], 4); }
+INSIDE void store4(Half* p, U j, U a, U b) { store2(p, j, a), store2(p, j + 2, b); }
 INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 
 template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel) {

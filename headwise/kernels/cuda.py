@@ -1,11 +1,17 @@
-"""CUDA C++ compiled where it runs, by the compiler that comes with PyTorch (NVRTC): for what Triton cannot say."""
+"""CUDA C++ compiled where it runs, by the compiler that comes with PyTorch (NVRTC): for what Triton cannot say.
+
+Machine code is kept in ~/.cache/headwise (or under XDG_CACHE_HOME), by a hash of everything it depends on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +55,26 @@ def _done(status: int) -> None:
 
 
 def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
-    """Machine code of a source for one GPU architecture, such as sm_90."""
-    nvrtc = _nvrtc()
-    assert nvrtc is not None
-    program = ctypes.c_void_p()
+    """Machine code of a source for one GPU architecture, such as sm_90a."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{name}={value}" for name, value in defined.items())]
+    nvrtc, major, minor = _nvrtc(), ctypes.c_int(), ctypes.c_int()
+    assert nvrtc is not None
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    key = hashlib.sha256("\n".join([source, *options, f"{major.value}.{minor.value}"]).encode()).hexdigest()
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise" / f"{key}.cubin"
+    with contextlib.suppress(OSError):
+        return kept.read_bytes()
+    code = _compile(nvrtc, source, options)
+    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, kept)
+    return code
+
+
+def _compile(nvrtc: ctypes.CDLL, source: str, options: list[str]) -> bytes:
+    program = ctypes.c_void_p()
     words = (ctypes.c_char_p * len(options))(*(word.encode() for word in options))
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"source.cu", 0, None, None):
         raise RuntimeError("NVRTC: no program")
