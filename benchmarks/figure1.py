@@ -142,13 +142,14 @@ def measure(results: Results, ways: list[str]) -> None:
     results.add("fp16 matmul TFLOP/s", matmul_rate, torch.float16, False)
     results.add("tf32 matmul TFLOP/s", matmul_rate, torch.float32, True)
     if "headwise" in ways:
+        panels = [(depth, width) for width in reversed(WIDTHS) for depth in DEPTHS]
+        for depth, width in panels:
+            results.add(f"headwise {depth} {width} all", time_ours, depth, width, PAPER.ranks, MODELS[width] // 7)
+        for depth, width in panels:
+            for rank in RANKS:
+                results.add(f"headwise {depth} {width} {rank}", time_ours, depth, width, (rank,), MODELS[width])
         for models in (1, 2, 4, 8, 16, 35):
             results.add(f"models 1 1 64 {models}", time_ours, 1, 1, (64,), models)
-        for width in WIDTHS:
-            for depth in DEPTHS:
-                results.add(f"headwise {depth} {width} all", time_ours, depth, width, PAPER.ranks, MODELS[width] // 7)
-                for rank in RANKS:
-                    results.add(f"headwise {depth} {width} {rank}", time_ours, depth, width, (rank,), MODELS[width])
     for way, timer in (("stock", time_stock), ("competent", time_competent)):
         for width in WIDTHS if way in ways else ():
             for rank in RANKS:

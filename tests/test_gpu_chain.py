@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
 from gpu import DEVICE, INTERPRETED, NAN, near
 from nets import STEP, Net, case, check_gradients, signs_of
+from tolerance import same
 
 from headwise.kernels import chain
 
