@@ -1,7 +1,9 @@
 """A training step of post-norm encoders as a dozen kernels: forward, loss, backward and AdamW on flat rows.
 
-It computes what `models.Encoder` and `stack.Stack` compute, for the shapes that `refusal` lets through; that is its plain
-twin. Products take operands of one type, sums, norms, residual, weights and moments are float32:
+It computes what `models.Encoder` and `stack.Stack` compute, for the shapes that `refusal` lets through; that is its plain twin. On
+an H100 or H200 the attention part of sequences of 16 tokens is one kernel forward and one back, in CUDA C++ (`kernels.chain`);
+elsewhere, and for other sizes, it is made of Triton kernels. Products take operands of one type, sums, norms, residual, weights and
+moments are float32:
 
 fp16    operands rounded to 11 bits, as TF32 rounds them, at half the bytes and twice the rate; gradients are carried
         times a power of two so that they stay in range
@@ -53,6 +55,11 @@ def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> s
     return ""
 
 
+def chain_refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
+    """Why the attention part of a fused step is not one kernel in each direction (chain.cu); empty when it is, where a GPU has them."""
+    return chain.refusal(shape.dim, tokens, batch * tokens, shape.num_heads * shape.head_dim, {shape.head_dim}, STORED[precision])
+
+
 def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
     """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Fused`."""
     T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
@@ -81,7 +88,7 @@ class Flat:
     ) -> None:
         s = self.shape = splits[0][1]
         self.splits, self.places, self.weights, self.half = splits, places, weights, half
-        self.batch, self.tokens, self.T, self.dot = batch, tokens, batch * tokens, DOTS[precision]
+        self.batch, self.tokens, self.T, self.precision, self.dot = batch, tokens, batch * tokens, precision, DOTS[precision]
         self.M, self.P = weights.shape
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
         self.gain = gain_of(self.T, precision)
@@ -144,8 +151,9 @@ class Fused(Flat):
         self.u = [empty(self.T, self.D) for _ in range(2 * kept)]
         self.x = [empty(self.T, self.D, dtype=kind) for _ in range(2 * kept)]
         self.inv = [empty(self.T) for _ in range(2 * kept)]
-        ranks = {shape.head_dim for _, shape in splits}
-        self.chained = not (chain.refusal(self.D, tokens, self.T, self.C, ranks, kind) or chain.missing(where))
+        refused = [chain_refusal(shape, tokens, batch, self.precision) for _, shape in splits]
+        trusted = not any(refused) and not chain.missing(where)
+        self.chained = trusted and all(chain.proven(shape.head_dim, where) for _, shape in splits)
         whole = self.chained or all(self._whole(shape) for _, shape in splits)  # no projection outlives its kernel
         self.qkv = [empty(batch, tokens, 3 * self.C, dtype=kind) for _ in range(0 if whole else kept)]
         self.o = [empty(batch, tokens, self.C, dtype=kind) for _ in range(0 if self.chained else 1 if whole else kept)]
@@ -364,21 +372,20 @@ class Fused(Flat):
         dz, dx, dz16, parts, blocks = (t[now] for t in (self.dz, self.dx, self.dz16, self.parts, self.blocks))
         names = [b + name for name in ("qkv.weight", "qkv.bias", "out.weight")]
         start, size = self._attention(i)
+        to = own = self._f(names[0], first, self.grads)
         if self.shares > 1:  # (shares, models, size) of this split's models, one block of memory
-            shared = self.shared.view(-1)[self.shares * first * size :]
-            grads, grown = [shared[self.places[name][0] - start :] for name in names], size
-        else:
-            grads, grown = [self._f(name, first, self.grads) for name in names], P
+            to = self.shared.view(-1)[self.shares * first * size :]
+        grads, grown = [to[self.places[name][0] - start :] for name in names], size if self.shares > 1 else P
         K.lower[(T // 64, models)](
             dz, u1, inv1, self._f(f"blocks.{i}.norm1.weight", first), dx, dz16, parts, T, P, 1 + 2 * i, slots, D=D, BT=64
         )
         chain.backward(
-            s.head_dim, last, models, C, self.shares,
+            s.head_dim, models, C, self.shares,
             x, dz16, self._w(names[0], first), self._f(names[1], first), self._w(names[2], first), blocks, *grads,
-            T, C, P, 1 / s.average, s.scale, undo, models, self.shares, grown,
+            T, C, P, 1 / s.average, s.scale, undo, last, models, self.shares, grown,
         )  # fmt: skip
         if self.shares > 1:
-            K.add_shares[(-(-size // 1024), models)](shared, self._f(names[0], first, self.grads), size, P, self.shares, BLOCK=1024)
+            K.add_shares[(-(-size // 1024), models)](to, own, size, P, self.shares, BLOCK=1024)
         if not last:
             K.add_blocks[(T // 16, models)](blocks, dx, T, columns, D=D, BT=16)
 

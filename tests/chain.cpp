@@ -8,7 +8,7 @@ extern "C" void run_forward(
     const float* u0, const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp,
     int average, int first
 ) {
-    launch(blocks, models, FORWARD_WARPS, STAGES * WEIGHTS + FORWARD_WARPS * 16 * ROW, [&] {
+    launch(blocks, models, FORWARD_WARPS, 2 * WEIGHTS + TILE, [&] {
         forward(x, w, b, out, bias, scale0, u0, scale, u, y, inv, T, C, model, alpha, sharp, average, first);
     });
 }
@@ -16,9 +16,9 @@ extern "C" void run_forward(
 extern "C" void run_backward(
     int blocks, int models, const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw,
     float* db, float* dout, int T, int C, int model, float alpha, float sharp, float undo,
-    int models_, int shares, int grown
+    int first, int models_, int shares, int grown
 ) {
-    launch(blocks, models, BACKWARD_WARPS, WEIGHTS + (2 * HELD + 4 * KEPT) * TILE + 1024, [&] {
-        backward(x, dz, w, b, out, parts, dw, db, dout, T, C, model, alpha, sharp, undo, models_, shares, grown);
+    launch(blocks, models, BACKWARD_WARPS, WEIGHTS + 8 * TILE + 1024, [&] {
+        backward(x, dz, w, b, out, parts, dw, db, dout, T, C, model, alpha, sharp, undo, first, models_, shares, grown);
     });
 }

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 @functools.cache
-def on_a_cpu(rank, first):
+def on_a_cpu(rank):
     """The kernels of one rank as a library."""
     folder = Path(tempfile.mkdtemp())
     words = [
@@ -33,9 +33,6 @@ def on_a_cpu(rank, first):
         "-pthread",
         f"-DR={rank}",
         f"-DWARPS={chain.WARPS[rank]}",
-        f"-DAHEAD={chain.AHEAD[rank]}",
-        f"-DFIRST={int(first)}",
-        f"-DBESIDE={int(rank in chain.BESIDE)}",
         f"-I{HERE}",
         f"-I{Path(chain.__file__).parent}",
     ]
@@ -43,12 +40,12 @@ def on_a_cpu(rank, first):
     return ctypes.CDLL(str(folder / "chain.so"))
 
 
-def run(name, rank, first, blocks, models, warps, shared, *args):
+def run(name, rank, blocks, models, warps, shared, *args):
     values = [
         ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int(a)
         for a in args
     ]
-    getattr(on_a_cpu(rank, first), f"run_{name}")(blocks, models, *values)
+    getattr(on_a_cpu(rank), f"run_{name}")(blocks, models, *values)
 
 
 @pytest.fixture(autouse=True)
@@ -58,14 +55,15 @@ def chained(monkeypatch):
             pytest.skip("needs a GPU, or g++")
         monkeypatch.setattr(chain, "_run", run)
         monkeypatch.setattr(chain, "missing", lambda device: "")
+        chain._proven.cache_clear()
 
 
 CASES = [
-    case("fp16", 64, (64, 1), batch=16),
-    case("fp16", 64, (2, 8), batch=16, depth=2, queries=1, each=2),
-    case("fp16", 64, (32, 4, 16), batch=16, width=2),
-    case("fp16", 64, (1, 32), batch=32, depth=2, width=3, queries=5),
-    case("fp16", 64, (16, 4), batch=16, depth=2, positions="additive"),
+    case("fp16", 64, (64, 1), batch=8),
+    case("fp16", 64, (2, 8), batch=8, depth=2, queries=1, each=2),
+    case("fp16", 64, (32, 4, 16), batch=8, width=2),
+    case("fp16", 64, (1, 32), batch=24, depth=2, width=3, queries=5),
+    case("fp16", 64, (16, 4), batch=8, depth=2, positions="additive"),
 ]
 
 
@@ -92,3 +90,29 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
     same(losses[1], losses[0], "losses")
     y, *_ = net.exact(signs_of(net, step))
     near(net.fuse(training=False).forward(net.x), y, bound, "outputs")
+
+
+@pytest.mark.parametrize("rank", chain.RANKS)
+def test_kernels_of_a_rank_are_trusted_after_a_trial(rank):
+    assert chain.proven(rank, DEVICE)
+
+
+@pytest.mark.parametrize(("name", "argument"), [("forward", 8), ("backward", 5), ("backward", 6), ("backward", 7), ("backward", 8)])
+def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, monkeypatch):
+    real = chain._run
+
+    def wrong(which, rank, blocks, models, warps, shared, *args):
+        real(which, rank, blocks, models, warps, shared, *args)
+        if which == name:
+            args[argument].view(-1)[3:5] += 10.0
+
+    monkeypatch.setattr(chain, "_run", wrong)
+    assert not chain.proven(8, DEVICE)
+    monkeypatch.undo()
+    chain._proven.cache_clear()
+
+
+def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
+    monkeypatch.setattr(chain, "proven", lambda rank, device: rank != 1)
+    assert not Net(CASES[0].values[0]).fuse().chained
+    assert Net(CASES[1].values[0]).fuse().chained

@@ -143,7 +143,6 @@ INSIDE void load2(const float* p, U j, F& a, F& b) { a = load(p, j), b = load(p,
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
 INSIDE void store2(float* p, U j, F a, F b) { store(p, j, a), store(p, j + 1, b); }
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) memcpy(p + j.v[i], &x.v[i], 4); }
-INSIDE void store4(Half* p, U j, U a, U b) { store2(p, j, a), store2(p, j + 2, b); }
 INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 
 template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel) {

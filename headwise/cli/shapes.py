@@ -143,7 +143,13 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
         told["step"], told["blocks"] = (kind.refusal(shape, args.tokens, args.batch) for kind in (fused, trunk))
         if not told["step"]:
-            print("a training step: fused, from data to optimiser")
+            told["chain"] = fused.chain_refusal(shape, args.tokens, args.batch)
+            how = (
+                f"in Triton; as one kernel it cannot: {told['chain']}"
+                if told["chain"]
+                else "one kernel each way on an H100 or H200, else in Triton"
+            )
+            print(f"a training step: fused, from data to optimiser; its attention part {how}")
         elif not told["blocks"]:
             print("a training step: fused blocks, modules around them")
         else:

@@ -8,11 +8,9 @@
 // columns -g o beside the gradients g; at rank 1 also the largest score.
 //
 // Names: q, k, v, g (gradient of a head's output), o; `n` after a name: a thread holds two columns of one token (the first
-// operand's order); `t`: two tokens of one column (the second operand's). R is the rank, AHEAD and WARPS how many warps
-// go forward and back together, BESIDE in which order, FIRST for a layer whose input has no gradient;
-// a compilation each. Matrices are
-// half, everything else float. What lanes do is written with F, U and the functions of the first section only, so that the
-// tests can run the same lines on a CPU, a warp as a vector of 32.
+// operand's order); `t`: two tokens of one column (the second operand's). R is the rank, WARPS how many go back together; a
+// compilation each. Matrices are half, everything else float. What lanes do is written with F, U and the functions of the first
+// section only, so that the tests can run the same lines on a CPU, a warp as a vector of 32.
 
 #ifndef ON_CPU
 typedef float F;
@@ -118,7 +116,6 @@ INSIDE void load2(const float* p, U i, F& a, F& b) { float2 x = *(const float2*)
 INSIDE void store(float* p, U i, F x) { p[i] = x; }
 INSIDE void store2(float* p, U i, F a, F b) { *(float2*)(p + i) = make_float2(a, b); }
 INSIDE void store2(Half* p, U i, U x) { *(U*)(p + i) = x; }
-INSIDE void store4(Half* p, U i, U a, U b) { *(uint2*)(p + i) = make_uint2(a, b); }
 INSIDE void store8(Half* p, U i, U a, U b, U c, U d) { *(uint4*)(p + i) = make_uint4(a, b, c, d); }
 #endif
 
@@ -133,18 +130,12 @@ constexpr int PIECE = 16;               // bytes that products of four warps cou
 constexpr int UNIT = R < 16 ? 16 : R;   // columns that a warp works on at once
 constexpr int TILES = UNIT / 8;
 constexpr int HEADS = R < 8 ? 8 / R : 1;  // that share a tile of eight columns
-constexpr int FORWARD_WARPS = AHEAD;    // 8 and two blocks of weights, or 16 and four
-constexpr int STAGES = AHEAD / 4;
-constexpr int BACKWARD_WARPS = WARPS;
-constexpr int TOKENS = BESIDE ? 64 : 128;  // of a tile backward; BESIDE: its weights' gradients are summed while the next is worked on
-constexpr int TILE = TOKENS * ROW;
-constexpr int SIDES = WARPS * 16 / TOKENS;  // how many share a block's columns out
-constexpr int UNITS = BLOCK / SIDES / UNIT;
-constexpr int KEPT = BESIDE ? 2 : 1;    // tiles of dq, dk, dv, o
-constexpr int HELD = KEPT + 1;          // of x and dz
 constexpr bool SMALL = R <= 16;         // all projections of a unit at once
-constexpr int GIVEN = BESIDE || SMALL ? TILES : 2;
-static_assert(UNITS > 0, "a head is in one warp");
+constexpr int TOKENS = 128;             // of a tile
+constexpr int TILE = TOKENS * ROW;
+constexpr int FORWARD_WARPS = 8;
+constexpr int BACKWARD_WARPS = WARPS;   // 8; or 16 that share a block's columns out, of which a head of rank 64 has all
+constexpr int SIDES = WARPS / 8;
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr bool EARLY = R < 8;           // the scores' factor goes to the queries, else into the exponent
 #define ONES U(0x3c003c00u)
@@ -169,11 +160,11 @@ template <int OF> INSIDE void bring(U to, const Half* w, const float* b, const H
 }
 
 // The same: a tile of tokens.
-template <int OF, int COUNT> INSIDE void bring_tile(U to, const Half* x, int tile) {
-    UNROLL for (int i = 0; i < COUNT / 4 / OF; i++) {
+template <int OF> INSIDE void bring_tile(U to, const Half* x, int tile) {
+    UNROLL for (int i = 0; i < 32 / OF; i++) {
         U at = lane() + 32 * (warp() + OF * i);
         U row = at >> 3, piece = (at & 7) * 16;
-        copy(to + place(row, piece), x, (row + tile * COUNT) * ROW + piece);
+        copy(to + place(row, piece), x, (row + tile * TOKENS) * ROW + piece);
     }
 }
 
@@ -191,21 +182,7 @@ template <int FROM, int TO> INSIDE void project(F (&c)[2 * (TO - FROM + 1)][4], 
     settle(c);
 }
 
-// The same of all three, and 16 columns of heads, those at `before`, times their weights of the output.
-INSIDE void project(F (&c)[6][4], F (&z)[8][4], U (&o)[2][2], U x, U weights, U biases, int column, int before) {
-    UNROLL for (int t = 0; t < 6; t++) {
-        find2(biases + (256 * (t / 2) + 4 * column + 32 * (t & 1)) + (lane() & 3) * 8, c[t][0], c[t][1]);
-        c[t][2] = c[t][0], c[t][3] = c[t][1];
-    }
-    settle(c), settle(z), settle(o[0]), settle(o[1]);
-    begin();
-    UNROLL for (int s = 0; s < 4; s++) wide<0, 0>(c, x + 32 * s / PIECE, weights + (3 * column * ROW + 32 * s) / PIECE);
-    wide(z, o, weights + (3 * MATRIX + 2 * before) / PIECE);
-    leave(), finish();
-    settle(c), settle(z), settle(o[0]), settle(o[1]);
-}
-
-// All three, and 16 columns of dz W_O, the gradient of the heads, in one go.
+// The same of all three, and 16 columns of dz W_O, the gradient of the heads, in one go.
 INSIDE void project(F (&c)[6][4], F (&g)[2][4], U x, U dz, U weights, U biases, int column) {
     UNROLL for (int t = 0; t < 6; t++) {
         find2(biases + (256 * (t / 2) + 4 * column + 32 * (t & 1)) + (lane() & 3) * 8, c[t][0], c[t][1]);
@@ -336,60 +313,54 @@ INSIDE void collect(F (&z)[8][4], U (&o)[2][2], U weights, int column) {
 }
 
 // n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows): a tile of eight sequences, all columns.
-KERNEL(FORWARD_WARPS, 16 / FORWARD_WARPS) forward(
+KERNEL(FORWARD_WARPS, 2) forward(
     const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0, const float* u0,
     const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp, int average, int first
 ) {
     long long m = block_y();
     x += m * T * WIDTH, u0 += m * T * WIDTH, u += m * T * WIDTH, y += m * T * WIDTH, inv += m * T;
     w += m * model, b += m * model, out += m * model, bias += m * model, scale0 += m * model, scale += m * model;
-    U token = (lane() >> 2) + 16 * (block_x() * FORWARD_WARPS + warp()), pair = (lane() & 3) * 2;
-    U memory = shared(), xs = memory + STAGES * WEIGHTS, mine = view(xs) + (warp() >> 2) * (64 * ROW / PIECE);
+    U token = (lane() >> 2) + (block_x() * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
+    U memory = shared(), xs = memory + 2 * WEIGHTS, mine = view(xs) + (warp() >> 2) * (64 * ROW / PIECE);
     float factor = sharp * LOG2E;
-    bring_tile<FORWARD_WARPS, 16 * FORWARD_WARPS>(xs, x, block_x());
-    UNROLL for (int i = 0; i < STAGES - 1; i++) {
-        if (i * BLOCK < C) bring<FORWARD_WARPS>(memory + i * WEIGHTS, w, b, out, i * BLOCK, C);
-        send();
-    }
+    bring<FORWARD_WARPS>(memory, w, b, out, 0, C);
+    bring_tile<FORWARD_WARPS>(xs, x, block_x());
+    send();
     Masks masks;
     mask(masks);
     F z[8][4];
     zero(z);
-    U o[2][2] = {{0u, 0u}, {0u, 0u}};  // 16 columns of heads, on their way to the output
-    for (int c0 = 0, turn = 0; c0 < C; c0 += BLOCK, turn = (turn + 1) % STAGES) {
+    for (int c0 = 0, turn = 0; c0 < C; c0 += BLOCK, turn ^= 1) {
         U here = memory + turn * WEIGHTS, there = view(here);
-        arrived<STAGES - 2>();
+        arrived<0>();
         visible();
         together();  // this block is there, and everybody has done with the one before
-        int far = c0 + (STAGES - 1) * BLOCK;
-        if (far < C) bring<FORWARD_WARPS>(memory + (turn + STAGES - 1) % STAGES * WEIGHTS, w, b, out, far, C);
+        if (c0 + BLOCK < C) bring<FORWARD_WARPS>(memory + (turn ^ 1) * WEIGHTS, w, b, out, c0 + BLOCK, C);
         send();
 #pragma unroll 1
         for (int c = 0; c < BLOCK; c += UNIT) {
-            U q[TILES][2], k[TILES][2];
+            U q[TILES][2], k[TILES][2], o[2][2];
             if (SMALL) {
                 U v[TILES][2];
-                F y[6][4];
-                project(y, z, o, mine, there, here + 4 * MATRIX, c, c > UNIT ? c - UNIT : 0);
+                F y[6][4], sum[2][4], over[2][4];
+                project<0, 2>(y, mine, there, here + 4 * MATRIX, c);
                 packed(q, k, v, y, factor);
-                F sum[TILES][4], over[TILES][4];
-                UNROLL for (int t = 0; t < TILES; t++) {
-                    U e[HEADS][4];
-                    if (R <= 8) gather(sum[t], over[t], e, q, k, v[t], masks, factor, t);
-                }
-                if (R == 16) {
+                if (R <= 8) {
+                    UNROLL for (int t = 0; t < 2; t++) {
+                        U e[HEADS][4];
+                        gather(sum[t], over[t], e, q, k, v[t], masks, factor, t);
+                    }
+                } else {
                     Sharp none;
                     U e[4];
                     weigh(e, q, k, none, masks, factor, 0, 0);
                     mma0(over[0], e[0], e[1], e[2], e[3], ONES, ONES);
-                    UNROLL for (int r = 0; r < 4; r++) over[0][r] = inverse(over[0][r]), over[TILES - 1][r] = over[0][r];
-                    UNROLL for (int t = 0; t < TILES; t++) mma0(sum[t], e[0], e[1], e[2], e[3], turned(v[t][0]), turned(v[t][1]));
+                    UNROLL for (int r = 0; r < 4; r++) over[0][r] = inverse(over[0][r]), over[1][r] = over[0][r];
+                    UNROLL for (int t = 0; t < 2; t++) mma0(sum[t], e[0], e[1], e[2], e[3], turned(v[t][0]), turned(v[t][1]));
                 }
-                UNROLL for (int t = 0; t < 2; t++) UNROLL for (int r = 0; r < 2; r++) {
-                    const F(&n)[4] = sum[t % TILES];
-                    const F(&d)[4] = over[t % TILES];
-                    o[t][r] = pack(n[2 * r] * d[2 * r], n[2 * r + 1] * d[2 * r + 1]);
-                }
+                UNROLL for (int t = 0; t < 2; t++) UNROLL for (int r = 0; r < 2; r++)
+                    o[t][r] = pack(sum[t][2 * r] * over[t][2 * r], sum[t][2 * r + 1] * over[t][2 * r + 1]);
+                collect(z, o, there, c);
             } else {
                 UNROLL for (int i = 0; i < TILES; i += 2) {
                     F y[4][4];
@@ -415,10 +386,6 @@ KERNEL(FORWARD_WARPS, 16 / FORWARD_WARPS) forward(
                     collect(z, o, there, c + 8 * i);
                 }
             }
-        }
-        if (SMALL) {
-            collect(z, o, there, BLOCK - UNIT);
-            o[0][0] = 0u, o[0][1] = 0u, o[1][0] = 0u, o[1][1] = 0u;
         }
     }
     F squares[2] = {0.0f, 0.0f}, own = load(scale, U(0u)), before = load(scale0, U(0u));
@@ -531,11 +498,11 @@ INSIDE void project_back(F (&g)[2][4], U dz, U weights, int column) {
     settle(g);
 }
 
-// One unit of columns of a warp's sequence: from queries, keys, values and the gradient of the heads (of a large head made here) to
-// dq, dk, dv and o, which go to `to`, a tile apart.
+// One unit of columns of a warp's sequence: from queries, keys, values and the gradient of the heads (that of a large head is made here)
+// to dq, dk, dv and o, which go to `staged`, a tile apart.
 INSIDE void unit_back(
-    const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[TILES][2], const F (&gs)[GIVEN][4], const Masks& masks,
-    float factor, float alpha, float sharp, U to, U row, int c, U dz, U weights
+    const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[TILES][2], F (&gs)[2][4], const Masks& masks, float factor,
+    float alpha, float sharp, U staged, U row, int c, U dz, U there
 ) {
     U e[4], et[4], ds[4], dst[4], g[TILES][2];  // of a large head: its weights, their gradient, the transposes of both
     if (R > 8) {
@@ -546,14 +513,11 @@ INSIDE void unit_back(
         UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
         UNROLL for (int i = 0; i < TILES; i += 2) {
             U go[2][2][2];
-            F made[2][4];
-            if (GIVEN < TILES) project_back(made, dz, weights, c + 8 * i);
+            if (!SMALL) project_back(gs, dz, there, c + 8 * i);
             UNROLL for (int j = 0; j < 2; j++) {
                 F sum[4];
                 mma0(sum, e[0], e[1], e[2], e[3], turned(v[i + j][0]), turned(v[i + j][1]));
-                U at = to + 3 * TILE + place(row, (lane() & 3) * 4 + 2 * (c + 8 * (i + j)));
-                if (GIVEN == TILES) part_of(g[i + j], go[j], sum, gs[(i + j) % GIVEN], total, alpha, at);
-                else part_of(g[i + j], go[j], sum, made[j], total, alpha, at);
+                part_of(g[i + j], go[j], sum, gs[j], total, alpha, staged + 3 * TILE + place(row, (lane() & 3) * 4 + 2 * (c + 8 * (i + j))));
             }
             UNROLL for (int j = 0; j < 2; j++) {
                 U a[4] = {g[i][0], g[i][1], g[i + 1][0], g[i + 1][1]};
@@ -564,52 +528,55 @@ INSIDE void unit_back(
         slope(ds, e, dp);
         turn(et, e), turn(dst, ds);
     }
-    UNROLL for (int t = 0; t < TILES; t++) {
-        U at = to + place(row, (lane() & 3) * 4 + 2 * (c + 8 * t));
-        F dq[4], dk[4], dv[4];
-        if (R == 1) {
-            single(dq, dk, dv, q, k, v[t], gs[t % GIVEN], masks, alpha, t, at + 3 * TILE);
-        } else if (R <= 8) {
-            U all[HEADS][4], go[2][2];
-            F sum[4], over[4];
-            gather(sum, over, all, q, k, v[t], masks, factor, t);
-            part_of(g[t], go, sum, gs[t % GIVEN], over, alpha, at + 3 * TILE);
-            U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
-            U gt[2] = {turned(g[t][0]), turned(g[t][1])};
-            UNROLL for (int h = 0; h < HEADS; h++) {
-                U one = masks.pairs[R == 1 ? 0 : h], mine = masks.columns[h];
-                F dp[2][4];
-                UNROLL for (int n = 0; n < 2; n++) {
-                    mma0(dp[n], g[t][0], g[t][1], go[0][0], go[0][1], only(v[t][n], one), one);
-                    mma(dp[n], go[1][0], go[1][1], one);
+    UNROLL for (int i = 0; i < TILES; i += 2) {
+        UNROLL for (int j = 0; j < 2; j++) {
+            int t = i + j;
+            U at = staged + place(row, (lane() & 3) * 4 + 2 * (c + 8 * t));
+            F dq[4], dk[4], dv[4];
+            if (R == 1) {
+                single(dq, dk, dv, q, k, v[t], gs[j], masks, alpha, t, at + 3 * TILE);
+            } else if (R <= 8) {
+                U all[HEADS][4], go[2][2];
+                F sum[4], over[4];
+                gather(sum, over, all, q, k, v[t], masks, factor, t);
+                part_of(g[t], go, sum, gs[j], over, alpha, at + 3 * TILE);
+                U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
+                U gt[2] = {turned(g[t][0]), turned(g[t][1])};
+                UNROLL for (int h = 0; h < HEADS; h++) {
+                    U one = masks.pairs[R == 1 ? 0 : h], mine = masks.columns[h];
+                    F dp[2][4];
+                    UNROLL for (int n = 0; n < 2; n++) {
+                        mma0(dp[n], g[t][0], g[t][1], go[0][0], go[0][1], only(v[t][n], one), one);
+                        mma(dp[n], go[1][0], go[1][1], one);
+                    }
+                    slope(ds, all[h], dp);
+                    add(dq, ds, only(kt[0], mine), only(kt[1], mine), h);
+                    turn(et, all[h]), turn(dst, ds);
+                    add(dv, et, only(gt[0], mine), only(gt[1], mine), h);
+                    add(dk, dst, only(qt[0], mine), only(qt[1], mine), h);
                 }
-                slope(ds, all[h], dp);
-                add(dq, ds, only(kt[0], mine), only(kt[1], mine), h);
-                turn(et, all[h]), turn(dst, ds);
-                add(dv, et, only(gt[0], mine), only(gt[1], mine), h);
-                add(dk, dst, only(qt[0], mine), only(qt[1], mine), h);
+            } else {
+                add(dq, ds, turned(k[t][0]), turned(k[t][1]), 0);
+                add(dv, et, turned(g[t][0]), turned(g[t][1]), 0);
+                add(dk, dst, turned(q[t][0]), turned(q[t][1]), 0);
             }
-        } else {
-            add(dq, ds, turned(k[t][0]), turned(k[t][1]), 0);
-            add(dv, et, turned(g[t][0]), turned(g[t][1]), 0);
-            add(dk, dst, turned(q[t][0]), turned(q[t][1]), 0);
-        }
-        float by = EARLY ? 1.0f / LOG2E : sharp;
-        UNROLL for (int r = 0; r < 2; r++) {
-            keep(at + 8 * r * ROW, pack(dq[2 * r] * sharp, dq[2 * r + 1] * sharp));
-            keep(at + (TILE + 8 * r * ROW), pack(dk[2 * r] * by, dk[2 * r + 1] * by));
-            keep(at + (2 * TILE + 8 * r * ROW), pack(dv[2 * r], dv[2 * r + 1]));
+            float by = EARLY ? 1.0f / LOG2E : sharp;
+            UNROLL for (int r = 0; r < 2; r++) {
+                keep(at + 8 * r * ROW, pack(dq[2 * r] * sharp, dq[2 * r + 1] * sharp));
+                keep(at + (TILE + 8 * r * ROW), pack(dk[2 * r] * by, dk[2 * r + 1] * by));
+                keep(at + (2 * TILE + 8 * r * ROW), pack(dv[2 * r], dv[2 * r + 1]));
+            }
         }
     }
 }
 
 // From dz, the gradient of what the output adds to, to that of the input and the weights: a block of columns, all tokens, or one of
 // `shares` equal parts of them. The input's gradient is a sum over blocks of columns, whose parts go to `parts` (model, block, token, 64),
-// lane by lane (`add_blocks` in layer.py knows the order); FIRST: nobody wants it. The weights' is a sum over the shares, (share, model,
-// numbers `grown` apart).
+// lane by lane (`add_blocks` in layer.py knows the order); `first`: nobody wants it. The weights' is a sum over the shares, (share,
+// model, numbers `grown` apart).
 KERNEL(BACKWARD_WARPS, 1) backward(
     const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw, float* db, float* dout,
-    int T, int C, int model, float alpha, float sharp, float undo, int models, int shares, int grown
+    int T, int C, int model, float alpha, float sharp, float undo, int first, int models, int shares, int grown
 ) {
     long long m = block_y();
     int block = block_x() % (C / BLOCK), share = block_x() / (C / BLOCK), c0 = block * BLOCK;
@@ -618,105 +585,77 @@ KERNEL(BACKWARD_WARPS, 1) backward(
     w += m * model, b += m * model, out += m * model;
     long long to = ((long long)share * models + m) * grown;
     dw += to, db += to, dout += to;
-    U weights = shared(), tiles = weights + WEIGHTS, staged = tiles + 2 * HELD * TILE, ones = staged + 4 * KEPT * TILE;
-    int four = warp() >> 2, side = four / (TOKENS / 64), group = four % (TOKENS / 64);  // which columns, and which 64 tokens
-    U ours = group * (64 * ROW / PIECE), there = view(weights), row = (lane() >> 2) + 16 * (warp() & 3) + 64 * group;
+    U weights = shared(), tiles = weights + WEIGHTS, staged = tiles + 4 * TILE, ones = staged + 4 * TILE;
+    int side = warp() >> 3, group = warp() >> 2 & 1;  // which columns, and which 64 tokens
     float factor = sharp * LOG2E;
     bring<WARPS>(weights, w, b, out, c0, C);
     auto next = [&](int tile) {
-        int place = (tile - start + 1) % HELD;
-        bring_tile<WARPS, TOKENS>(tiles + 2 * place * TILE, x, tile);
-        bring_tile<WARPS, TOKENS>(tiles + (2 * place + 1) * TILE, dz, tile);
+        bring_tile<WARPS>(tiles + (tile & 1) * 2 * TILE, x, tile);
+        bring_tile<WARPS>(tiles + ((tile & 1) * 2 + 1) * TILE, dz, tile);
         send();
     };
     next(start);
-    if (BESIDE) {  // before the first tile is one of zeros
-        UNROLL for (int i = 0; i < 2 * TILE / (128 * WARPS); i++) keep(tiles + (lane() + 32 * (warp() + WARPS * i)) * 4, U(0u));
-        UNROLL for (int i = 0; i < 4 * TILE / (128 * WARPS); i++) keep(staged + (lane() + 32 * (warp() + WARPS * i)) * 4, U(0u));
-    }
     if (warp() < 8) keep(ones + (lane() + 32 * warp()) * 4, ONES);
     Masks masks;
     mask(masks);
     constexpr int EACH = 16 / WARPS;  // matrices whose gradients four warps sum up
-    F gw[EACH][8][4], gb[EACH][1][4], dx[8 / SIDES][4];
+    F gw[EACH][8][4], gb[EACH][1][4];
     UNROLL for (int i = 0; i < EACH; i++) zero(gw[i]), zero(gb[i]);
-    auto sum_up = [&](int held, int kept) {  // start to add a tile's part of the gradients
-        U xs = view(tiles) + held * (2 * TILE / PIECE), done = view(staged) + kept * (4 * TILE / PIECE);
+    for (int tile = start; tile < end; tile++) {
+        U xs = view(tiles) + (tile & 1) * (2 * TILE / PIECE), zs = xs + TILE / PIECE;
+        U ours = group * (64 * ROW / PIECE), there = view(weights), done = view(staged);
+        arrived<0>();
+        visible();
+        together();  // this tile is there, and everybody has done with what lies where the next one goes
+        if (tile + 1 < end) next(tile + 1);
+        U row = (lane() >> 2) + 16 * (warp() & 7);
+#pragma unroll 1
+        for (int c = BLOCK / SIDES * side; c < BLOCK / SIDES * (side + 1); c += UNIT) {
+            U q[TILES][2], k[TILES][2], v[TILES][2];
+            F gs[2][4];  // the gradient of the heads; a large head's comes 16 columns at a time
+            UNROLL for (int i = 0; i < TILES; i += 2) {
+                F y[6][4];
+                if (SMALL) project(y, gs, xs + ours, zs + ours, there, weights + 4 * MATRIX, c);
+                else project<0, 2>(y, xs + ours, there, weights + 4 * MATRIX, c + 8 * i);
+                packed(q + i, k + i, v + i, y, factor);
+            }
+            unit_back(q, k, v, gs, masks, factor, alpha, sharp, staged, row, c, zs + ours, there);
+        }
+        visible();
+        together();  // every sequence's dq, dk, dv and o are there
+        F dx[8 / SIDES][4];
         zero(dx), settle(dx);
         UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
         begin();
         UNROLL for (int i = 0; i < EACH; i++) {
-            int matrix = four * EACH + i;
-            U by = xs + (matrix < 3 ? 0 : TILE / PIECE), of = done + matrix * (TILE / PIECE);
-            UNROLL for (int s = 0; s < TOKENS / 16; s++) wide<1, 1>(gw[i], of + 16 * s * ROW / PIECE, by + 16 * s * ROW / PIECE);
-            if (BESIDE || matrix % 2 == 0)  // only queries and values need it, but a branch here would make what is beside wait
-                UNROLL for (int s = 0; s < TOKENS / 16; s++) wide<1, 0>(gb[i], of + 16 * s * ROW / PIECE, view(ones));
+            int matrix = (warp() >> 2) * EACH + i;
+            U by = matrix < 3 ? xs : zs;
+            UNROLL for (int s = 0; s < TOKENS / 16; s++) wide<1, 1>(gw[i], done + (matrix * TILE + 16 * s * ROW) / PIECE, by + 16 * s * ROW / PIECE);
+            if (matrix % 2 == 0)  // a softmax does not see the keys' biases, and the output's are not these
+                UNROLL for (int s = 0; s < TOKENS / 16; s++) wide<1, 0>(gb[i], done + (matrix * TILE + 16 * s * ROW) / PIECE, view(ones));
         }
-        if (!FIRST)
+        if (!first)
             UNROLL for (int a = 0; a < 3; a++) UNROLL for (int s = 0; s < 4; s++)
                 wide<0, 1>(dx, done + ours + (a * TILE + 32 * s) / PIECE, there + (16 * a + 48 * s) * ROW / PIECE + side * (ROW / SIDES / PIECE));
-        leave();
-    };
-    auto summed = [&](int tile) {  // it is added; the tile's part of dx goes out
-        finish();
+        leave(), finish();
         UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
         settle(dx);
-        if (FIRST || tile < start) return;
-        UNROLL for (int i = 0; i < 2; i++) {
-            U at = (row + (tile * TOKENS + 8 * i)) * WIDTH + (lane() & 3) * 16 + side * (16 / SIDES), p[8 / SIDES];
-            UNROLL for (int n = 0; n < 8 / SIDES; n++) p[n] = pack(dx[n][2 * i], dx[n][2 * i + 1]);
-            if (SIDES == 4) store4(parts, at, p[0], p[1]);
-            else UNROLL for (int n = 0; n < 8 / SIDES; n += 4) store8(parts, at + 2 * n, p[n], p[n + 1], p[n + 2], p[n + 3]);
-        }
-    };
-    for (int tile = start; tile < end; tile++) {
-        int held = (tile - start + 1) % HELD, kept = (tile - start + 1) % KEPT;
-        U xs = view(tiles) + held * (2 * TILE / PIECE), zs = xs + TILE / PIECE;
-        arrived<0>();
-        visible();
-        together();  // this tile is there, the one before is worked on, and the one before that is added
-        if (tile + 1 < end) next(tile + 1);
-        auto work = [&](int i) {
-            int c = BLOCK / SIDES * side + UNIT * i;
-            U q[TILES][2], k[TILES][2], v[TILES][2];
-            F gs[GIVEN][4];
-            UNROLL for (int t = 0; t < TILES; t += 2) {
-                F y[6][4];
-                if (GIVEN == TILES) project(y, *(F(*)[2][4])(gs + t % GIVEN), xs + ours, zs + ours, there, weights + 4 * MATRIX, c + 8 * t);
-                else project<0, 2>(y, xs + ours, there, weights + 4 * MATRIX, c + 8 * t);
-                packed(q + t, k + t, v + t, y, factor);
+        if (!first) {
+            UNROLL for (int i = 0; i < 2; i++) {
+                U at = (row + (tile * TOKENS + 8 * i)) * WIDTH + (lane() & 3) * 16 + side * 8;
+                UNROLL for (int n = 0; n < 8 / SIDES; n += 4)
+                    store8(parts, at + 2 * n, pack(dx[n][2 * i], dx[n][2 * i + 1]), pack(dx[n + 1][2 * i], dx[n + 1][2 * i + 1]),
+                           pack(dx[n + 2][2 * i], dx[n + 2][2 * i + 1]), pack(dx[n + 3][2 * i], dx[n + 3][2 * i + 1]));
             }
-            if (BESIDE && i == UNITS - 1) sum_up((tile - start) % HELD, (tile - start) % KEPT);
-            unit_back(q, k, v, gs, masks, factor, alpha, sharp, staged + kept * 4 * TILE, row, c, zs + ours, there);
-        };
-        if (BESIDE) {
-            UNROLL for (int i = 0; i < UNITS; i++) work(i);
-        } else {
-#pragma unroll 1
-            for (int i = 0; i < UNITS; i++) work(i);
         }
-        if (BESIDE) {
-            summed(tile - 1);
-        } else {
-            visible();
-            together();  // every sequence's dq, dk, dv and o are there
-            sum_up(held, kept);
-            summed(tile);
-        }
-    }
-    if (BESIDE) {
-        visible();
-        together();
-        sum_up((end - start) % HELD, (end - start) % KEPT);
-        summed(end - 1);
     }
     UNROLL for (int i = 0; i < EACH; i++) UNROLL for (int r = 0; r < 2; r++) {
-        int matrix = four * EACH + i;
+        int matrix = (warp() >> 2) * EACH + i;
         U column = (lane() >> 2) + (c0 + 16 * (warp() & 3) + 8 * r), pair = (lane() & 3) * 2;
         if (matrix < 3) {
             UNROLL for (int n = 0; n < 8; n++)
                 store2(dw, (column + matrix * C) * WIDTH + pair + 8 * n, gw[i][n][2 * r] * undo, gw[i][n][2 * r + 1] * undo);
-            store(db, column + matrix * C, matrix == 1 ? F(0.0f) : gb[i][0][2 * r] * undo);  // a softmax does not see the keys' biases
+            store(db, column + matrix * C, gb[i][0][2 * r] * undo);
         } else {
             UNROLL for (int n = 0; n < 8; n++) UNROLL for (int j = 0; j < 2; j++)
                 store(dout, (pair + (8 * n + j)) * C + column, gw[i][n][2 * r + j] * (undo * alpha));

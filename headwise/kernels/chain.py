@@ -1,7 +1,8 @@
 """The attention part of short sequences as two kernels in CUDA C++ (chain.cu): forward, and backward with the weights' gradients.
 
 Every rank from 1 to 64 at the same traffic: neither projections nor scores go through memory. The plain twin is what `Fused` does where
-these do not apply (layer.py and heads.py).
+these do not apply (layer.py and heads.py). They are compiled where they run, by whatever compiler is there, so each is tried on a small
+layer before it is trusted (`proven`).
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headwise.kernels import cuda
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TOKENS, WIDTH = 16, 64  # of a sequence, of the model
-TILE, BLOCK = 256, 64  # tokens that go forward together at most, columns of a block
+TILE, BLOCK = 128, 64  # tokens of a tile, columns of a block
 ROW = 2 * WIDTH  # bytes of a row in shared memory
 WEIGHTS = 4 * BLOCK * ROW + 1024  # a block's, with its biases
-AHEAD = dict.fromkeys(RANKS, 16)  # warps that go forward together, by rank
-WARPS = {1: 16, 2: 16, 4: 16, 8: 16, 16: 16, 32: 8, 64: 8}  # and back
-BESIDE = {1, 2, 4, 8, 16, 32}  # ranks whose weights' gradients are summed beside the next tile
+FORWARD = 2 * WEIGHTS + TILE * ROW  # bytes there: two blocks' weights, a tile of x
+BACKWARD = WEIGHTS + 8 * TILE * ROW + 1024  # one block's, two tiles of x and dz, one of dq, dk, dv and o, ones
+WARPS = {1: 16, 2: 8, 4: 16, 8: 16, 16: 16, 32: 8, 64: 8}  # that go back together, by rank; 8 go forward
+ENOUGH_RIGHT = 3e-3  # relative error of a layer with operands of 11 bits
 ENOUGH = 32  # programs a model, so that few models fill a GPU
 
 
@@ -46,30 +49,70 @@ def missing(device: torch.device) -> str:
 def shares(count: int, columns: int) -> int:
     """In how many parts the tokens are taken for the weights' gradients."""
     most = max(1, ENOUGH * BLOCK // columns)
-    return next(n for n in range(min(most, count // 128), 0, -1) if count // 128 % n == 0)
+    return next(n for n in range(min(most, count // TILE), 0, -1) if count // TILE % n == 0)
+
+
+def proven(rank: int, device: torch.device) -> bool:
+    """Whether the kernels of a rank, compiled here, compute a small layer and its gradients as PyTorch does."""
+    return _proven(rank, str(device))
 
 
 @functools.cache
-def _module(rank: int, first: bool, device: int) -> cuda.Module:
-    source = (Path(__file__).parent / "chain.cu").read_text()
-    return cuda.Module(
-        cuda.compiled(
-            source, "sm_90a", {"R": rank, "AHEAD": AHEAD[rank], "WARPS": WARPS[rank], "BESIDE": int(rank in BESIDE), "FIRST": int(first)}
-        )
+def _proven(rank: int, device: str) -> bool:
+    M, T, C, D, share, scale = 2, 2 * TILE, 2 * BLOCK, WIDTH, 2, 0.6
+    draw = torch.Generator().manual_seed(rank)
+
+    def drawn(*size: int, spread: float = 1.0) -> Tensor:
+        return (torch.randn(M, *size, generator=draw) * spread).to(device)
+
+    x, dz, u0 = drawn(T, D, spread=0.5).half(), drawn(T, D).half(), drawn(T, D)
+    w, out = drawn(3 * C, D, spread=0.3).half(), drawn(D, C, spread=0.1).half()
+    b, bias, ones = drawn(3 * C), drawn(D), torch.ones(M, 1, device=device)
+    # one row a model, as models have them: matrices in half, the rest in float32
+    row = torch.cat([w.flatten(1).float(), b, out.flatten(1).float(), bias, ones], 1).contiguous()
+    half, P, at_b, at_out = row.half(), row.shape[1], 3 * C * D, 3 * C * D + 3 * C
+    f, h = row.view(-1), half.view(-1)
+    u, y, inv = torch.empty_like(u0), torch.empty_like(x), torch.empty(M, T, device=device)
+    parts = torch.empty(M, C // BLOCK, T, D, dtype=torch.float16, device=device)
+    sums = torch.empty(share, M, 4 * C * D + 3 * C, device=device)
+    s, size = sums.view(-1), sums.shape[2]
+    scales = f[P - 1 :]  # 1
+    forward(rank, M, T, x, h, f[at_b:], h[at_out:], f[at_out + C * D :], scales, u0, scales, u, y, inv, T, C, P, 1.0, scale, 1, False)
+    backward(
+        rank, M, C, share, x, dz, h, f[at_b:], h[at_out:], parts, s, s[at_b:], s[at_out:], T, C, P, 1.0, scale, 1.0, False, M, share, size
     )
+    given = [t.float().requires_grad_() for t in (x, w, b, out)]
+    with torch.enable_grad():
+        q, k, v = (
+            t.view(M, -1, TOKENS, C // rank, rank).transpose(2, 3) for t in (given[0] @ given[1].mT + given[2][:, None]).split(C, -1)
+        )
+        heads = (torch.softmax(q @ k.mT * scale, -1) @ v).transpose(2, 3).reshape(M, T, C)
+        added = heads @ given[3].mT
+        dx, dw, db, dout = torch.autograd.grad(added, given, dz.float())
+    z = (added + u0 + bias[:, None]).detach()
+    i = torch.arange(D, device=device)
+    got_dx = torch.empty_like(dx)
+    got_dx[..., i % 16 // 2 * 8 + i // 16 * 2 + i % 2] = parts.float().sum(1)
+    got = sums.sum(0).split([3 * C * D, 3 * C, C * D], 1)
+    pairs = [(u, z / z.norm(dim=-1, keepdim=True)), (y, u), (got_dx, dx), (got[0], dw.flatten(1)), (got[1], db), (got[2], dout.flatten(1))]
+    return all(bool((a.float() - b).norm() < ENOUGH_RIGHT * b.norm()) for a, b in pairs)
 
 
 def forward(rank: int, models: int, count: int, *args: Any) -> None:
-    """Layers' attention part for `count` tokens of each model; the arguments are those of the kernel."""
-    warps = AHEAD[rank]
-    _run("forward", rank, False, count // (16 * warps), models, warps, warps // 4 * WEIGHTS + warps * 16 * ROW, *args)
+    """The attention part of one layer for `count` tokens of each model; the arguments are those of the kernel."""
+    _run("forward", rank, count // TILE, models, 8, FORWARD, *args)
 
 
-def backward(rank: int, first: bool, models: int, columns: int, parts: int, *args: Any) -> None:
-    """Its gradients, tokens in `parts`; `first`: but that of the input."""
-    tiles = 14 * 64 if rank in BESIDE else 8 * 128  # rows: of x and dz two each, of dq, dk, dv and o one; one more of each where beside
-    _run("backward", rank, first, columns // BLOCK * parts, models, WARPS[rank], WEIGHTS + tiles * ROW + 1024, *args)
+def backward(rank: int, models: int, columns: int, parts: int, *args: Any) -> None:
+    """Its gradients, tokens in `parts`."""
+    _run("backward", rank, columns // BLOCK * parts, models, WARPS[rank], BACKWARD, *args)
 
 
-def _run(name: str, rank: int, first: bool, blocks: int, models: int, warps: int, shared: int, *args: Any) -> None:
-    _module(rank, first, torch.cuda.current_device()).launch(name, (blocks, models), 32 * warps, shared, args)
+def _run(name: str, rank: int, blocks: int, models: int, warps: int, shared: int, *args: Any) -> None:
+    _module(rank, torch.cuda.current_device()).launch(name, (blocks, models), 32 * warps, shared, args)
+
+
+@functools.cache
+def _module(rank: int, device: int) -> cuda.Module:
+    source = (Path(__file__).parent / "chain.cu").read_text()
+    return cuda.Module(cuda.compiled(source, "sm_90a", {"R": rank, "WARPS": WARPS[rank]}))
