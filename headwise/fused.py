@@ -152,8 +152,8 @@ class Fused(Flat):
         self.x = [empty(self.T, self.D, dtype=kind) for _ in range(2 * kept)]
         self.inv = [empty(self.T) for _ in range(2 * kept)]
         refused = [chain_refusal(shape, tokens, batch, self.precision) for _, shape in splits]
-        trusted = not any(refused) and not chain.missing(where)
-        self.chained = trusted and all(chain.proven(shape.head_dim, where) for _, shape in splits)
+        possible = not any(refused) and not chain.missing(where)
+        self.chained = possible and all(chain.proven(shape.head_dim, where) for _, shape in splits)
         whole = self.chained or all(self._whole(shape) for _, shape in splits)  # no projection outlives its kernel
         self.qkv = [empty(batch, tokens, 3 * self.C, dtype=kind) for _ in range(0 if whole else kept)]
         self.o = [empty(batch, tokens, self.C, dtype=kind) for _ in range(0 if self.chained else 1 if whole else kept)]
@@ -204,7 +204,7 @@ class Fused(Flat):
 
     def _forward(self, x_MBND: Tensor) -> Tensor:
         """The last layer's direction u."""
-        u = self._placed(x_MBND).reshape(self.M, self.T, self.D).contiguous()
+        u = self._placed(x_MBND).reshape(self.M, self.T, self.D).float().contiguous()
         x = self.first = u.to(self.half.dtype)
         for i in range(self.shape.depth):
             u, x = self._layer(i, u, x)

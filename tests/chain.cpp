@@ -1,4 +1,4 @@
-// kernels/chain.cu on a CPU, for tests/test_chain.py.
+// kernels/chain.cu on a CPU, for tests/test_gpu_chain.py.
 #include "warp.h"
 
 #include "chain.cu"

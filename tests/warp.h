@@ -1,6 +1,8 @@
 // A warp on a CPU: the first section of kernels/chain.cu again, with a value of every lane in each variable. A block's warps
-// are threads. Products sum in double: a reference for where numbers go, not for how a GPU rounds.
+// are threads. A reference for where numbers go, not for how a GPU rounds; what a GPU wants aligned must be aligned here too.
 #include <barrier>
+#include <cstdio>
+#include <cstdlib>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -9,7 +11,6 @@
 
 #define ON_CPU
 #define INSIDE static inline
-#define INSIDE_ inline
 #define UNROLL
 #define KERNEL(warps, blocks) extern "C" void
 typedef unsigned short Half;
@@ -98,6 +99,9 @@ INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { for (F& x : c)
 INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) { for (F& x : c) x = 0.0f; mma(c, a0, a1, b0); }
 
 INSIDE U shared() { return U(0u); }
+INSIDE void aligned(const void* p, size_t to) {
+    if ((uintptr_t)p % to) fprintf(stderr, "%p is no multiple of %zu\n", p, to), abort();
+}
 INSIDE U view(U at) { return at >> U(4u) | U(0x10000u); }
 INSIDE uint32_t seen(U x) { return (x.v[0] & 0xffff) << 4; }
 INSIDE float half_at(uint32_t at) { Half h; memcpy(&h, this_memory + (at ^ (at >> 7 & 7) << 4), 2); return of_half(h); }
@@ -135,15 +139,17 @@ INSIDE void settle(U (&)[2]) {}
 INSIDE void visible() {}
 INSIDE void keep(U at, U x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
 INSIDE void find2(U at, F& a, F& b) { for (int i = 0; i < 32; i++) memcpy(&a.v[i], this_memory + at.v[i], 4), memcpy(&b.v[i], this_memory + at.v[i] + 4, 4); }
-INSIDE void copy(U at, const void* from, U bytes) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16); }
+INSIDE void copy(U at, const void* from, U bytes) {
+    for (int i = 0; i < 32; i++) aligned((const char*)from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);
+}
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
 INSIDE F load(const float* p, U j) { return F::each([&](int i) { return p[j.v[i]]; }); }
-INSIDE void load2(const float* p, U j, F& a, F& b) { a = load(p, j), b = load(p, j + 1); }
+INSIDE void load2(const float* p, U j, F& a, F& b) { for (uint32_t i : j.v) aligned(p + i, 8); a = load(p, j), b = load(p, j + 1); }
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
-INSIDE void store2(float* p, U j, F a, F b) { store(p, j, a), store(p, j + 1, b); }
-INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) memcpy(p + j.v[i], &x.v[i], 4); }
-INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
+INSIDE void store2(float* p, U j, F a, F b) { for (uint32_t i : j.v) aligned(p + i, 8); store(p, j, a), store(p, j + 1, b); }
+INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
+INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { for (uint32_t i : j.v) aligned(p + i, 16); store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 
 template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel) {
     for (int y = 0; y < blocks_y; y++)

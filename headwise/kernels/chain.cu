@@ -17,7 +17,6 @@ typedef float F;
 typedef unsigned U;
 typedef unsigned short Half;
 #define INSIDE __device__ __forceinline__
-#define INSIDE_ INSIDE
 #define UNROLL _Pragma("unroll")
 #define KERNEL(warps, blocks) extern "C" __global__ void __launch_bounds__(32 * warps, blocks)
 
@@ -543,7 +542,7 @@ INSIDE void unit_back(
                 U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
                 U gt[2] = {turned(g[t][0]), turned(g[t][1])};
                 UNROLL for (int h = 0; h < HEADS; h++) {
-                    U one = masks.pairs[R == 1 ? 0 : h], mine = masks.columns[h];
+                    U one = masks.pairs[h % OWNERS], mine = masks.columns[h];
                     F dp[2][4];
                     UNROLL for (int n = 0; n < 2; n++) {
                         mma0(dp[n], g[t][0], g[t][1], go[0][0], go[0][1], only(v[t][n], one), one);

@@ -10,7 +10,9 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import numbers
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -61,15 +63,18 @@ def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
     assert nvrtc is not None
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     key = hashlib.sha256("\n".join([source, *options, f"{major.value}.{minor.value}"]).encode()).hexdigest()
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwise" / f"{key}.cubin"
+    kept = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "headwise" / f"{key}.cubin"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
     code = _compile(nvrtc, source, options)
     with contextlib.suppress(OSError):  # a cache that cannot be written is none
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
-            file.write(code)
-        os.replace(file.name, kept)
+        beside = Path(tempfile.mkdtemp(dir=kept.parent))
+        try:
+            (beside / kept.name).write_bytes(code)
+            os.replace(beside / kept.name, kept)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
     return code
 
 
@@ -98,7 +103,7 @@ class Module:
     """Kernels of one source on one GPU, the current one."""
 
     def __init__(self, code: bytes) -> None:
-        torch.cuda.current_stream()  # a context
+        torch.cuda.synchronize()  # makes a context, where nothing did before
         self.handle = ctypes.c_void_p()
         _done(_driver().cuModuleLoadData(ctypes.byref(self.handle), code))
         self.found: dict[str, ctypes.c_void_p] = {}
@@ -123,7 +128,8 @@ def _argument(arg: Any) -> Any:
     match arg:
         case Tensor():
             return ctypes.c_void_p(arg.data_ptr())
-        case bool() | int():
-            return ctypes.c_int(arg)
-        case _:
+        case float():
             return ctypes.c_float(arg)
+        case numbers.Integral():
+            return ctypes.c_int(int(arg))
+    raise TypeError(f"a kernel takes tensors, ints and floats, got {type(arg).__name__}")
