@@ -1,4 +1,4 @@
-// A warp on a CPU: the first section of kernels/chain.cu again, with a value of every lane in each variable. A block's warps
+// A warp on a CPU: kernels/warp.cuh again, with a value of every lane in each variable. A block's warps
 // are threads. A reference for where numbers go, not for how a GPU rounds; what a GPU wants aligned must be aligned here too.
 #include <barrier>
 #include <cstdio>
@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#define ON_CPU
 #define INSIDE static inline
 #define UNROLL
 #define KERNEL(warps, blocks) extern "C" void

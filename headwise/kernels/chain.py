@@ -139,5 +139,5 @@ def _run(name: str, rank: int, blocks: int, models: int, warps: int, shared: int
 
 @functools.cache
 def _module(rank: int, device: int) -> cuda.Module:
-    source = (Path(__file__).parent / "chain.cu").read_text()
+    source = "".join((Path(__file__).parent / name).read_text() for name in ("warp.cuh", "chain.cu"))
     return cuda.Module(cuda.compiled(source, "sm_90a", {"R": rank, "WARPS": WARPS[rank]}))

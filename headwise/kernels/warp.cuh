@@ -1,0 +1,106 @@
+// What one warp does on a Hopper GPU, under short names. F is a float of a lane, U 32 bits, often two halves; tests/warp.h has the same
+// names for a CPU. It is put before a source when that is compiled (chain.py).
+
+typedef float F;
+typedef unsigned U;
+typedef unsigned short Half;
+#define INSIDE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define KERNEL(warps, blocks) extern "C" __global__ void __launch_bounds__(32 * warps, blocks)
+
+INSIDE int warp() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // known to be one number
+INSIDE U lane() { return threadIdx.x & 31; }
+INSIDE int block_x() { return blockIdx.x; }
+INSIDE int block_y() { return blockIdx.y; }
+INSIDE void together() { __syncthreads(); }
+INSIDE U choose(U some, U a, U b) { U y = some ? a : b; asm volatile("" : "+r"(y)); return y; }  // kept, not made again
+INSIDE F largest(F a, F b) { return fmaxf(a, b); }
+INSIDE F power(F x) { F y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+INSIDE F inverse(F x) { F y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+INSIDE F root(F x) { return sqrtf(x); }
+INSIDE F fused(F a, F b, F c) { return fmaf(a, b, c); }
+INSIDE U pack(F low, F high) { U y; asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(y) : "f"(low), "f"(high)); return y; }
+INSIDE F first_of(U x) { F y; asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(y) : "r"(x)); return y; }
+INSIDE F second_of(U x) { F y; asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b;}" : "=f"(y) : "r"(x)); return y; }
+INSIDE U times(U a, U b) { U y; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
+INSIDE U highest(U a, U b) { U y; asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
+INSIDE U lowest(U a, U b) { U y; asm("min.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
+template <int W> INSIDE U bytes(U a, U b) { return __byte_perm(a, b, W); }
+template <int M> INSIDE F other(F x) { return __shfl_xor_sync(~0u, x, M); }
+template <int M> INSIDE U other(U x) { return __shfl_xor_sync(~0u, x, M); }
+INSIDE U turned(U x) { U y; asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x)); return y; }
+
+// Products of one warp: 16 x 8 += 16 x 16 times 16 x 8, 16 x 8 += 16 x 8 times 8 x 8, and the same without what was there.
+INSIDE void mma(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+INSIDE void mma(F (&c)[4], U a0, U a1, U b0) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
+}
+INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(b0), "f"(0.0f));
+}
+
+// Products of four warps, 64 rows, from shared memory or with the first operand in registers. They run on their own from `begin` and
+// `leave` to `finish`; `settle` tells the compiler that a result is there only then. A tile has rows of 128 bytes whose pieces of 16 are swapped by
+// the row's number; TA, TB: it is read the other way round.
+INSIDE U view(U at) { return at >> 4 | 0x10000; }  // how such a product names a place in shared memory; from there on in pieces of 16 bytes
+INSIDE unsigned long long tile(U at) { unsigned long long y; asm("mov.b64 %0, {%1, %2};" : "=l"(y) : "r"(at), "r"(0x40000040)); return y; }
+INSIDE void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INSIDE void leave() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+INSIDE void finish() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int N> INSIDE void settle(F (&c)[N][4]) {
+    UNROLL for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]) :: "memory");
+}
+INSIDE void settle(U (&x)[2]) { asm volatile("" : "+r"(x[0]), "+r"(x[1]) :: "memory"); }
+#define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define WGMMA(N, D, A, B) "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" D "}, " A ", " B ", 1, 1, 1"
+#define D8 "%0,%1,%2,%3"
+#define D16 D8 ",%4,%5,%6,%7"
+#define D32 D16 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define D48 D32 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define D64 D48 ",%24,%25,%26,%27,%28,%29,%30,%31"
+template <int TA, int TB> INSIDE void wide(F (&c)[1][4], U a, U b) {
+    asm volatile(WGMMA(8, D8, "%4", "%5") ", %6, %7;" : FOUR(0) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> INSIDE void wide(F (&c)[2][4], U a, U b) {
+    asm volatile(WGMMA(16, D16, "%8", "%9") ", %10, %11;" : FOUR(0), FOUR(1) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> INSIDE void wide(F (&c)[4][4], U a, U b) {
+    asm volatile(WGMMA(32, D32, "%16", "%17") ", %18, %19;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> INSIDE void wide(F (&c)[6][4], U a, U b) {
+    asm volatile(WGMMA(48, D48, "%24", "%25") ", %26, %27;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> INSIDE void wide(F (&c)[8][4], U a, U b) {
+    asm volatile(WGMMA(64, D64, "%32", "%33") ", %34, %35;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
+INSIDE void wide(F (&c)[8][4], const U (&a)[2][2], U b) {
+    asm volatile(WGMMA(64, D64, "{%32,%33,%34,%35}", "%36") ", 0;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
+        : "r"(a[0][0]), "r"(a[0][1]), "r"(a[1][0]), "r"(a[1][1]), "l"(tile(b)));
+}
+
+INSIDE U shared() { extern __shared__ __align__(1024) char memory[]; return (U)__cvta_generic_to_shared(memory); }
+INSIDE void visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // what was written here, to products of four warps
+INSIDE void keep(U at, U x) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(x) : "memory"); }
+INSIDE void find2(U at, F& a, F& b) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory"); }
+INSIDE void copy(U at, const void* from, U bytes_) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_) : "memory"); }
+INSIDE void send() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> INSIDE void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+INSIDE F load(const float* p, U i) { return p[i]; }
+INSIDE void load2(const float* p, U i, F& a, F& b) { float2 x = *(const float2*)(p + i); a = x.x; b = x.y; }
+INSIDE void store(float* p, U i, F x) { p[i] = x; }
+INSIDE void store2(float* p, U i, F a, F b) { *(float2*)(p + i) = make_float2(a, b); }
+INSIDE void store2(Half* p, U i, U x) { *(U*)(p + i) = x; }
+INSIDE void store8(Half* p, U i, U a, U b, U c, U d) { *(uint4*)(p + i) = make_uint4(a, b, c, d); }
