@@ -119,7 +119,7 @@ template <int TA, int TB, int N> INSIDE void wide(F (&c)[N][4], U a, U b) {  // 
                 c[n][r].v[i] = sum;
             }
 }
-INSIDE void wide(F (&c)[8][4], const U (&a)[2][2], U b) {
+INSIDE void wide(F (&c)[8][4], U a0, U a1, U a2, U a3, U b) {
     for (int n = 0; n < 8; n++) {
         U y[2];
         for (int k = 0; k < 2; k++)
@@ -127,7 +127,7 @@ INSIDE void wide(F (&c)[8][4], const U (&a)[2][2], U b) {
                 uint32_t at = seen(b) + 128 * (8 * n + i / 4) + 16 * k + i % 4 * 4;
                 return both(half_at(at), half_at(at + 2));
             });
-        mma(c[n], a[0][0], a[0][1], a[1][0], a[1][1], y[0], y[1]);
+        mma(c[n], a0, a1, a2, a3, y[0], y[1]);
     }
 }
 INSIDE void begin() {}

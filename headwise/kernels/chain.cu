@@ -24,7 +24,8 @@ constexpr int PIECE = 16;               // bytes that products of four warps cou
 constexpr int UNIT = R < 16 ? 16 : R;   // columns that a warp works on at once
 constexpr int TILES = UNIT / 8;
 constexpr int HEADS = R < 8 ? 8 / R : 1;  // that share a tile of eight columns
-constexpr bool SMALL = R <= 16;         // all projections of a unit at once
+constexpr bool AT_ONCE = R <= 32;       // backward, all projections of 16 columns together
+constexpr int GIVEN = AT_ONCE ? TILES : 2;
 constexpr int TOKENS = 128;             // of a tile
 constexpr int TILE = TOKENS * ROW;
 constexpr int FORWARD_WARPS = 8;
@@ -77,11 +78,12 @@ template <int FROM, int TO> INSIDE void project(F (&c)[2 * (TO - FROM + 1)][4], 
 }
 
 // The same of all three, and 16 columns of dz W_O, the gradient of the heads, in one go.
-INSIDE void project(F (&c)[6][4], F (&g)[2][4], U x, U dz, U weights, U biases, int column) {
+INSIDE void project(F (&c)[6][4], F (*given)[4], U x, U dz, U weights, U biases, int column) {
     UNROLL for (int t = 0; t < 6; t++) {
         find2(biases + (256 * (t / 2) + 4 * column + 32 * (t & 1)) + (lane() & 3) * 8, c[t][0], c[t][1]);
         c[t][2] = c[t][0], c[t][3] = c[t][1];
     }
+    F(&g)[2][4] = *(F(*)[2][4])given;
     zero(g), settle(g), settle(c);
     begin();
     UNROLL for (int s = 0; s < 4; s++) {
@@ -131,6 +133,14 @@ INSIDE void soften(U (&e)[4], F (&s)[2][4], float factor) {
     }
 }
 
+// 16 columns' part of the scores of a head that has more than one tile; `i`: 0 for the first.
+INSIDE void score(F (&s)[2][4], const U (*q)[2], const U (*k)[2], int i) {
+    UNROLL for (int j = 0; j < 2; j++) {
+        if (i == 0) mma0(s[j], q[0][0], q[0][1], q[1][0], q[1][1], k[0][j], k[1][j]);
+        else mma(s[j], q[0][0], q[0][1], q[1][0], q[1][1], k[0][j], k[1][j]);
+    }
+}
+
 // Scores of rank 1 come out of the product with their row's largest taken off: columns (q, -largest) times (k, 1). The largest is
 // q times the largest key or the smallest.
 struct Sharp { U q[2][2], k[2][2]; };  // [head's side of its pair][8 tokens]
@@ -146,7 +156,7 @@ INSIDE void sharpen(Sharp& y, const U (&q)[2], const U (&k)[2]) {
     }
 }
 
-// Weights before they are divided by their sum, of head h of tile t, or of the one head of a unit.
+// Weights before they are divided by their sum, of head h of tile t.
 INSIDE void weigh(U (&e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const Sharp& sharp, const Masks& masks, float factor, int t, int h) {
     F s[2][4];
     if (R == 1) {
@@ -156,14 +166,7 @@ INSIDE void weigh(U (&e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], con
         }
         return;
     }
-    if (R <= 8) {
-        UNROLL for (int j = 0; j < 2; j++) mma0(s[j], q[t][0], q[t][1], only(k[t][j], masks.pairs[h]));
-    } else {
-        UNROLL for (int i = 0; i < TILES; i += 2) UNROLL for (int j = 0; j < 2; j++) {
-            if (i == 0) mma0(s[j], q[i][0], q[i][1], q[i + 1][0], q[i + 1][1], k[i][j], k[i + 1][j]);
-            else mma(s[j], q[i][0], q[i][1], q[i + 1][0], q[i + 1][1], k[i][j], k[i + 1][j]);
-        }
-    }
+    UNROLL for (int j = 0; j < 2; j++) mma0(s[j], q[t][0], q[t][1], only(k[t][j], masks.pairs[h]));
     soften(e, s, factor);
 }
 
@@ -197,15 +200,6 @@ INSIDE void gather(
 
 // ---- forward
 
-// Add 16 columns of the heads times their weights of the output.
-INSIDE void collect(F (&z)[8][4], U (&o)[2][2], U weights, int column) {
-    settle(o[0]), settle(o[1]), settle(z);
-    begin();
-    wide(z, o, weights + (3 * MATRIX + 2 * column) / PIECE);
-    leave(), finish();
-    settle(z), settle(o[0]), settle(o[1]);
-}
-
 // n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows): a tile of eight sequences, all columns.
 KERNEL(FORWARD_WARPS, 2) forward(
     const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0, const float* u0,
@@ -233,53 +227,41 @@ KERNEL(FORWARD_WARPS, 2) forward(
         send();
 #pragma unroll 1
         for (int c = 0; c < BLOCK; c += UNIT) {
-            U q[TILES][2], k[TILES][2], o[2][2];
-            if (SMALL) {
-                U v[TILES][2];
-                F y[6][4], sum[2][4], over[2][4];
-                project<0, 2>(y, mine, there, here + 4 * MATRIX, c);
-                packed(q, k, v, y, factor);
-                if (R <= 8) {
-                    UNROLL for (int t = 0; t < 2; t++) {
-                        U e[HEADS][4];
-                        gather(sum[t], over[t], e, q, k, v[t], masks, factor, t);
-                    }
-                } else {
-                    Sharp none;
-                    U e[4];
-                    weigh(e, q, k, none, masks, factor, 0, 0);
-                    mma0(over[0], e[0], e[1], e[2], e[3], ONES, ONES);
-                    UNROLL for (int r = 0; r < 4; r++) over[0][r] = inverse(over[0][r]), over[1][r] = over[0][r];
-                    UNROLL for (int t = 0; t < 2; t++) mma0(sum[t], e[0], e[1], e[2], e[3], turned(v[t][0]), turned(v[t][1]));
+            U q[TILES][2], k[TILES][2], v[TILES][2], o[TILES][2];
+            F scores[2][4];
+            UNROLL for (int i = 0; i < TILES; i += 2) {
+                F y[6][4];
+                project<0, 2>(y, mine, there, here + 4 * MATRIX, c + 8 * i);
+                packed(q + i, k + i, v + i, y, factor);
+                if (R > 8) score(scores, q + i, k + i, i);
+            }
+            if (R <= 8) {
+                UNROLL for (int t = 0; t < TILES; t++) {
+                    F sum[4], over[4];
+                    U e[HEADS][4];
+                    gather(sum, over, e, q, k, v[t], masks, factor, t);
+                    UNROLL for (int r = 0; r < 2; r++) o[t][r] = pack(sum[2 * r] * over[2 * r], sum[2 * r + 1] * over[2 * r + 1]);
                 }
-                UNROLL for (int t = 0; t < 2; t++) UNROLL for (int r = 0; r < 2; r++)
-                    o[t][r] = pack(sum[t][2 * r] * over[t][2 * r], sum[t][2 * r + 1] * over[t][2 * r + 1]);
-                collect(z, o, there, c);
             } else {
-                UNROLL for (int i = 0; i < TILES; i += 2) {
-                    F y[4][4];
-                    project<0, 1>(y, mine, there, here + 4 * MATRIX, c + 8 * i);
-                    packed(q + i, y), packed(k + i, y + 2);
-                }
-                Sharp none;
                 U e[4];
-                weigh(e, q, k, none, masks, factor, 0, 0);
+                soften(e, scores, factor);
                 F total[4];
                 mma0(total, e[0], e[1], e[2], e[3], ONES, ONES);
                 F low = inverse(total[0]), high = inverse(total[2]);
-                UNROLL for (int i = 0; i < TILES; i += 2) {
-                    F y[2][4];
-                    U v[2][2];
-                    project<2, 2>(y, mine, there, here + 4 * MATRIX, c + 8 * i);
-                    packed(v, y);
-                    UNROLL for (int t = 0; t < 2; t++) {
-                        F sum[4];
-                        mma0(sum, e[0], e[1], e[2], e[3], turned(v[t][0]), turned(v[t][1]));
-                        o[t][0] = pack(sum[0] * low, sum[1] * low), o[t][1] = pack(sum[2] * high, sum[3] * high);
-                    }
-                    collect(z, o, there, c + 8 * i);
+                UNROLL for (int t = 0; t < TILES; t++) {
+                    F sum[4];
+                    mma0(sum, e[0], e[1], e[2], e[3], turned(v[t][0]), turned(v[t][1]));
+                    o[t][0] = pack(sum[0] * low, sum[1] * low), o[t][1] = pack(sum[2] * high, sum[3] * high);
                 }
             }
+            UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);
+            settle(z);
+            begin();
+            UNROLL for (int i = 0; i < TILES; i += 2)
+                wide(z, o[i][0], o[i][1], o[i + 1][0], o[i + 1][1], there + (3 * MATRIX + 2 * (c + 8 * i)) / PIECE);
+            leave(), finish();
+            settle(z);
+            UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);
         }
     }
     F squares[2] = {0.0f, 0.0f}, own = load(scale, U(0u)), before = load(scale0, U(0u));
@@ -395,23 +377,23 @@ INSIDE void project_back(F (&g)[2][4], U dz, U weights, int column) {
 // One unit of columns of a warp's sequence: from queries, keys, values and the gradient of the heads (that of a large head is made here)
 // to dq, dk, dv and o, which go to `staged`, a tile apart.
 INSIDE void unit_back(
-    const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[TILES][2], F (&gs)[2][4], const Masks& masks, float factor,
+    const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[TILES][2], F (&gs)[GIVEN][4], const Masks& masks, float factor,
     float alpha, float sharp, U staged, U row, int c, U dz, U there
 ) {
     U e[4], et[4], ds[4], dst[4], g[TILES][2];  // of a large head: its weights, their gradient, the transposes of both
     if (R > 8) {
-        Sharp none;
-        weigh(e, q, k, none, masks, factor, 0, 0);
-        F total[4], dp[2][4];
+        F scores[2][4], total[4], dp[2][4];
+        UNROLL for (int i = 0; i < TILES; i += 2) score(scores, q + i, k + i, i);
+        soften(e, scores, factor);
         mma0(total, e[0], e[1], e[2], e[3], ONES, ONES);
         UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
         UNROLL for (int i = 0; i < TILES; i += 2) {
             U go[2][2][2];
-            if (!SMALL) project_back(gs, dz, there, c + 8 * i);
+            if (!AT_ONCE) project_back(*(F(*)[2][4])gs, dz, there, c + 8 * i);
             UNROLL for (int j = 0; j < 2; j++) {
                 F sum[4];
                 mma0(sum, e[0], e[1], e[2], e[3], turned(v[i + j][0]), turned(v[i + j][1]));
-                part_of(g[i + j], go[j], sum, gs[j], total, alpha, staged + 3 * TILE + place(row, (lane() & 3) * 4 + 2 * (c + 8 * (i + j))));
+                part_of(g[i + j], go[j], sum, gs[(i + j) % GIVEN], total, alpha, staged + 3 * TILE + place(row, (lane() & 3) * 4 + 2 * (c + 8 * (i + j))));
             }
             UNROLL for (int j = 0; j < 2; j++) {
                 U a[4] = {g[i][0], g[i][1], g[i + 1][0], g[i + 1][1]};
@@ -428,12 +410,12 @@ INSIDE void unit_back(
             U at = staged + place(row, (lane() & 3) * 4 + 2 * (c + 8 * t));
             F dq[4], dk[4], dv[4];
             if (R == 1) {
-                single(dq, dk, dv, q, k, v[t], gs[j], masks, alpha, t, at + 3 * TILE);
+                single(dq, dk, dv, q, k, v[t], gs[t % GIVEN], masks, alpha, t, at + 3 * TILE);
             } else if (R <= 8) {
                 U all[HEADS][4], go[2][2];
                 F sum[4], over[4];
                 gather(sum, over, all, q, k, v[t], masks, factor, t);
-                part_of(g[t], go, sum, gs[j], over, alpha, at + 3 * TILE);
+                part_of(g[t], go, sum, gs[t % GIVEN], over, alpha, at + 3 * TILE);
                 U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
                 U gt[2] = {turned(g[t][0]), turned(g[t][1])};
                 UNROLL for (int h = 0; h < HEADS; h++) {
@@ -506,10 +488,10 @@ KERNEL(BACKWARD_WARPS, 1) backward(
 #pragma unroll 1
         for (int c = BLOCK / SIDES * side; c < BLOCK / SIDES * (side + 1); c += UNIT) {
             U q[TILES][2], k[TILES][2], v[TILES][2];
-            F gs[2][4];  // the gradient of the heads; a large head's comes 16 columns at a time
+            F gs[GIVEN][4];  // the gradient of the heads; that of the largest comes 16 columns at a time
             UNROLL for (int i = 0; i < TILES; i += 2) {
                 F y[6][4];
-                if (SMALL) project(y, gs, xs + ours, zs + ours, there, weights + 4 * MATRIX, c);
+                if (AT_ONCE) project(y, gs + i % GIVEN, xs + ours, zs + ours, there, weights + 4 * MATRIX, c + 8 * i);
                 else project<0, 2>(y, xs + ours, there, weights + 4 * MATRIX, c + 8 * i);
                 packed(q + i, k + i, v + i, y, factor);
             }

@@ -85,10 +85,10 @@ template <int TA, int TB> INSIDE void wide(F (&c)[8][4], U a, U b) {
     asm volatile(WGMMA(64, D64, "%32", "%33") ", %34, %35;"
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
 }
-INSIDE void wide(F (&c)[8][4], const U (&a)[2][2], U b) {
+INSIDE void wide(F (&c)[8][4], U a0, U a1, U a2, U a3, U b) {
     asm volatile(WGMMA(64, D64, "{%32,%33,%34,%35}", "%36") ", 0;"
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
-        : "r"(a[0][0]), "r"(a[0][1]), "r"(a[1][0]), "r"(a[1][1]), "l"(tile(b)));
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(tile(b)));
 }
 
 INSIDE U shared() { extern __shared__ __align__(1024) char memory[]; return (U)__cvta_generic_to_shared(memory); }
