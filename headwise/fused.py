@@ -155,6 +155,9 @@ class Fused(Flat):
         possible = not any(refused) and not chain.missing(where)
         self.chained = possible and all(chain.proven(shape.head_dim, where) for _, shape in splits)
         whole = self.chained or all(self._whole(shape) for _, shape in splits)  # no projection outlives its kernel
+        if self.chained:
+            self.pieces = chain.pieces(self.M, self.T, self.C)
+            self.partial = empty(self.pieces if self.pieces > 1 else 0, self.T, self.D)
         self.qkv = [empty(batch, tokens, 3 * self.C, dtype=kind) for _ in range(0 if whole else kept)]
         self.o = [empty(batch, tokens, self.C, dtype=kind) for _ in range(0 if self.chained else 1 if whole else kept)]
         self.dqkv: Tensor | None = None
@@ -247,7 +250,10 @@ class Fused(Flat):
         end = (self._f(b + "out_bias", first), before, u, self._f(f"blocks.{i}.norm1.weight", first), u1, x1, inv1, T, C, P)
         common = {"D": D, "BT": 64, "AVERAGE": s.average, "FIRST": i == 0, "IP": dot}
         if self.chained:
-            chain.forward(s.head_dim, len(x), T, x, project, bias, out, *end, 1 / s.average, s.scale, s.average, i == 0)
+            pieces, to = self.pieces, self.partial[now] if self.pieces > 1 else inv1
+            chain.forward(s.head_dim, len(x), T, x, project, bias, out, *end, 1 / s.average, s.scale, s.average, i == 0, to, pieces)
+            if pieces > 1:
+                K.add_pieces[(T // 16, len(x))](to, *end[:7], T, pieces, P, 1 / s.average, D=D, BT=16, AVERAGE=s.average, FIRST=i == 0)
             return
         if self._whole(s):
             K.mix[(T // 64, len(x))](

@@ -6,10 +6,10 @@
 extern "C" void run_forward(
     int blocks, int models, const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0,
     const float* u0, const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp,
-    int average, int first
+    int average, int first, float* partial, int pieces
 ) {
     launch(blocks, models, FORWARD_WARPS, 2 * WEIGHTS + TILE, [&] {
-        forward(x, w, b, out, bias, scale0, u0, scale, u, y, inv, T, C, model, alpha, sharp, average, first);
+        forward(x, w, b, out, bias, scale0, u0, scale, u, y, inv, T, C, model, alpha, sharp, average, first, partial, pieces);
     });
 }
 

@@ -98,7 +98,16 @@ def test_kernels_of_a_rank_are_trusted_after_a_trial(rank):
     assert chain.proven(rank, DEVICE)
 
 
-WRITTEN = [("forward", 8), ("forward", 9), ("forward", 10), ("backward", 5), ("backward", 6), ("backward", 7), ("backward", 8)]
+WRITTEN = [
+    ("forward", 8),
+    ("forward", 9),
+    ("forward", 10),
+    ("forward", 18),
+    ("backward", 5),
+    ("backward", 6),
+    ("backward", 7),
+    ("backward", 8),
+]
 
 
 @pytest.mark.parametrize(("name", "argument"), WRITTEN)
@@ -135,6 +144,16 @@ def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
     monkeypatch.setattr(chain, "proven", lambda rank, device: rank != 1)
     assert not Net(CASES[0].values[0]).fuse().chained
     assert Net(CASES[1].values[0]).fuse().chained
+
+
+@pytest.mark.parametrize("models", [1, 2, 5, 14, 70])
+@pytest.mark.parametrize("columns", [64, 128, 192, 512, 4096])
+@pytest.mark.parametrize("tiles", [1, 3, 16, 32])
+def test_work_is_cut_into_equal_parts(models, columns, tiles):
+    pieces, shares = chain.pieces(models, tiles * chain.TILE, columns), chain.shares(tiles * chain.TILE, columns)
+    assert columns % (pieces * chain.BLOCK) == 0
+    assert tiles % shares == 0
+    assert pieces == 1 or models * tiles * pieces < 2 * chain.FILLED, "no more than fill a GPU"
 
 
 def test_arguments_of_a_kernel_are_tensors_ints_and_floats():

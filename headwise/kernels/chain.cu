@@ -200,30 +200,33 @@ INSIDE void gather(
 
 // ---- forward
 
-// n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows): a tile of eight sequences, all columns.
+// n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows): a tile of eight sequences, all columns; or one of `pieces`
+// equal parts of them, whose part of the output goes to `partial` (model, piece, token, 64) as it is (`add_pieces` in layer.py goes on).
 KERNEL(FORWARD_WARPS, 2) forward(
     const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0, const float* u0,
-    const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp, int average, int first
+    const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp, int average, int first,
+    float* partial, int pieces
 ) {
     long long m = block_y();
+    int tile = block_x() / pieces, piece = block_x() % pieces, start = C / pieces * piece, end = start + C / pieces;
     x += m * T * WIDTH, u0 += m * T * WIDTH, u += m * T * WIDTH, y += m * T * WIDTH, inv += m * T;
     w += m * model, b += m * model, out += m * model, bias += m * model, scale0 += m * model, scale += m * model;
-    U token = (lane() >> 2) + (block_x() * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
+    U token = (lane() >> 2) + (tile * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
     U memory = shared(), xs = memory + 2 * WEIGHTS, mine = view(xs) + (warp() >> 2) * (64 * ROW / PIECE);
     float factor = sharp * LOG2E;
-    bring<FORWARD_WARPS>(memory, w, b, out, 0, C);
-    bring_tile<FORWARD_WARPS>(xs, x, block_x());
+    bring<FORWARD_WARPS>(memory, w, b, out, start, C);
+    bring_tile<FORWARD_WARPS>(xs, x, tile);
     send();
     Masks masks;
     mask(masks);
     F z[8][4];
     zero(z);
-    for (int c0 = 0, turn = 0; c0 < C; c0 += BLOCK, turn ^= 1) {
+    for (int c0 = start, turn = 0; c0 < end; c0 += BLOCK, turn ^= 1) {
         U here = memory + turn * WEIGHTS, there = view(here);
         arrived<0>();
         visible();
         together();  // this block is there, and everybody has done with the one before
-        if (c0 + BLOCK < C) bring<FORWARD_WARPS>(memory + (turn ^ 1) * WEIGHTS, w, b, out, c0 + BLOCK, C);
+        if (c0 + BLOCK < end) bring<FORWARD_WARPS>(memory + (turn ^ 1) * WEIGHTS, w, b, out, c0 + BLOCK, C);
         send();
 #pragma unroll 1
         for (int c = 0; c < BLOCK; c += UNIT) {
@@ -263,6 +266,12 @@ KERNEL(FORWARD_WARPS, 2) forward(
             settle(z);
             UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);
         }
+    }
+    if (pieces > 1) {
+        partial += (m * pieces + piece) * T * WIDTH;
+        UNROLL for (int n = 0; n < 8; n++) UNROLL for (int i = 0; i < 2; i++)
+            store2(partial, (token + 8 * i) * WIDTH + pair + 8 * n, z[n][2 * i], z[n][2 * i + 1]);
+        return;
     }
     F squares[2] = {0.0f, 0.0f}, own = load(scale, U(0u)), before = load(scale0, U(0u));
     if (first) before = 1.0f;

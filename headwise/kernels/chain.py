@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ FORWARD = 2 * WEIGHTS + TILE * ROW  # bytes there: two blocks' weights, a tile o
 BACKWARD = WEIGHTS + 8 * TILE * ROW + 1024  # one block's, two tiles of x and dz, one of dq, dk, dv and o, ones
 WARPS = {1: 16, 2: 8, 4: 16, 8: 16, 16: 16, 32: 8, 64: 8}  # that go back together, by rank; 8 go forward
 RIGHT = 3e-3  # relative error of a layer with operands of 11 bits
+FILLED = 264  # programs forward at once: two on each of an H200's 132 multiprocessors
 ENOUGH = 32  # programs a model, so that few models fill a GPU
 
 
@@ -46,6 +48,12 @@ def missing(device: torch.device) -> str:
     if torch.version.hip or torch.cuda.get_device_capability(device) != (9, 0):
         return "a GPU of compute capability 9.0 (H100, H200)"
     return "" if cuda.has_compiler() else "NVRTC, the compiler that comes with PyTorch"
+
+
+def pieces(models: int, count: int, columns: int) -> int:
+    """In how many parts the columns go forward: few models would not fill a GPU with their tokens alone."""
+    most = columns // BLOCK
+    return next((n for n in (1, 2, 4, 8, 16) if most % n == 0 and models * (count // TILE) * n >= FILLED), math.gcd(most, 16))
 
 
 def shares(count: int, columns: int) -> int:
@@ -94,21 +102,39 @@ def _trial(rank: int, device: torch.device) -> float:
     parts = torch.empty(M, C // BLOCK, T, D, dtype=torch.float16, device=device)
     sums = torch.empty(share, M, at_bias, device=device)
     s = sums.view(-1)
-    forward(
-        rank, M, T, x, h, f[at_b:], h[at_out:], f[at_bias:], f[at_scales:], u0, f[at_scales + 1 :], u, y, inv,
-        T, C, P, 1 / average, scale, average, False,
-    )  # fmt: skip
+    given = (
+        x,
+        h,
+        f[at_b:],
+        h[at_out:],
+        f[at_bias:],
+        f[at_scales:],
+        u0,
+        f[at_scales + 1 :],
+        u,
+        y,
+        inv,
+        T,
+        C,
+        P,
+        1 / average,
+        scale,
+        average,
+    )
+    partial = torch.empty(M, 3, T, D, device=device)
+    for n in (3, 1):
+        forward(rank, M, T, *given, False, partial, n)
     backward(
         rank, M, C, share, x, dz, h, f[at_b:], h[at_out:], parts, s, s[at_b:], s[at_out:],
         T, C, P, 1 / average, scale, undo, False, M, share, at_bias,
     )  # fmt: skip
-    given = [t.double().requires_grad_() for t in (x, w, b, out)]
+    exact = [t.double().requires_grad_() for t in (x, w, b, out)]
     with torch.enable_grad():
-        qkv = given[0] @ given[1].mT + given[2][:, None]
+        qkv = exact[0] @ exact[1].mT + exact[2][:, None]
         q, k, v = (t.view(M, -1, TOKENS, C // rank, rank).transpose(2, 3) for t in qkv.split(C, -1))
         heads = (torch.softmax(q @ k.mT * scale, -1) @ v).transpose(2, 3).reshape(M, T, C)
-        added = heads @ given[3].mT / average
-        dx, dw, db, dout = torch.autograd.grad(added, given, dz.double())
+        added = heads @ exact[3].mT / average
+        dx, dw, db, dout = torch.autograd.grad(added, exact, dz.double())
     z = added.detach() + scales[:, :1, None] * u0 + bias.mean(1)[:, None]
     over = 1 / z.norm(dim=-1)
     i = torch.arange(D, device=device)
@@ -116,15 +142,15 @@ def _trial(rank: int, device: torch.device) -> float:
     got_dx[..., i % 16 // 2 * 8 + i // 16 * 2 + i % 2] = parts.double().sum(1)
     got = sums.sum(0).double().split([3 * C * D, 3 * C, C * D], 1)
     pairs = [
-        (u, z * over[..., None]), (y, scales[:, 1:2, None] * z * over[..., None]), (inv, over), (got_dx, dx),
-        (got[0], dw.flatten(1) * undo), (got[1], db * undo), (got[2], dout.flatten(1) * undo),
+        (partial.sum(1) / average, added.detach()), (u, z * over[..., None]), (y, scales[:, 1:2, None] * z * over[..., None]),
+        (inv, over), (got_dx, dx), (got[0], dw.flatten(1) * undo), (got[1], db * undo), (got[2], dout.flatten(1) * undo),
     ]  # fmt: skip
     return max(float((a.double() - b).norm() / b.norm()) for a, b in pairs)
 
 
 def forward(rank: int, models: int, count: int, *args: Any) -> None:
-    """The attention part of one layer for `count` tokens of each model; the arguments are those of the kernel."""
-    _run("forward", rank, count // TILE, models, 8, FORWARD, *args)
+    """The attention part of one layer for `count` tokens of each model; the arguments are those of the kernel, the last how many pieces."""
+    _run("forward", rank, count // TILE * args[-1], models, 8, FORWARD, *args)
 
 
 def backward(rank: int, models: int, columns: int, parts: int, *args: Any) -> None:

@@ -198,6 +198,25 @@ def lower(g, u, inv, scale, dz, dz16, parts, T, model, SLOT, SLOTS, D: tl.conste
 
 
 @triton.jit
+def add_pieces(
+    parts, bias, scale0, u0, scale, u, x, inv, T, pieces, model, alpha,
+    D: tl.constexpr, BT: tl.constexpr, AVERAGE: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """n(s0 u0 + alpha times the sum of the pieces + mean of the bias rows)."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    at = t[:, None] * D + tl.arange(0, D)[None, :]
+    parts += m * pieces * T * D + at
+    z = tl.zeros([BT, D], tl.float32)
+    for _ in range(pieces):
+        z += tl.load(parts)
+        parts += T * D
+    to = m * T * D + at
+    z = z * alpha + _residual(u0 + to, scale0 + m * model, bias + m * model, D, AVERAGE, FIRST)
+    _norm(z, tl.load(scale + m * model), u, x, inv, to, m * T + t)
+
+
+@triton.jit
 def add_blocks(parts, dx, T, blocks, D: tl.constexpr, BT: tl.constexpr):
     """dx += the blocks' parts of it. There a lane's 16 numbers of a row stand together, two of each eight columns (chain.cu)."""
     m = tl.program_id(1).to(tl.int64)
