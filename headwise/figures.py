@@ -227,10 +227,12 @@ def _draw(ax: Any, line: dict[str, Any], floor: float) -> None:
     else:
         mark = {"lw": 1.8, "marker": "o", "ms": 4} if line["style"] == "solid" else {"lw": 1.2}
         ax.plot(line["x"], values, color=colour, label=_math(line["label"]), **mark)
-        band = [(x, lo, hi) for x, lo, hi in zip(line["x"], line["low"], line["high"], strict=True) if lo is not None]
-        if band:
-            x, low, high = zip(*band, strict=True)
-            ax.fill_between(x, [max(v, floor) for v in low], high, color=colour, alpha=0.18, lw=0)
+        low = [math.nan if v is None else max(v, floor) for v in line["low"]]
+        high = [math.nan if v is None else v for v in line["high"]]
+        ax.fill_between(line["x"], low, high, color=colour, alpha=0.18, lw=0)  # a gap too
+        for i, (x, bottom, top) in enumerate(zip(line["x"], low, high, strict=True)):
+            if all(math.isnan(v) for v in low[max(i - 1, 0) : i] + low[i + 1 : i + 2]):  # no neighbour: an interval is a line
+                ax.vlines(x, bottom, top, color=colour, alpha=0.4, lw=1.2)
 
 
 def _scales(description: dict[str, Any]) -> tuple[str, str]:
