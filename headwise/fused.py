@@ -144,6 +144,9 @@ class Fused(Flat):
         self.tiles = self.T // 64
         kind, where = self.half.dtype, weights.device
         kept = s.depth if training else 1
+        refused = [chain_refusal(shape, tokens, batch, self.precision) for _, shape in splits]
+        possible = not any(refused) and not chain.missing(where)
+        self.chained = possible and all(chain.proven(shape.head_dim, where) for _, shape in splits)
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(self.M, *size, dtype=dtype, device=where)
@@ -151,9 +154,6 @@ class Fused(Flat):
         self.u = [empty(self.T, self.D) for _ in range(2 * kept)]
         self.x = [empty(self.T, self.D, dtype=kind) for _ in range(2 * kept)]
         self.inv = [empty(self.T) for _ in range(2 * kept)]
-        refused = [chain_refusal(shape, tokens, batch, self.precision) for _, shape in splits]
-        possible = not any(refused) and not chain.missing(where)
-        self.chained = possible and all(chain.proven(shape.head_dim, where) for _, shape in splits)
         whole = self.chained or all(self._whole(shape) for _, shape in splits)  # no projection outlives its kernel
         if self.chained:
             self.pieces = chain.pieces(self.M, self.T, self.C)

@@ -134,6 +134,20 @@ def test_a_kernel_that_does_not_compile_is_not_trusted(monkeypatch):
         assert not chain.proven(2, DEVICE)
 
 
+def test_a_full_card_says_nothing_of_the_kernels(monkeypatch):
+    real, full = chain._run, [True]
+
+    def first_full(*args):
+        if full.pop() if full else False:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        real(*args)
+
+    monkeypatch.setattr(chain, "_run", first_full)
+    with pytest.raises(torch.OutOfMemoryError):
+        chain.proven(4, DEVICE)
+    assert chain.proven(4, DEVICE), "tried again"
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_the_trial_does_not_care_how_it_is_called(mode):
     with mode():

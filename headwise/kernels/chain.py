@@ -74,6 +74,8 @@ def _proven(rank: int, device: torch.device) -> bool:
     try:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(), torch.inference_mode(False):
             off = _trial(rank, device)
+    except torch.OutOfMemoryError:  # says nothing of the kernels; the stack is split and they are tried again
+        raise
     except (RuntimeError, OSError) as error:  # no compiler after all, or one that does not know this
         warnings.warn(f"attention of rank {rank} in CUDA C++ was not compiled, Triton goes on: {error}", stacklevel=2)
         return False
