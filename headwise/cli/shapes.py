@@ -145,7 +145,7 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         if not told["step"]:
             told["chain"] = fused.chain_refusal(shape, args.tokens, args.batch)
             how = (
-                f"in Triton; as one kernel it cannot: {told['chain']}"
+                f"in Triton; kernels that have it whole cannot: {told['chain']}"
                 if told["chain"]
                 else "one kernel each way on an H100 or H200, else in Triton"
             )
