@@ -57,7 +57,7 @@ def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> s
 
 def chain_refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
     """Why the attention part of a fused step is not one kernel in each direction (chain.cu); empty when it is, where a GPU has them."""
-    return chain.refusal(shape.dim, tokens, batch * tokens, shape.num_heads * shape.head_dim, {shape.head_dim}, STORED[precision])
+    return chain.refusal(shape.dim, tokens, batch * tokens, shape.num_heads * shape.head_dim, shape.head_dim, STORED[precision])
 
 
 def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:

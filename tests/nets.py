@@ -4,8 +4,8 @@ import types
 
 import pytest
 import torch
-from gpu import DEVICE, FP32, FP64, NAN
-from tolerance import seeded
+from gpu import DEVICE, FP32, FP64, NAN, near
+from tolerance import same, seeded
 
 from headwise.fused import STORED, Fused
 from headwise.models import build, paper_shape
@@ -151,3 +151,26 @@ def check_gradients(net, rows, grads, terms, bound):
                 norm = grads[name].reshape(net.models, -1).norm(dim=1)  # softmax does not see it: exactly 0
             worst = (error / norm).max().item()
             assert worst <= bound, f"{name} {part}: off by {worst:.3g}, allowed {bound:.3g} of its norm"
+
+
+def check_step(net):
+    """Losses and gradients of one step against autograd, nothing else written; returns the step."""
+    bound = STEP[net.settings.precision]
+    step, losses = net.fuse(), torch.full((3, net.models), NAN, device=DEVICE)
+    kept = net.weights.clone(), net.half.clone(), net.x.clone(), net.target.clone()
+    rows = step.gradient(net.x, net.target, losses[1])
+    _, expected, grads, terms, flipped = net.exact(signs_of(net, step))
+    assert flipped <= max(bound, 1e-3)
+    near(losses[1], expected, bound, "losses")
+    assert losses[0].isnan().all()
+    assert losses[2].isnan().all()
+    assert rows.isfinite().all(), "a gradient is not written"
+    gaps = torch.ones(net.length, dtype=torch.bool)
+    for at, size in net.places.values():
+        gaps[at : at + size] = False
+    assert gaps.any()
+    assert (rows[:, gaps.to(DEVICE)] == 0).all(), "the gaps of the rows are written"
+    check_gradients(net, rows, grads, terms, bound)
+    for before, after in zip(kept, (net.weights, net.half, net.x, net.target), strict=True):
+        same(after, before, "what is given")
+    return step

@@ -10,7 +10,7 @@ from tolerance import same
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
 from gpu import BF16, DEVICE, FP16, FP32, FP64, INTERPRETED, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
-from nets import STEP, Net, case, check_gradients, odd, signs_of, tensors
+from nets import STEP, Net, case, check_gradients, check_step, odd, signs_of, tensors
 
 from headwise import engine, stack
 from headwise.fused import STORED, Fused, needs, refusal
@@ -60,24 +60,7 @@ CASES = [
 
 @pytest.mark.parametrize("settings", CASES)
 def test_the_step_equals_the_module_through_autograd(settings):
-    net, bound = Net(settings), STEP[settings.precision]
-    step, losses = net.fuse(), torch.full((3, net.models), NAN, device=DEVICE)
-    kept = net.weights.clone(), net.half.clone(), net.x.clone(), net.target.clone()
-    rows = step.gradient(net.x, net.target, losses[1])
-    _, expected, grads, terms, flipped = net.exact(signs_of(net, step))
-    assert flipped <= max(bound, 1e-3)
-    near(losses[1], expected, bound, "losses")
-    assert losses[0].isnan().all()
-    assert losses[2].isnan().all()
-    assert rows.isfinite().all(), "a gradient is not written"
-    gaps = torch.ones(net.length, dtype=torch.bool)
-    for at, size in net.places.values():
-        gaps[at : at + size] = False
-    assert gaps.any()
-    assert (rows[:, gaps.to(DEVICE)] == 0).all(), "the gaps of the rows are written"
-    check_gradients(net, rows, grads, terms, bound)
-    for before, after in zip(kept, (net.weights, net.half, net.x, net.target), strict=True):
-        same(after, before, "what is given")
+    check_step(Net(settings))
 
 
 @pytest.mark.parametrize("settings", [CASES[i] for i in (2, 10, 13)])

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "progress": set(),
     "stats": set(),
-    "kernels": set(),
+    "kernels": {"files"},
     "backends": {"shape", "kernels"},
     "cache": {"shape"},
     "attention": {"shape", "kernels", "backends", "cache"},

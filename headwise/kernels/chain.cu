@@ -63,26 +63,28 @@ template <int OF> INSIDE void bring_tile(U to, const Half* x, int tile) {
     }
 }
 
-// A warp's 16 tokens times 16 columns of FROM to TO of queries, keys and values, and their biases. `x` and `weights` are views of the
-// 64 tokens of four warps and of a block's weights, `biases` a place.
-template <int FROM, int TO> INSIDE void project(F (&c)[2 * (TO - FROM + 1)][4], U x, U weights, U biases, int column) {
-    UNROLL for (int t = 0; t < 2 * (TO - FROM + 1); t++) {
-        find2(biases + (256 * (FROM + t / 2) + 4 * column + 32 * (t & 1)) + (lane() & 3) * 8, c[t][0], c[t][1]);
-        c[t][2] = c[t][0], c[t][3] = c[t][1];
-    }
-    settle(c);
-    begin();
-    UNROLL for (int s = 0; s < 4; s++) wide<0, 0>(c, x + 32 * s / PIECE, weights + ((3 * column + 16 * FROM) * ROW + 32 * s) / PIECE);
-    leave(), finish();
-    settle(c);
-}
-
-// The same of all three, and 16 columns of dz W_O, the gradient of the heads, in one go.
-INSIDE void project(F (&c)[6][4], F (*given)[4], U x, U dz, U weights, U biases, int column) {
+// The biases of 16 columns of queries, keys and values, where their products are to be added.
+INSIDE void biased(F (&c)[6][4], U biases, int column) {
     UNROLL for (int t = 0; t < 6; t++) {
         find2(biases + (256 * (t / 2) + 4 * column + 32 * (t & 1)) + (lane() & 3) * 8, c[t][0], c[t][1]);
         c[t][2] = c[t][0], c[t][3] = c[t][1];
     }
+}
+
+// A warp's 16 tokens times 16 columns of queries, keys and values. `x` and `weights` are views of the 64 tokens of four warps and of a
+// block's weights, `biases` a place.
+INSIDE void project(F (&c)[6][4], U x, U weights, U biases, int column) {
+    biased(c, biases, column);
+    settle(c);
+    begin();
+    UNROLL for (int s = 0; s < 4; s++) wide<0, 0>(c, x + 32 * s / PIECE, weights + (3 * column * ROW + 32 * s) / PIECE);
+    leave(), finish();
+    settle(c);
+}
+
+// The same, and 16 columns of dz W_O, the gradient of the heads, in one go.
+INSIDE void project(F (&c)[6][4], F (*given)[4], U x, U dz, U weights, U biases, int column) {
+    biased(c, biases, column);
     F(&g)[2][4] = *(F(*)[2][4])given;
     zero(g), settle(g), settle(c);
     begin();
@@ -95,16 +97,11 @@ INSIDE void project(F (&c)[6][4], F (*given)[4], U x, U dz, U weights, U biases,
 }
 
 // Packed: a thread has two columns of one token.
-INSIDE void packed(U (*y)[2], const F (*c)[4]) {
-    UNROLL for (int t = 0; t < 2; t++) UNROLL for (int r = 0; r < 2; r++) y[t][r] = pack(c[t][2 * r], c[t][2 * r + 1]);
-}
-INSIDE void packed(U (*y)[2], const F (*c)[4], float factor) {
+INSIDE void packed(U (*y)[2], const F (*c)[4], float factor = 1.0f) {
     UNROLL for (int t = 0; t < 2; t++) UNROLL for (int r = 0; r < 2; r++) y[t][r] = pack(c[t][2 * r] * factor, c[t][2 * r + 1] * factor);
 }
 INSIDE void packed(U (*q)[2], U (*k)[2], U (*v)[2], const F (&c)[6][4], float factor) {
-    if (EARLY) packed(q, c, factor);
-    else packed(q, c);
-    packed(k, c + 2), packed(v, c + 4);
+    packed(q, c, EARLY ? factor : 1.0f), packed(k, c + 2), packed(v, c + 4);
 }
 
 // Which columns of a tile are head h's, for a thread with two columns of a token and for one with one: 1 there, 0 elsewhere. Heads are
@@ -234,7 +231,7 @@ KERNEL(FORWARD_WARPS, 2) forward(
             F scores[2][4];
             UNROLL for (int i = 0; i < TILES; i += 2) {
                 F y[6][4];
-                project<0, 2>(y, mine, there, here + 4 * MATRIX, c + 8 * i);
+                project(y, mine, there, here + 4 * MATRIX, c + 8 * i);
                 packed(q + i, k + i, v + i, y, factor);
                 if (R > 8) score(scores, q + i, k + i, i);
             }
@@ -413,44 +410,41 @@ INSIDE void unit_back(
         slope(ds, e, dp);
         turn(et, e), turn(dst, ds);
     }
-    UNROLL for (int i = 0; i < TILES; i += 2) {
-        UNROLL for (int j = 0; j < 2; j++) {
-            int t = i + j;
-            U at = staged + place(row, (lane() & 3) * 4 + 2 * (c + 8 * t));
-            F dq[4], dk[4], dv[4];
-            if (R == 1) {
-                single(dq, dk, dv, q, k, v[t], gs[t % GIVEN], masks, alpha, t, at + 3 * TILE);
-            } else if (R <= 8) {
-                U all[HEADS][4], go[2][2];
-                F sum[4], over[4];
-                gather(sum, over, all, q, k, v[t], masks, factor, t);
-                part_of(g[t], go, sum, gs[t % GIVEN], over, alpha, at + 3 * TILE);
-                U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
-                U gt[2] = {turned(g[t][0]), turned(g[t][1])};
-                UNROLL for (int h = 0; h < HEADS; h++) {
-                    U one = masks.pairs[h % OWNERS], mine = masks.columns[h];
-                    F dp[2][4];
-                    UNROLL for (int n = 0; n < 2; n++) {
-                        mma0(dp[n], g[t][0], g[t][1], go[0][0], go[0][1], only(v[t][n], one), one);
-                        mma(dp[n], go[1][0], go[1][1], one);
-                    }
-                    slope(ds, all[h], dp);
-                    add(dq, ds, only(kt[0], mine), only(kt[1], mine), h);
-                    turn(et, all[h]), turn(dst, ds);
-                    add(dv, et, only(gt[0], mine), only(gt[1], mine), h);
-                    add(dk, dst, only(qt[0], mine), only(qt[1], mine), h);
+    UNROLL for (int t = 0; t < TILES; t++) {
+        U at = staged + place(row, (lane() & 3) * 4 + 2 * (c + 8 * t));
+        F dq[4], dk[4], dv[4];
+        if (R == 1) {
+            single(dq, dk, dv, q, k, v[t], gs[t % GIVEN], masks, alpha, t, at + 3 * TILE);
+        } else if (R <= 8) {
+            U all[HEADS][4], go[2][2];
+            F sum[4], over[4];
+            gather(sum, over, all, q, k, v[t], masks, factor, t);
+            part_of(g[t], go, sum, gs[t % GIVEN], over, alpha, at + 3 * TILE);
+            U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
+            U gt[2] = {turned(g[t][0]), turned(g[t][1])};
+            UNROLL for (int h = 0; h < HEADS; h++) {
+                U one = masks.pairs[h % OWNERS], mine = masks.columns[h];
+                F dp[2][4];
+                UNROLL for (int n = 0; n < 2; n++) {
+                    mma0(dp[n], g[t][0], g[t][1], go[0][0], go[0][1], only(v[t][n], one), one);
+                    mma(dp[n], go[1][0], go[1][1], one);
                 }
-            } else {
-                add(dq, ds, turned(k[t][0]), turned(k[t][1]), 0);
-                add(dv, et, turned(g[t][0]), turned(g[t][1]), 0);
-                add(dk, dst, turned(q[t][0]), turned(q[t][1]), 0);
+                slope(ds, all[h], dp);
+                add(dq, ds, only(kt[0], mine), only(kt[1], mine), h);
+                turn(et, all[h]), turn(dst, ds);
+                add(dv, et, only(gt[0], mine), only(gt[1], mine), h);
+                add(dk, dst, only(qt[0], mine), only(qt[1], mine), h);
             }
-            float by = EARLY ? 1.0f / LOG2E : sharp;
-            UNROLL for (int r = 0; r < 2; r++) {
-                keep(at + 8 * r * ROW, pack(dq[2 * r] * sharp, dq[2 * r + 1] * sharp));
-                keep(at + (TILE + 8 * r * ROW), pack(dk[2 * r] * by, dk[2 * r + 1] * by));
-                keep(at + (2 * TILE + 8 * r * ROW), pack(dv[2 * r], dv[2 * r + 1]));
-            }
+        } else {
+            add(dq, ds, turned(k[t][0]), turned(k[t][1]), 0);
+            add(dv, et, turned(g[t][0]), turned(g[t][1]), 0);
+            add(dk, dst, turned(q[t][0]), turned(q[t][1]), 0);
+        }
+        float by = EARLY ? 1.0f / LOG2E : sharp;
+        UNROLL for (int r = 0; r < 2; r++) {
+            keep(at + 8 * r * ROW, pack(dq[2 * r] * sharp, dq[2 * r + 1] * sharp));
+            keep(at + (TILE + 8 * r * ROW), pack(dk[2 * r] * by, dk[2 * r + 1] * by));
+            keep(at + (2 * TILE + 8 * r * ROW), pack(dv[2 * r], dv[2 * r + 1]));
         }
     }
 }
@@ -501,7 +495,7 @@ KERNEL(BACKWARD_WARPS, 1) backward(
             UNROLL for (int i = 0; i < TILES; i += 2) {
                 F y[6][4];
                 if (AT_ONCE) project(y, gs + i % GIVEN, xs + ours, zs + ours, there, weights + 4 * MATRIX, c + 8 * i);
-                else project<0, 2>(y, xs + ours, there, weights + 4 * MATRIX, c + 8 * i);
+                else project(y, xs + ours, there, weights + 4 * MATRIX, c + 8 * i);
                 packed(q + i, k + i, v + i, y, factor);
             }
             unit_back(q, k, v, gs, masks, factor, alpha, sharp, staged, row, c, zs + ours, there);

@@ -32,10 +32,10 @@ FILLED = 264  # programs forward at once: two on each of an H200's 132 multiproc
 ENOUGH = 32  # programs a model, so that few models fill a GPU
 
 
-def refusal(dim: int, tokens: int, count: int, columns: int, ranks: set[int], kind: torch.dtype) -> str:
+def refusal(dim: int, tokens: int, count: int, columns: int, rank: int, kind: torch.dtype) -> str:
     """Why these kernels cannot take models of this width, sequences of `tokens`, `count` tokens in all; empty when they can."""
-    if (dim, tokens) != (WIDTH, TOKENS) or not ranks <= set(RANKS):
-        return f"they take width {WIDTH}, {TOKENS} tokens and ranks {', '.join(map(str, RANKS))}, got {dim}, {tokens} and {sorted(ranks)}"
+    if (dim, tokens) != (WIDTH, TOKENS) or rank not in RANKS:
+        return f"they take width {WIDTH}, {TOKENS} tokens and ranks {', '.join(map(str, RANKS))}, got {dim}, {tokens} and {rank}"
     if count % TILE or columns % BLOCK or kind != torch.float16:
         return f"they take fp16, tokens in {TILE}s and heads x rank in {BLOCK}s, got {kind}, {count} and {columns}"
     return ""

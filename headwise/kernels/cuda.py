@@ -12,13 +12,13 @@ import hashlib
 import importlib.util
 import numbers
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from headwise.files import write_whole
 
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -68,13 +68,7 @@ def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
         return kept.read_bytes()
     code = _compile(nvrtc, source, options)
     with contextlib.suppress(OSError):  # a cache that cannot be written is none
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=kept.parent))
-        try:
-            (beside / kept.name).write_bytes(code)
-            os.replace(beside / kept.name, kept)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+        write_whole(kept, code)
     return code
 
 
