@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 import torch
+from commands import HEADWISE, finished, one_line, refused, run_words
 from processes import started
 
 import headwise
 from headwise.cli import COMMANDS, main, parser
 from headwise.store import Store
 
-HEADWISE = [sys.executable, "-m", "headwise"]
-TINY = ["dim=4", "points=4", "ffn_dim=8", "ranks=4,1", "depths=1", "widths=1,2", "lr=0.01", "steps=4", "epoch=2", "batch=4", "held_out=8"]
 LONG = [
     "dim=8",
     "points=4",
@@ -39,14 +38,6 @@ LONG = [
 ]
 
 
-def sets(changes: list[str]) -> list[str]:
-    return [word for change in changes for word in ("--set", change)]
-
-
-def run_words(store: Path, *words: str, changes: list[str] = TINY, workers: int = 1) -> list[str]:
-    return ["run", "fig1", "--device", "cpu", "--store", str(store), "--workers", str(workers), *sets(changes), *words]
-
-
 def environment(**changes: str) -> dict[str, str]:
     """Ours, with Python's output buffered as it is for everybody."""
     return {**{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}, **changes}
@@ -54,10 +45,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished tiny experiment with figure and report."""
-    path = tmp_path_factory.mktemp("cli") / "store"
-    assert main(run_words(path, "--seeds", "2")) == 0
-    return path
+    return finished(tmp_path_factory.mktemp("cli"))
 
 
 # ---- mistakes: one line, exit code 2, nothing written
@@ -165,21 +153,6 @@ MISTAKES: list[tuple[str, str]] = [
 ]  # fmt: skip
 
 
-def one_line(err: str) -> str:
-    assert err.endswith("\n")
-    assert err.count("\n") == 1, err
-    assert err.startswith("headwise: error: ")
-    return err.removeprefix("headwise: error: ").rstrip("\n")
-
-
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(words) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    return one_line(err)
-
-
 @pytest.mark.parametrize(("line", "message"), MISTAKES)
 def test_a_mistake_is_one_line_and_writes_nothing(
     line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -232,112 +205,6 @@ def test_a_note_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixtur
     Store(tmp_path).note("fig1", {})
     (tmp_path / "experiments" / "fig1.json").write_text("{")
     assert refused(["report", "--store", str(tmp_path)], capsys).startswith(f"{tmp_path / 'experiments' / 'fig1.json'} cannot be read; ")
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "{", "[1]\n", '"x"\n', "3\n", '{"id": "a"}\n', "\x00\x01"])
-def test_draw_refuses_what_is_not_rows(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rows.jsonl").write_text(text)
-    told = refused(["draw", "fig1", str(tmp_path / "rows.jsonl")], capsys)
-    assert told.startswith(str(tmp_path / "rows.jsonl"))
-    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
-
-
-def test_draw_takes_several_files_and_rows_that_have_no_id(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = Store(store).rows()
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    first.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
-    second.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "id"}) + "\n" for row in rows[5:]))
-    assert main(["draw", "fig1", str(first), str(second), "--json"]) == 0
-    points = json.loads(capsys.readouterr().out.splitlines()[-1])["points"]
-    assert sum(point["n"] for point in points) == len(rows)
-    assert (tmp_path / "fig1.png").is_file()
-    assert (
-        refused(["draw", "fig1", str(first), str(tmp_path / "no.jsonl")], capsys) == f"there is no file of rows at {tmp_path / 'no.jsonl'}"
-    )
-
-
-def test_rows_made_before_are_taken_and_only_the_rest_is_made(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows, new = Store(store).rows(), tmp_path / "new"
-    for number, some in enumerate((rows[:3], [*rows[3:6], {**rows[6], "id": "0" * 16}])):
-        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps({**row, "host_cpus": 77}) + "\n" for row in some))
-    words = [*run_words(new, "--seeds", "2"), "--rows", str(tmp_path / "0.jsonl"), str(tmp_path / "1.jsonl"), "--json"]
-    assert main(words) == 0
-    told = capsys.readouterr()
-    answer = json.loads(told.out.splitlines()[-1])
-    assert f"8 runs, 6 already in {new}, 6 of them from {tmp_path / '0.jsonl'}, {tmp_path / '1.jsonl'}, 2 to make" in told.err + told.out
-    assert (answer["runs"], answer["taken"], answer["made"]) == (8, 6, 2)
-    made = Store(new).rows()
-    assert {r["id"] for r in made} == {r["id"] for r in rows}, "a row of another run stays outside"
-    assert sorted(r["host_cpus"] == 77 for r in made) == [False] * 2 + [True] * 6, "as it was given"
-    assert [r["held_out"] for r in made] == [r["held_out"] for r in rows]
-    assert main(words) == 0
-    assert "8 already in" in capsys.readouterr().err
-    assert len((new / "runs" / rows[0]["id"] / "rows.jsonl").read_text().splitlines()) == 1, "taken once"
-
-
-NO_ROWS = [
-    "",
-    " \n\n",
-    "{",
-    "[1]\n",
-    "[" * 9999,
-    '{"id": "a"}\n',
-    '{"id": "a", "status": "done"}\n',
-    '{"id": "a", "status": NaN, "commit": "c"}\n',
-]
-
-
-@pytest.mark.parametrize("text", NO_ROWS)
-def test_rows_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rows.jsonl").write_text(text)
-    for words in (run_words(tmp_path / "store"), ["draw", "fig1"]):
-        told = refused([*words, *(["--rows"] if words[0] == "run" else []), str(tmp_path / "rows.jsonl")], capsys)
-        assert told.startswith(f"{tmp_path / 'rows.jsonl'} ")
-        assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
-
-
-SWAPPED: list[tuple[dict[str, Any], str]] = [
-    ({"head_dim": 7}, "head_dim is "),
-    ({"seed": 5}, "seed is "),
-    ({"task_points": 9}, "task_points is "),
-    ({"steps": 99}, "steps is "),
-    ({"held_out": None}, "held_out must be a number of at least 0, got None"),
-    ({"held_out": "x"}, "held_out must be a number of at least 0, got 'x'"),
-    ({"held_out": -5.0}, "held_out must be a number of at least 0, got -5.0"),
-    ({"held_out": True}, "held_out must be a number of at least 0, got True"),
-    ({"train_best": "x"}, "train_best must be a number of at least 0, got 'x'"),
-    ({"status": "banana"}, "status must be done or diverged, got 'banana'"),
-    ({"commit": None}, "commit must be a name, got None"),
-    ({"seconds": 10**400}, "seconds must be a finite number, got 1000"),
-]
-
-
-@pytest.mark.parametrize(("change", "told"), SWAPPED, ids=str)
-def test_a_row_that_is_not_its_run_s_is_refused_and_nothing_is_written(
-    change: dict[str, Any], told: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = Store(store).rows()
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows[:3], {**rows[3], **change})))
-    assert told in refused([*run_words(tmp_path / "new", "--seeds", "2"), "--rows", str(tmp_path / "rows.jsonl")], capsys)
-    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
-
-
-def test_rows_of_no_run_and_rows_that_contradict_each_other_are_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row, file = Store(store).rows()[0], tmp_path / "rows.jsonl"
-    words = [*run_words(tmp_path / "new", "--seeds", "2"), "--rows", str(file)]
-    file.write_text(json.dumps({**row, "id": "0" * 16}) + "\n")
-    assert refused(words, capsys) == f"none of the 1 rows of {file} is one of these 8 runs; see --set and --seeds"
-    file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "held_out": 9.0}) + "\n")
-    assert refused(words, capsys) == f"{file} holds a row of run {row['id']} that another row of it contradicts"
-
-
-def test_models_of_several_kinds_are_not_seeds_of_one_point(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = Store(store).rows()
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "depth": 1 + i % 2}) + "\n" for i, row in enumerate(rows)))
-    told = refused(["draw", "length", str(tmp_path / "rows.jsonl")], capsys)
-    assert told.startswith("runs of one point may differ in their seeds only, these differ in ")
 
 
 def test_draw_refuses_another_kind_of_picture(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
