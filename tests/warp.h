@@ -40,10 +40,10 @@ static thread_local char* this_memory;
 static thread_local std::barrier<>* this_barrier;
 
 INSIDE float of_half(uint32_t x) { uint16_t h = x; _Float16 f; memcpy(&f, &h, 2); return f; }
-INSIDE uint32_t to_half(float x) { _Float16 f = x; uint16_t h; memcpy(&h, &f, 2); return h; }
+INSIDE uint32_t to_half(double x) { _Float16 f = x; uint16_t h; memcpy(&h, &f, 2); return h; }
 INSIDE float low(uint32_t x) { return of_half(x & 0xffff); }
 INSIDE float high(uint32_t x) { return of_half(x >> 16); }
-INSIDE uint32_t both(float a, float b) { return to_half(a) | to_half(b) << 16; }
+INSIDE uint32_t both(double a, double b) { return to_half(a) | to_half(b) << 16; }
 
 INSIDE int warp() { return this_warp; }
 INSIDE U lane() { return U::each([](int i) { return i; }); }
@@ -60,6 +60,15 @@ INSIDE U pack(F a, F b) { return U::each([&](int i) { return both(a.v[i], b.v[i]
 INSIDE F first_of(U x) { return F::each([&](int i) { return low(x.v[i]); }); }
 INSIDE F second_of(U x) { return F::each([&](int i) { return high(x.v[i]); }); }
 INSIDE U times(U a, U b) { return U::each([&](int i) { return both(low(a.v[i]) * low(b.v[i]), high(a.v[i]) * high(b.v[i])); }); }
+INSIDE U fused(U a, U b, U c) {
+    return U::each([&](int i) { return both((double)low(a.v[i]) * low(b.v[i]) + low(c.v[i]), (double)high(a.v[i]) * high(b.v[i]) + high(c.v[i])); });
+}
+INSIDE U plus(U a, U b) { return fused(a, U(0x3c003c00u), b); }
+INSIDE U opposite(U a) { return a ^ U(0x80008000u); }
+INSIDE U fixed(F a, F b) {
+    auto step = [](float x) { return (uint32_t)fminf(65535, fmaxf(0, rintf(1024 * (x + 15)))); };
+    return U::each([&](int i) { return step(a.v[i]) | step(b.v[i]) << 16; });
+}
 INSIDE U highest(U a, U b) { return U::each([&](int i) { return both(fmaxf(low(a.v[i]), low(b.v[i])), fmaxf(high(a.v[i]), high(b.v[i]))); }); }
 INSIDE U lowest(U a, U b) { return U::each([&](int i) { return both(fminf(low(a.v[i]), low(b.v[i])), fminf(high(a.v[i]), high(b.v[i]))); }); }
 template <int W> INSIDE U bytes(U a, U b) {
@@ -119,15 +128,15 @@ template <int TA, int TB, int N> INSIDE void wide(F (&c)[N][4], U a, U b) {  // 
                 c[n][r].v[i] = sum;
             }
 }
-INSIDE void wide(F (&c)[8][4], U a0, U a1, U a2, U a3, U b) {
-    for (int n = 0; n < 8; n++) {
+template <int N> INSIDE void wide(F (&c)[N][4], const U (&a)[4], U b) {
+    for (int n = 0; n < N; n++) {
         U y[2];
         for (int k = 0; k < 2; k++)
             y[k] = U::each([&](int i) {
                 uint32_t at = seen(b) + 128 * (8 * n + i / 4) + 16 * k + i % 4 * 4;
                 return both(half_at(at), half_at(at + 2));
             });
-        mma(c[n], a0, a1, a2, a3, y[0], y[1]);
+        mma(c[n], a[0], a[1], a[2], a[3], y[0], y[1]);
     }
 }
 INSIDE void begin() {}
@@ -137,6 +146,7 @@ template <int N> INSIDE void settle(F (&)[N][4]) {}
 INSIDE void settle(U (&)[2]) {}
 INSIDE void visible() {}
 INSIDE void keep(U at, U x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
+INSIDE U find(U at) { U x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
 INSIDE void find2(U at, F& a, F& b) { for (int i = 0; i < 32; i++) memcpy(&a.v[i], this_memory + at.v[i], 4), memcpy(&b.v[i], this_memory + at.v[i] + 4, 4); }
 INSIDE void copy(U at, const void* from, U bytes) {
     for (int i = 0; i < 32; i++) aligned((const char*)from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);

@@ -71,18 +71,29 @@ INSIDE void biased(F (&c)[6][4], U biases, int column) {
     }
 }
 
-// A warp's 16 tokens times 16 columns of queries, keys and values. `x` and `weights` are views of the 64 tokens of four warps and of a
-// block's weights, `biases` a place.
-INSIDE void project(F (&c)[6][4], U x, U weights, U biases, int column) {
+// A warp's 16 tokens as the first operand of products: in registers where there is room, else a view of the 64 of four warps.
+constexpr bool ROOM = R <= 16;
+struct Tokens { U held[4][4], view; };  // [16 of the 64 numbers]
+INSIDE void take(Tokens& y, U tile) {
+    U row = (lane() >> 2) + 16 * warp();
+    if (ROOM) UNROLL for (int s = 0; s < 4; s++) UNROLL for (int i = 0; i < 4; i++)
+        y.held[s][i] = find(tile + place(row + 8 * (i & 1), (lane() & 3) * 4 + (32 * s + 16 * (i >> 1))));
+}
+
+// They times 16 columns of queries, keys and values, which are there after `finish`. `weights` is a view of a block's, `biases` a place.
+INSIDE void project(F (&c)[6][4], const Tokens& x, U weights, U biases, int column) {
     biased(c, biases, column);
     settle(c);
     begin();
-    UNROLL for (int s = 0; s < 4; s++) wide<0, 0>(c, x + 32 * s / PIECE, weights + (3 * column * ROW + 32 * s) / PIECE);
-    leave(), finish();
-    settle(c);
+    UNROLL for (int s = 0; s < 4; s++) {
+        U by = weights + (3 * column * ROW + 32 * s) / PIECE;
+        if (ROOM) wide(c, x.held[s], by);
+        else wide<0, 0>(c, x.view + 32 * s / PIECE, by);
+    }
+    leave();
 }
 
-// The same, and 16 columns of dz W_O, the gradient of the heads, in one go.
+// The same of a view of 64 tokens, and 16 columns of dz W_O, the gradient of the heads, in one go.
 INSIDE void project(F (&c)[6][4], F (*given)[4], U x, U dz, U weights, U biases, int column) {
     biased(c, biases, column);
     F(&g)[2][4] = *(F(*)[2][4])given;
@@ -106,12 +117,13 @@ INSIDE void packed(U (*q)[2], U (*k)[2], U (*v)[2], const F (&c)[6][4], float fa
 
 // Which columns of a tile are head h's, for a thread with two columns of a token and for one with one: 1 there, 0 elsewhere. Heads are
 // told apart by products, since a GPU multiplies twice as fast as it masks.
-constexpr int OWNERS = R == 1 ? 4 : HEADS;  // at rank 1 a thread's two columns are two heads
-struct Masks { U pairs[OWNERS], columns[HEADS]; };
+constexpr int OWNERS = R == 1 ? 4 : HEADS;  // at rank 1 two heads at a time, an even and an odd one: a thread's two columns
+struct Masks { U pairs[OWNERS], columns[OWNERS], even; };
 INSIDE void mask(Masks& y) {
     U mine = lane() & 3, column = lane() >> 2;
     UNROLL for (int h = 0; h < OWNERS; h++) y.pairs[h] = R >= 8 ? ONES : choose(mine / (4 / OWNERS) == U(h), ONES, U(0u));
-    UNROLL for (int h = 0; h < HEADS; h++) y.columns[h] = R >= 8 ? ONES : choose(column / R == U(h), ONES, U(0u));
+    UNROLL for (int h = 0; h < OWNERS; h++) y.columns[h] = R >= 8 ? ONES : choose(column / (8 / OWNERS) == U(h), ONES, U(0u));
+    if (R == 1) y.even = choose(column & 1, U(0u), ~U(0u));  // all bits
 }
 INSIDE U only(U x, U mask) { return R >= 8 ? x : times(x, mask); }
 
@@ -138,6 +150,14 @@ INSIDE void score(F (&s)[2][4], const U (*q)[2], const U (*k)[2], int i) {
     }
 }
 
+// 2^a and 2^b, packed, by products: the unit for exponentials makes four a cycle, and heads of rank 1 keep it waited for. Read as halves,
+// the numbers of `fixed` are 2^n (1 + f) for 2^(n + f); 2^f / (1 + f) = 1 - f (1 - f) (0.302 - 0.188 f + 0.083 f^2) within 1.5e-4.
+INSIDE U raised(F a, F b) {
+    U x = fixed(a, b), m = (x & U(0x03ff03ffu)) | ONES, f = plus(m, U(0xbc00bc00u));
+    U part = fused(fused(U(0x2d532d53u), f, U(0xb204b204u)), f, U(0x34d434d4u));
+    return fused(times(times(f, plus(m, U(0xc000c000u))), part), x, x);
+}
+
 // Scores of rank 1 come out of the product with their row's largest taken off: columns (q, -largest) times (k, 1). The largest is
 // q times the largest key or the smallest.
 struct Sharp { U q[2][2], k[2][2]; };  // [head's side of its pair][8 tokens]
@@ -153,13 +173,14 @@ INSIDE void sharpen(Sharp& y, const U (&q)[2], const U (&k)[2]) {
     }
 }
 
-// Weights before they are divided by their sum, of head h of tile t.
-INSIDE void weigh(U (&e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const Sharp& sharp, const Masks& masks, float factor, int t, int h) {
+// Weights before they are divided by their sum, of head h of tile t; `quarter`: of those of rank 1 a quarter by products.
+INSIDE void weigh(U (&e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const Sharp& sharp, const Masks& masks, float factor, int t, int h, bool quarter) {
     F s[2][4];
     if (R == 1) {
         UNROLL for (int j = 0; j < 2; j++) {
             mma0(s[j], sharp.q[h & 1][0], sharp.q[h & 1][1], only(sharp.k[h & 1][j], masks.pairs[h / 2]));
-            UNROLL for (int i = 0; i < 2; i++) e[2 * j + i] = pack(power(s[j][2 * i]), power(s[j][2 * i + 1]));
+            UNROLL for (int i = 0; i < 2; i++)
+                e[2 * j + i] = quarter && i + j == 0 ? raised(s[j][2 * i], s[j][2 * i + 1]) : pack(power(s[j][2 * i]), power(s[j][2 * i + 1]));
         }
         return;
     }
@@ -179,23 +200,74 @@ INSIDE void split(U (&y)[2], F a, F b) {
     y[1] = pack(a - first_of(y[0]), b - second_of(y[0]));
 }
 
+// A head of rank 1 fills one column of a product. Its neighbour's takes another sum of the same head: for even heads y[0], for odd ones
+// y[1], where `beside` lies in the neighbour's column already.
+INSIDE void couple(U (&y)[2], U own, U beside, const Masks& masks) {
+    y[0] = (own & masks.even) | (beside & ~masks.even), y[1] = (own & ~masks.even) | (beside & masks.even);
+}
+INSIDE void couple(U (&y)[2][2], const U (&own)[2], U beside0, U beside1, const Masks& masks) {
+    couple(y[0], own[0], beside0, masks), couple(y[1], own[1], beside1, masks);
+}
+INSIDE void add_couple(F (&c)[2][4], const U (&a)[4], const U (&b)[2][2], const Masks& masks, int h, bool more = false) {
+    U mine = masks.columns[h / 2];
+    add(c[h & 1], a, only(b[0][h & 1], mine), only(b[1][h & 1], mine), h / 2 + more);
+}
+INSIDE void own(F (&y)[4], const F (&c)[2][4]) { UNROLL for (int r = 0; r < 4; r++) y[r] = c[r & 1][r]; }
+INSIDE void beside(F (&y)[4], const F (&c)[2][4]) { UNROLL for (int r = 0; r < 4; r++) y[r] = c[r & 1][r ^ 1]; }
+
 // The heads of tile t before they are divided, and what to divide them by; weights stay in e where they are wanted again.
 INSIDE void gather(
     F (&sum)[4], F (&total)[4], U (*e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[2], const Masks& masks, float factor, int t
 ) {
-    Sharp peaks;
-    if (R == 1) sharpen(peaks, q[t], k[t]);
     U vt[2] = {turned(v[0]), turned(v[1])};
-    UNROLL for (int h = 0; h < HEADS; h++) {
-        U mine = masks.columns[h];
-        weigh(e[h], q, k, peaks, masks, factor, t, h);
-        add(sum, e[h], only(vt[0], mine), only(vt[1], mine), h);
-        add(total, e[h], mine, mine, h);
+    Sharp peaks;
+    if (R == 1) {
+        sharpen(peaks, q[t], k[t]);
+        U values[2][2];
+        couple(values, vt, ONES, ONES, masks);
+        F c[2][4];
+        UNROLL for (int h = 0; h < HEADS; h++) {
+            weigh(e[h], q, k, peaks, masks, factor, t, h, true);
+            add_couple(c, e[h], values, masks, h);
+        }
+        own(sum, c), beside(total, c);
+    } else {
+        UNROLL for (int h = 0; h < HEADS; h++) {
+            U mine = masks.columns[h % OWNERS];
+            weigh(e[h], q, k, peaks, masks, factor, t, h, false);
+            add(sum, e[h], only(vt[0], mine), only(vt[1], mine), h);
+            add(total, e[h], mine, mine, h);
+        }
     }
     UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
 }
 
 // ---- forward
+
+// A unit's heads.
+INSIDE void heads_forward(
+    U (&o)[TILES][2], F (&scores)[2][4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[TILES][2], const Masks& masks, float factor
+) {
+    if (R <= 8) {
+        UNROLL for (int t = 0; t < TILES; t++) {
+            F sum[4], over[4];
+            U e[HEADS][4];
+            gather(sum, over, e, q, k, v[t], masks, factor, t);
+            UNROLL for (int r = 0; r < 2; r++) o[t][r] = pack(sum[2 * r] * over[2 * r], sum[2 * r + 1] * over[2 * r + 1]);
+        }
+        return;
+    }
+    U e[4];
+    soften(e, scores, factor);
+    F total[4];
+    mma0(total, e[0], e[1], e[2], e[3], ONES, ONES);
+    F low = inverse(total[0]), high = inverse(total[2]);
+    UNROLL for (int t = 0; t < TILES; t++) {
+        F sum[4];
+        mma0(sum, e[0], e[1], e[2], e[3], turned(v[t][0]), turned(v[t][1]));
+        o[t][0] = pack(sum[0] * low, sum[1] * low), o[t][1] = pack(sum[2] * high, sum[3] * high);
+    }
+}
 
 // n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows): a tile of eight sequences, all columns; or one of `pieces`
 // equal parts of them, whose part of the output goes to `partial` (model, piece, token, 64) as it is (`add_pieces` in layer.py goes on).
@@ -209,7 +281,7 @@ KERNEL(FORWARD_WARPS, 2) forward(
     x += m * T * WIDTH, u0 += m * T * WIDTH, u += m * T * WIDTH, y += m * T * WIDTH, inv += m * T;
     w += m * model, b += m * model, out += m * model, bias += m * model, scale0 += m * model, scale += m * model;
     U token = (lane() >> 2) + (tile * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
-    U memory = shared(), xs = memory + 2 * WEIGHTS, mine = view(xs) + (warp() >> 2) * (64 * ROW / PIECE);
+    U memory = shared(), xs = memory + 2 * WEIGHTS;
     float factor = sharp * LOG2E;
     bring<FORWARD_WARPS>(memory, w, b, out, start, C);
     bring_tile<FORWARD_WARPS>(xs, x, tile);
@@ -218,51 +290,44 @@ KERNEL(FORWARD_WARPS, 2) forward(
     mask(masks);
     F z[8][4];
     zero(z);
+    Tokens mine;
+    mine.view = view(xs) + (warp() >> 2) * (64 * ROW / PIECE);
     for (int c0 = start, turn = 0; c0 < end; c0 += BLOCK, turn ^= 1) {
         U here = memory + turn * WEIGHTS, there = view(here);
         arrived<0>();
         visible();
         together();  // this block is there, and everybody has done with the one before
+        if (c0 == start) take(mine, xs);
         if (c0 + BLOCK < end) bring<FORWARD_WARPS>(memory + (turn ^ 1) * WEIGHTS, w, b, out, c0 + BLOCK, C);
         send();
-#pragma unroll 1
-        for (int c = 0; c < BLOCK; c += UNIT) {
-            U q[TILES][2], k[TILES][2], v[TILES][2], o[TILES][2];
+        F y[6][4];
+        U o[TILES][2] = {};
+        project(y, mine, there, here + 4 * MATRIX, 0);
+        UNROLL for (int c = 0; c < BLOCK; c += UNIT) {
+            U q[TILES][2], k[TILES][2], v[TILES][2];
             F scores[2][4];
             UNROLL for (int i = 0; i < TILES; i += 2) {
-                F y[6][4];
-                project(y, mine, there, here + 4 * MATRIX, c + 8 * i);
+                finish();
+                settle(y), settle(z);
+                UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);  // products read them until now
                 packed(q + i, k + i, v + i, y, factor);
+                if (c + 8 * i + 16 < BLOCK)  // the next ones beside the heads
+                    project(y, mine, there, here + 4 * MATRIX, c + 8 * i + 16);
                 if (R > 8) score(scores, q + i, k + i, i);
             }
-            if (R <= 8) {
-                UNROLL for (int t = 0; t < TILES; t++) {
-                    F sum[4], over[4];
-                    U e[HEADS][4];
-                    gather(sum, over, e, q, k, v[t], masks, factor, t);
-                    UNROLL for (int r = 0; r < 2; r++) o[t][r] = pack(sum[2 * r] * over[2 * r], sum[2 * r + 1] * over[2 * r + 1]);
-                }
-            } else {
-                U e[4];
-                soften(e, scores, factor);
-                F total[4];
-                mma0(total, e[0], e[1], e[2], e[3], ONES, ONES);
-                F low = inverse(total[0]), high = inverse(total[2]);
-                UNROLL for (int t = 0; t < TILES; t++) {
-                    F sum[4];
-                    mma0(sum, e[0], e[1], e[2], e[3], turned(v[t][0]), turned(v[t][1]));
-                    o[t][0] = pack(sum[0] * low, sum[1] * low), o[t][1] = pack(sum[2] * high, sum[3] * high);
-                }
-            }
+            heads_forward(o, scores, q, k, v, masks, factor);
             UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);
             settle(z);
             begin();
-            UNROLL for (int i = 0; i < TILES; i += 2)
-                wide(z, o[i][0], o[i][1], o[i + 1][0], o[i + 1][1], there + (3 * MATRIX + 2 * (c + 8 * i)) / PIECE);
-            leave(), finish();
-            settle(z);
-            UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);
+            UNROLL for (int i = 0; i < TILES; i += 2) {
+                U operand[4] = {o[i][0], o[i][1], o[i + 1][0], o[i + 1][1]};
+                wide(z, operand, there + (3 * MATRIX + 2 * (c + 8 * i)) / PIECE);
+            }
+            leave();
         }
+        finish();
+        settle(z);
+        UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);
     }
     if (pieces > 1) {
         partial += (m * pieces + piece) * T * WIDTH;
@@ -324,50 +389,75 @@ INSIDE void slope(U (&ds)[4], const U (&e)[4], const F (&dp)[2][4]) {  // of the
 
 INSIDE void turn(U (&y)[4], const U (&x)[4]) { y[0] = turned(x[0]), y[1] = turned(x[2]), y[2] = turned(x[1]), y[3] = turned(x[3]); }
 
+// A product as a sum of two halves, exactly: where heads are sharp differences are small.
+INSIDE void twofold(U (&y)[2], U a, U b) { y[0] = times(a, b), y[1] = fused(a, b, opposite(y[0])); }
+
 // Heads of rank 1 need no gradient of single weights. With ds_ij = e_ij (g_i v_j - g_i o_i) all sums have e alone:
 //   dq_i = g_i sum_j e_ij v_j k_j - g_i o_i sum_j e_ij k_j,   dk_j = v_j sum_i e_ij g_i q_i - sum_i e_ij g_i o_i q_i,   dv_j = sum_i e_ij g_i
-// and g is divided by the total. Products of two numbers are sums of two halves, as differences are small where heads are sharp.
+// and g is divided by the total.
 INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[2], const F (&gs)[4], const Masks& masks, float alpha, int t, U at) {
-    U vt[2] = {turned(v[0]), turned(v[1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])}, vk[2][2], e[HEADS][4];  // vk: [8 tokens][half]
-    UNROLL for (int i = 0; i < 2; i++) split(vk[i], first_of(vt[i]) * first_of(kt[i]), second_of(vt[i]) * second_of(kt[i]));
+    U vt[2] = {turned(v[0]), turned(v[1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])}, e[HEADS][4];
+    U values[2][2], products[2][2], rests[2][2];
+    {
+        U high[2], low[2];
+        UNROLL for (int i = 0; i < 2; i++) {
+            U both[2];
+            twofold(both, vt[i], kt[i]);
+            high[i] = both[0], low[i] = both[1];
+        }
+        couple(values, vt, ONES, ONES, masks);
+        couple(products, high, other<4>(kt[0]), other<4>(kt[1]), masks);
+        couple(rests, low, U(0u), U(0u), masks);
+    }
     Sharp peaks;
     sharpen(peaks, q[t], k[t]);
     F sum[4], total[4], both[4], keys[4];
-    UNROLL for (int h = 0; h < HEADS; h++) {
-        U mine = masks.columns[h];
-        weigh(e[h], q, k, peaks, masks, 0.0f, t, h);
-        add(sum, e[h], only(vt[0], mine), only(vt[1], mine), h);
-        add(total, e[h], mine, mine, h);
-        add(keys, e[h], only(kt[0], mine), only(kt[1], mine), h);
-        add(both, e[h], only(vk[0][0], mine), only(vk[1][0], mine), h);
-        add(both, e[h], only(vk[0][1], mine), only(vk[1][1], mine), 1);
+    {
+        F heads[2][4], slopes[2][4];
+        UNROLL for (int h = 0; h < HEADS; h++) {
+            weigh(e[h], q, k, peaks, masks, 0.0f, t, h, false);
+            add_couple(heads, e[h], values, masks, h);
+            add_couple(slopes, e[h], products, masks, h);
+            add_couple(slopes, e[h], rests, masks, h, true);
+        }
+        own(sum, heads), beside(total, heads), own(both, slopes), beside(keys, slopes);
     }
-    U g[2], gq[2][2], oq[2][2];  // [8 tokens][half]
+    U g[2], gq[2][2], oq[2][2];  // [half][8 tokens]
     UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
     UNROLL for (int r = 0; r < 2; r++) {
         F o0 = sum[2 * r] * total[2 * r], o1 = sum[2 * r + 1] * total[2 * r + 1];
-        keep(at + 8 * r * ROW, pack(o0, o1));
-        g[r] = pack(gs[2 * r] * (total[2 * r] * alpha), gs[2 * r + 1] * (total[2 * r + 1] * alpha));
-        F g0 = first_of(g[r]), g1 = second_of(g[r]), q0 = first_of(q[t][r]), q1 = second_of(q[t][r]);
+        F g0 = gs[2 * r] * (total[2 * r] * alpha), g1 = gs[2 * r + 1] * (total[2 * r + 1] * alpha);
         dq[2 * r] = g0 * (both[2 * r] - o0 * keys[2 * r]), dq[2 * r + 1] = g1 * (both[2 * r + 1] - o1 * keys[2 * r + 1]);
-        split(gq[r], g0 * q0, g1 * q1);
-        split(oq[r], g0 * o0 * q0, g1 * o1 * q1);
+        U o[2], one[2], two[2];
+        split(o, o0, o1);
+        keep(at + 8 * r * ROW, o[0]);
+        g[r] = pack(g0, g1);
+        twofold(one, g[r], q[t][r]), twofold(two, one[0], o[0]);
+        gq[0][r] = one[0], gq[1][r] = one[1];
+        oq[0][r] = two[0], oq[1][r] = fused(one[1], o[0], fused(one[0], o[1], two[1]));
     }
-    U gt[2] = {turned(g[0]), turned(g[1])}, gqt[2][2], oqt[2][2];
-    UNROLL for (int i = 0; i < 2; i++) UNROLL for (int j = 0; j < 2; j++) gqt[i][j] = turned(gq[i][j]), oqt[i][j] = turned(oq[i][j]);
-    F lost[4];
-    UNROLL for (int h = 0; h < HEADS; h++) {
-        U mine = masks.columns[h], et[4];
-        turn(et, e[h]);
-        add(dv, et, only(gt[0], mine), only(gt[1], mine), h);
-        UNROLL for (int j = 0; j < 2; j++) {
-            add(dk, et, only(gqt[0][j], mine), only(gqt[1][j], mine), h + j);
-            add(lost, et, only(oqt[0][j], mine), only(oqt[1][j], mine), h + j);
+    U columns[2][2], more[2][2], rest[2][2];
+    {
+        U x[3][2], y[2][2];
+        UNROLL for (int i = 0; i < 2; i++) {
+            x[0][i] = turned(gq[0][i]), x[1][i] = turned(oq[0][i]), x[2][i] = turned(oq[1][i]);
+            y[0][i] = other<4>(turned(g[i])), y[1][i] = other<4>(turned(gq[1][i]));
         }
+        couple(columns, x[0], y[0][0], y[0][1], masks), couple(more, x[1], y[1][0], y[1][1], masks), couple(rest, x[2], U(0u), U(0u), masks);
     }
+    F first[2][4], second[2][4];
+    UNROLL for (int h = 0; h < HEADS; h++) {
+        U et[4];
+        turn(et, e[h]);
+        add_couple(first, et, columns, masks, h);
+        add_couple(second, et, more, masks, h);
+        add_couple(second, et, rest, masks, h, true);
+    }
+    F lost[4], little[4];
+    own(dk, first), beside(dv, first), own(lost, second), beside(little, second);
     UNROLL for (int r = 0; r < 2; r++) {
-        dk[2 * r] = dk[2 * r] * first_of(v[r]) - lost[2 * r];
-        dk[2 * r + 1] = dk[2 * r + 1] * second_of(v[r]) - lost[2 * r + 1];
+        dk[2 * r] = (dk[2 * r] + little[2 * r]) * first_of(v[r]) - lost[2 * r];
+        dk[2 * r + 1] = (dk[2 * r + 1] + little[2 * r + 1]) * second_of(v[r]) - lost[2 * r + 1];
     }
 }
 
@@ -423,7 +513,7 @@ INSIDE void unit_back(
             U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
             U gt[2] = {turned(g[t][0]), turned(g[t][1])};
             UNROLL for (int h = 0; h < HEADS; h++) {
-                U one = masks.pairs[h % OWNERS], mine = masks.columns[h];
+                U one = masks.pairs[h % OWNERS], mine = masks.columns[h % OWNERS];
                 F dp[2][4];
                 UNROLL for (int n = 0; n < 2; n++) {
                     mma0(dp[n], g[t][0], g[t][1], go[0][0], go[0][1], only(v[t][n], one), one);
@@ -488,6 +578,8 @@ KERNEL(BACKWARD_WARPS, 1) backward(
         together();  // this tile is there, and everybody has done with what lies where the next one goes
         if (tile + 1 < end) next(tile + 1);
         U row = (lane() >> 2) + 16 * (warp() & 7);
+        Tokens all;
+        all.view = xs + ours;
 #pragma unroll 1
         for (int c = BLOCK / SIDES * side; c < BLOCK / SIDES * (side + 1); c += UNIT) {
             U q[TILES][2], k[TILES][2], v[TILES][2];
@@ -495,7 +587,7 @@ KERNEL(BACKWARD_WARPS, 1) backward(
             UNROLL for (int i = 0; i < TILES; i += 2) {
                 F y[6][4];
                 if (AT_ONCE) project(y, gs + i % GIVEN, xs + ours, zs + ours, there, weights + 4 * MATRIX, c + 8 * i);
-                else project(y, xs + ours, there, weights + 4 * MATRIX, c + 8 * i);
+                else project(y, all, there, weights + 4 * MATRIX, c + 8 * i), finish(), settle(y);
                 packed(q + i, k + i, v + i, y, factor);
             }
             unit_back(q, k, v, gs, masks, factor, alpha, sharp, staged, row, c, zs + ours, there);

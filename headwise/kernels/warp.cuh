@@ -23,8 +23,18 @@ INSIDE U pack(F low, F high) { U y; asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(y)
 INSIDE F first_of(U x) { F y; asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(y) : "r"(x)); return y; }
 INSIDE F second_of(U x) { F y; asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b;}" : "=f"(y) : "r"(x)); return y; }
 INSIDE U times(U a, U b) { U y; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
+INSIDE U plus(U a, U b) { U y; asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
+INSIDE U fused(U a, U b, U c) { U y; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c)); return y; }
+INSIDE U opposite(U a) { U y; asm("neg.f16x2 %0, %1;" : "=r"(y) : "r"(a)); return y; }
 INSIDE U highest(U a, U b) { U y; asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
 INSIDE U lowest(U a, U b) { U y; asm("min.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
+// 15 + a and 15 + b in 1024ths, not below 0, as two numbers of 16 bits. A tiny float's bits count such steps.
+INSIDE U fixed(F a, F b) {
+    F step = __int_as_float(1 << 10), zero_ = __int_as_float(15 << 10);
+    U y;
+    asm("cvt.pack.sat.u16.s32 %0, %2, %1;" : "=r"(y) : "r"(__float_as_int(fmaf(a, step, zero_))), "r"(__float_as_int(fmaf(b, step, zero_))));
+    return y;
+}
 template <int W> INSIDE U bytes(U a, U b) { return __byte_perm(a, b, W); }
 template <int M> INSIDE F other(F x) { return __shfl_xor_sync(~0u, x, M); }
 template <int M> INSIDE U other(U x) { return __shfl_xor_sync(~0u, x, M); }
@@ -85,15 +95,20 @@ template <int TA, int TB> INSIDE void wide(F (&c)[8][4], U a, U b) {
     asm volatile(WGMMA(64, D64, "%32", "%33") ", %34, %35;"
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
 }
-INSIDE void wide(F (&c)[8][4], U a0, U a1, U a2, U a3, U b) {
+INSIDE void wide(F (&c)[6][4], const U (&a)[4], U b) {
+    asm volatile(WGMMA(48, D48, "{%24,%25,%26,%27}", "%28") ", 0;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile(b)));
+}
+INSIDE void wide(F (&c)[8][4], const U (&a)[4], U b) {
     asm volatile(WGMMA(64, D64, "{%32,%33,%34,%35}", "%36") ", 0;"
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(tile(b)));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile(b)));
 }
 
 INSIDE U shared() { extern __shared__ __align__(1024) char memory[]; return (U)__cvta_generic_to_shared(memory); }
 INSIDE void visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // what was written here, to products of four warps
 INSIDE void keep(U at, U x) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(x) : "memory"); }
+INSIDE U find(U at) { U x; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory"); return x; }
 INSIDE void find2(U at, F& a, F& b) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory"); }
 INSIDE void copy(U at, const void* from, U bytes_) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_) : "memory"); }
 INSIDE void send() { asm volatile("cp.async.commit_group;" ::: "memory"); }
