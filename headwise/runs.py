@@ -42,7 +42,7 @@ class Recipe:
     steps: int
     batch: int = 256
     lr: float = 0.01
-    schedule: str = "cosine"  # after a linear warm-up; "published": by epoch, the first at 0; "constant"
+    schedule: str = "cosine"  # after a linear warm-up; "published": the same by epoch, the first at 0; "constant"
     warmup: float = 0.05  # share of the steps
     weight_decay: float = 0.0
     beta1: float = 0.9
@@ -102,7 +102,7 @@ class Recipe:
         if self.schedule == "constant":
             return np.full(self.steps, self.lr)
         if self.schedule == "published":  # constant within an epoch; epoch 0 at rate 0; peak at w - 1; floor 0
-            e, total, w = np.arange(self.epochs), self.epochs, self.epochs // 20
+            e, total, w = np.arange(self.epochs), self.epochs, int(self.epochs * self.warmup + 1e-9)
             rise = e / max(w - 1, 1)
             fall = 0.5 * (1 + np.cos(np.pi * (e - w) / max(total - w, 1)))
             return np.repeat(self.lr * np.where(e < w, rise, fall), self.epoch)

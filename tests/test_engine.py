@@ -71,6 +71,13 @@ def test_the_published_warm_up_is_a_twentieth_of_the_epochs() -> None:
     assert rates.argmax() == 99
     assert rates[99] == rates[100] == 0.005
     assert rates[1] == pytest.approx(0.005 / 99)
+    assert Recipe(steps=70, epoch=1, schedule="published").rates().argmax() == 2  # three epochs, of 3.5
+
+
+def test_the_published_schedule_warms_up_longer_when_told_to() -> None:
+    rates = by_epoch(Recipe(steps=30_000, epoch=100, lr=0.01, schedule="published", warmup=0.17))
+    assert rates.argmax() == 50
+    assert rates[:51] == pytest.approx(0.01 * np.arange(51) / 50)
 
 
 def test_cosine_and_constant_schedules() -> None:
