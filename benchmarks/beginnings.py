@@ -1,9 +1,9 @@
 """How runs of figure 1 begin: the training losses of the first epochs, by rank, seed and precision, without finishing any.
 
-    python -m benchmarks.beginnings --layers 3 --width 64 --ranks 32,8 --seeds 8 --epochs 63 --out beginnings.jsonl
+    python -m benchmarks.beginnings --layers 3 --width 64 --ranks 32,8 --seeds 8 --epochs 63 --out beginnings.json
 
 Where runs part ways early (three layers at d^3) it says at a sixteenth of the cost how many go which way, and whether the precision of
-products has a say in it. One line a run.
+products has a say in it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headwise.engine import pick_device, provenance
 from headwise.experiments.fig1 import PRESETS, runs
+from headwise.files import write_whole
 from headwise.progress import Progress
 from headwise.runs import PRECISIONS, PROTOCOLS, Run
 from headwise.stack import Stack, begin, numerics
@@ -41,22 +42,24 @@ def main() -> None:
     parser.add_argument("--ranks", default="64,32,8,1")
     parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 on; default 5")
     parser.add_argument("--protocol", choices=PROTOCOLS, default="replay")
+    parser.add_argument("--init", choices=("published", "original", "library"), default="published", help="default published")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp16")
     parser.add_argument("--epochs", type=int, default=63, help="of 100 steps, out of 1,000; default 63")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines, added to what is there")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file, added to what is there")
     args = parser.parse_args()
     settings = dataclasses.replace(
         PRESETS["paper"], depths=(args.layers,), widths=(args.width,), ranks=tuple(map(int, args.ranks.split(","))), seeds=args.seeds,
-        protocols=(args.protocol,), precision=args.precision,
+        protocols=(args.protocol,), precision=args.precision, init=args.init,
     )  # fmt: skip
     chosen = sorted(runs(settings), key=lambda run: -run.shape.head_dim)  # models of one rank lie together in a stack
     made = provenance(pick_device(args.device))
-    with args.out.open("a") as file:
-        for run, curve in zip(chosen, beginnings(chosen, args.epochs, args.device), strict=True):
-            row = {"layers": args.layers, "width": args.width, "rank": run.shape.head_dim, "seed": run.seed, "protocol": args.protocol}
-            print(json.dumps(row | {"precision": args.precision, "losses": [round(v, 5) for v in curve]} | made), file=file)
-            print(f"rank {run.shape.head_dim}, seed {run.seed}: {curve[-1]:.4f} after {args.epochs} epochs")
+    rows = json.loads(args.out.read_text()) if args.out.exists() else []
+    for run, curve in zip(chosen, beginnings(chosen, args.epochs, args.device), strict=True):
+        print(f"rank {run.shape.head_dim}, seed {run.seed}: {curve[-1]:.4f} after {args.epochs} epochs")
+        row = {"layers": args.layers, "width": args.width, "rank": run.shape.head_dim, "seed": run.seed, "protocol": args.protocol}
+        rows.append(row | {"init": args.init, "precision": args.precision, "losses": [round(v, 5) for v in curve]} | made)
+    write_whole(args.out, "[" + ",\n".join(map(json.dumps, rows)) + "]\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from headwise.cache import Cache, LayerCache
 from headwise.shape import Shape, UsageError, nearest
 
 Splits = Sequence[tuple[int, Shape]]
-INITS = ("library", "published", "normal", "spectral", "orthogonal")
+INITS = ("library", "published", "original", "normal", "spectral", "orthogonal")
 
 
 class FeedForward(nn.Module):
@@ -267,6 +267,7 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
                feed-forward biases U(+-1/sqrt(fan in)), additive positions N(0, 1), concatenated U(-1, 1)
     published  the rank paper's: library, but every layer starts as a copy of the first, and additive
                positions have mean -1
+    original   the very weights that the rank paper's code starts from, whatever the seed
     normal     GPT-2's: N(0, 0.02), projections back into the residual N(0, 0.02/sqrt(2 depth)), biases 0
     spectral   normal, and to every head's queries, keys and values the identity's rows are added, head h those from h rank on: the
                fixed term of spectral conditioning, which without weight decay is a start
@@ -280,6 +281,9 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
     blocks: list[Block] = list(model.blocks)  # type: ignore[arg-type]
     with torch.no_grad():
         _reset(model)
+        if scheme == "original":
+            _original(model, blocks)
+            return
         normal = scheme not in ("library", "published")
         for block in blocks:
             (_normal_block if normal else _library_block)(block, shape, generator)
@@ -300,6 +304,39 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
             model.positions.normal_(-1.0 if scheme == "published" else 0.0, 1.0, generator=generator)
         elif model.positions is not None:
             model.positions.uniform_(-1.0, 1.0, generator=generator)
+
+
+ORIGINAL = 613  # the seed of every run of the rank paper
+
+
+def _original(model: Encoder | Decoder, blocks: list[Block]) -> None:
+    """What PyTorch's modules draw in the order in which the rank paper's code makes them. Heads do not matter: all ranks start alike."""
+    s = model.shape
+    rest = s.average, s.ffn_dim, s.positions, s.num_positions, s.position_dim
+    if not s.ffn_dim or s.dim % s.head_dim or s != paper_shape(s.dim - s.position_dim, s.depth, s.head_dim, *rest):
+        raise UsageError("init original is for the rank paper's encoders, as models.paper_shape makes them; choices: library, published")
+    generator, D, first = torch.Generator().manual_seed(ORIGINAL), s.dim, blocks[0]
+
+    def drawn(bound: float, *size: int) -> Tensor:
+        return torch.empty(size).uniform_(-bound, bound, generator=generator)
+
+    def module() -> tuple[Tensor, Tensor]:
+        out, _ = drawn(D**-0.5, D, D), drawn(D**-0.5, D)  # a bias that is then set to 0
+        return drawn(math.sqrt(6 / (4 * D)), 3, D, D), out
+
+    module()  # one that is never used
+    for part in (first.feed.up, first.feed.down):
+        part.weight.copy_(drawn(part.weight.shape[-1] ** -0.5, *part.weight.shape))
+        part.bias.copy_(drawn(part.weight.shape[-1] ** -0.5, *part.bias.shape))
+    modules = [module() for _ in range(s.average)]
+    first.attention.qkv.weight.copy_(torch.cat([qkv for qkv, _ in modules], 1).flatten(0, 1))
+    first.attention.out.weight.copy_(torch.cat([out for _, out in modules], 1))
+    for block in blocks[1:]:
+        block.load_state_dict(first.state_dict())
+    if model.positions is not None and s.positions == "additive":
+        model.positions.copy_(torch.empty(D, s.num_positions).normal_(-1.0, 1.0, generator=generator).mT)
+    elif model.positions is not None:
+        model.positions.copy_(drawn(1.0, s.position_dim, s.num_positions).mT)
 
 
 def _reset(model: Encoder | Decoder) -> None:

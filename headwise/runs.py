@@ -24,7 +24,8 @@ SCHEDULES = ("cosine", "published", "constant")
 CHECKPOINT_FILE = "checkpoint.safetensors"  # in the folder of a run that is under way
 WEIGHTS_FILE = "weights.safetensors"  # in the folder of a run whose weights were kept
 AFTER = "run:"  # an init that begins so, with a run's id behind, goes on from that run's weights
-PROTOCOLS = ("stream", "replay")
+PROTOCOLS = ("stream", "replay", "original")
+REPLAYED = ("replay", "original")  # one epoch again and again
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MEASURED = frozenset(  # what differs when the same run is made again
     {"seconds", "finished", "memory_bytes", "models", "commit", "headwise", "torch", "python", "device", "host_cpus", "resumed"}
@@ -48,7 +49,9 @@ class Recipe:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    protocol: str = "stream"  # fresh data at every step; "replay": the same epoch again and again
+    protocol: str = (
+        "stream"  # fresh data at every step; "replay": one epoch again and again; "original": the very one of the published code
+    )
     epoch: int = 100  # steps over which the training loss is averaged
     init: str = "library"  # or "run:" and the id of a run of the same store whose weights were kept
     precision: str = "fp32"  # of the operands of products; "fp16": TF32's 11 bits in half the bytes
@@ -124,6 +127,8 @@ class Run:
         shape, task = self.shape, self.task
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
+        if self.recipe.protocol == "original" and not task.has_original:
+            raise UsageError("protocol original is the rank paper's own data: farthest of uniform points; choices: stream, replay")
         if bool(shape.vocab_size) != bool(task.vocab) or shape.vocab_size < task.vocab:
             needs = f"tokens, so a vocab_size of at least {task.vocab}" if task.vocab else "vectors, so vocab_size 0"
             raise UsageError(f"this task's inputs are {needs}, got vocab_size {shape.vocab_size}")
@@ -227,6 +232,9 @@ def draw_block(run: Run, block: int, device: torch.device) -> tuple[Tensor, Tens
     """Inputs and targets of one block of steps of one run: (steps, batch, tokens, dim)."""
     recipe, steps = run.recipe, block_steps(run.task, run.recipe)
     first = block * steps
+    if recipe.protocol == "original":
+        x, target = run.task.original(run.seed, recipe.batch, recipe.epoch, first % recipe.epoch, steps, device)
+        return x.unflatten(0, (steps, -1)), target.unflatten(0, (steps, -1))
     if recipe.protocol == "replay":
         block %= recipe.epoch // steps
     generator = generator_of(device, derive(run.seed, "data", block))

@@ -451,7 +451,7 @@ def test_the_padded_read_out_is_a_linear_map(output_dim, models):
 def test_maps_at_the_ends_start_as_the_library_s():
     """U(+-1/sqrt(fan in)), biases too, under every scheme; and the rest of a model starts as it does without them."""
     shape = Shape(dim=512, depth=1, num_heads=2, input_dim=64, output_dim=256, ffn_dim=5, positions="additive", num_positions=3)
-    for scheme in INITS:
+    for scheme in sorted({*INITS} - {"original"}):  # that is for models without them
         model, bare = build(shape), build(shape.replace(input_dim=0, output_dim=0))
         initialise(model, scheme, seeded(3))
         initialise(bare, scheme, seeded(3))

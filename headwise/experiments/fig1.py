@@ -16,7 +16,7 @@ from typing import Any
 from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
-from headwise.runs import Row, Run
+from headwise.runs import REPLAYED, Row, Run
 from headwise.shape import UsageError
 from headwise.stats import group
 from headwise.tasks import Farthest
@@ -86,7 +86,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     paper, out = published(), []
     for (protocol, depth, width, rank), same in group(rows, "protocol", "depth", "average", "head_dim").items():
         first = same[0]
-        match = first["dim"] == 64 and first["task_points"] == 16 and protocol == "replay"  # what was published is replayed
+        match = first["dim"] == 64 and first["task_points"] == 16 and protocol in REPLAYED  # as what was published
         out.append(
             {
                 "protocol": protocol,

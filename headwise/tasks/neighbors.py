@@ -8,6 +8,7 @@ to the first point's score. The error is E ||f - g||^2; the targets have norm 1,
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from math import exp, isfinite, lgamma, pi, sqrt
 from typing import Any
@@ -25,7 +26,10 @@ LAWS = ("uniform", "orthogonal", "doubled")
 
 def sphere(generator: torch.Generator, *size: int) -> Tensor:
     """Uniform points on the unit sphere of the last axis."""
-    x = torch.randn(*size, generator=generator, device=generator.device)
+    return _unit(torch.randn(*size, generator=generator, device=generator.device))
+
+
+def _unit(x: Tensor) -> Tensor:
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
@@ -96,13 +100,29 @@ class Farthest(Neighbors):
             raise UsageError("orthogonal points are all equally far from each other; choices: uniform, doubled")
 
     def sample(self, generator: torch.Generator, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
-        if generator.device.type == "cuda" and self.law == "uniform" and has_triton():
+        if self.law == "uniform":
+            return self._directions(torch.randn(batch, self.points, self.dim, generator=generator, device=generator.device))
+        return self._labelled(draw_points(generator, self.law, batch, self.points, self.dim))
+
+    @property
+    def has_original(self) -> bool:
+        return self.law == "uniform"
+
+    def original(self, seed: int, batch: int, epoch: int, at: int, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        draws = _original_draws(self.dim, self.points, seed, batch, epoch, device)
+        return self._directions(draws[at : at + steps].flatten(0, 1))
+
+    def _directions(self, draws_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """Points on the sphere from normal draws, and for each the farthest."""
+        if draws_BND.is_cuda and has_triton():
             from headwise.kernels.points import farthest
 
-            return farthest(torch.randn(batch, self.points, self.dim, generator=generator, device=generator.device))
-        x_BND = draw_points(generator, self.law, batch, self.points, self.dim)
+            return farthest(draws_BND)
+        return self._labelled(_unit(draws_BND))
+
+    def _labelled(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         far_BN = torch.bmm(x_BND, x_BND.mT).argmin(-1)
-        far_BN += torch.arange(batch, device=x_BND.device).unsqueeze(1) * x_BND.shape[1]
+        far_BN += torch.arange(len(x_BND), device=x_BND.device).unsqueeze(1) * x_BND.shape[1]
         return x_BND, x_BND.flatten(0, 1).index_select(0, far_BN.flatten()).view_as(x_BND)
 
     def baselines(self) -> dict[str, float]:
@@ -111,6 +131,20 @@ class Farthest(Neighbors):
         first, cross = _extreme(self.dim, self.points - 1)
         overlap = (1 - first + cross) / self.points  # the least inner product has mean -first
         return {"zero": 1.0, "query": 1 - first**2, "mean": 1 - self.points * overlap**2}
+
+
+WORKERS = 7  # of the published code's loader: each has a generator, from the seed on, and they take turns with a batch each
+
+
+@functools.lru_cache(maxsize=16)
+def _original_draws(dim: int, points: int, seed: int, batch: int, epoch: int, device: torch.device) -> Tensor:
+    """The normal draws of the published code's epoch, which it repeats: (steps, batch, points, dim). Drawn on the CPU, as there."""
+    draws = torch.empty(epoch, batch, points, dim)
+    generators = [torch.Generator().manual_seed(seed + worker) for worker in range(WORKERS)]
+    for step, sequences in enumerate(draws):
+        for sequence in sequences:
+            sequence.copy_(torch.randn(dim, points, generator=generators[step % WORKERS]).mT)
+    return draws.to(device)
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,15 @@ class Task:
         """
         raise NotImplementedError
 
+    @property
+    def has_original(self) -> bool:
+        """Whether published code draws these data from a seed, so that they can be drawn again (`original`)."""
+        return False
+
+    def original(self, seed: int, batch: int, epoch: int, at: int, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What that code draws for `steps` steps from `at` on in an epoch of so many, which it repeats."""
+        raise NotImplementedError
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean error of (..., batch, tokens, width) outputs, one number per model."""
         raise NotImplementedError
