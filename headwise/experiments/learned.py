@@ -15,7 +15,7 @@ from typing import Any
 from headwise.experiments import fig1
 from headwise.experiments.common import errors_of, published
 from headwise.experiments.fig1 import Settings
-from headwise.runs import Row, Run
+from headwise.runs import REPLAYED, Row, Run
 from headwise.stats import group
 
 QUESTION = "What does a head of full rank learn in order to find the farthest point?"
@@ -59,7 +59,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     rows = [r for r in rows if (r["depth"], r["head_dim"]) == (least, r["dim"])]  # the main figure's may be given as they are
     for (protocol, heads), same in group(rows, "protocol", "num_heads").items():
         first = same[0]
-        match = first["dim"] == 64 and first["task_points"] == 16 and protocol == "replay"
+        match = first["dim"] == 64 and first["task_points"] == 16 and protocol in REPLAYED
         spread = [r["score_angle"][0] for r in same if r.get("score_angle")]
         out.append(
             {

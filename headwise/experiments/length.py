@@ -14,7 +14,7 @@ from typing import Any
 
 from headwise.experiments.common import Training, check_lists, errors_of, published, recipe_of, solid
 from headwise.models import paper_shape
-from headwise.runs import Row, Run
+from headwise.runs import REPLAYED, Row, Run
 from headwise.stats import group
 from headwise.tasks import Farthest
 
@@ -69,7 +69,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     paper, out = {(int(r["num_points"]), int(r["rank"])): float(r["mse"]) for r in published("figN")}, []
     for (protocol, points, rank), same in group(rows, "protocol", "task_points", "head_dim").items():
         first = same[0]
-        match = (first["dim"], first["depth"], first["average"], protocol) == (64, 2, 64, "replay")
+        match = (first["dim"], first["depth"], first["average"]) == (64, 2, 64) and protocol in REPLAYED
         out.append(
             {
                 "protocol": protocol, "points": points, "rank": rank, "heads": first["num_heads"], "dim": first["dim"],

@@ -16,7 +16,7 @@ from typing import Any
 
 from headwise.experiments.common import Training, check_lists, errors_of, published, recipe_of, solid
 from headwise.models import paper_shape
-from headwise.runs import Row, Run
+from headwise.runs import REPLAYED, Row, Run
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stats import group
 from headwise.tasks import Farthest
@@ -126,7 +126,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     told = [{**r, "arms": _arm(r, rows)} for r in rows]
     for (arms, protocol, depth, encoding, rank), same in group(told, "arms", "protocol", "depth", "positions", "head_dim").items():
         first = same[0]
-        match = (first["task_dim"], first["task_points"], protocol) == (64, 16, "replay") and arms != "equal"
+        match = (first["task_dim"], first["task_points"]) == (64, 16) and protocol in REPLAYED and arms != "equal"
         out.append(
             {
                 "arms": arms, "protocol": protocol, "layers": depth, "encoding": encoding, "rank": rank, "heads": first["num_heads"],
