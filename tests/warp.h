@@ -66,7 +66,7 @@ INSIDE U fused(U a, U b, U c) {
 INSIDE U plus(U a, U b) { return fused(a, U(0x3c003c00u), b); }
 INSIDE U opposite(U a) { return a ^ U(0x80008000u); }
 INSIDE U fixed(F a, F b) {
-    auto step = [](float x) { return (uint32_t)fminf(65535, fmaxf(0, rintf(1024 * (x + 15)))); };
+    auto step = [](float x) { return x != x ? 65535u : (uint32_t)fminf(65535, fmaxf(0, rintf(1024 * (x + 15)))); };
     return U::each([&](int i) { return step(a.v[i]) | step(b.v[i]) << 16; });
 }
 INSIDE U highest(U a, U b) { return U::each([&](int i) { return both(fmaxf(low(a.v[i]), low(b.v[i])), fmaxf(high(a.v[i]), high(b.v[i]))); }); }
@@ -143,7 +143,7 @@ INSIDE void begin() {}
 INSIDE void leave() {}
 INSIDE void finish() {}
 template <int N> INSIDE void settle(F (&)[N][4]) {}
-INSIDE void settle(U (&)[2]) {}
+template <int N> INSIDE void settle(U (&)[N][2]) {}
 INSIDE void visible() {}
 INSIDE void keep(U at, U x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
 INSIDE U find(U at) { U x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }

@@ -151,7 +151,8 @@ INSIDE void score(F (&s)[2][4], const U (*q)[2], const U (*k)[2], int i) {
 }
 
 // 2^a and 2^b, packed, by products: the unit for exponentials makes four a cycle, and heads of rank 1 keep it waited for. Read as halves,
-// the numbers of `fixed` are 2^n (1 + f) for 2^(n + f); 2^f / (1 + f) = 1 - f (1 - f) (0.302 - 0.188 f + 0.083 f^2) within 1.5e-4.
+// the numbers of `fixed` are 2^n (1 + f) for 2^(n + f); 2^f / (1 + f) = 1 - f (1 - f) (0.302 - 0.188 f + 0.083 f^2) within 1.5e-4. In all
+// within 1e-3; from 2^-14 down within 3e-5 of the largest weight, and 0 below 2^-15.
 INSIDE U raised(F a, F b) {
     U x = fixed(a, b), m = (x & U(0x03ff03ffu)) | ONES, f = plus(m, U(0xbc00bc00u));
     U part = fused(fused(U(0x2d532d53u), f, U(0xb204b204u)), f, U(0x34d434d4u));
@@ -167,14 +168,15 @@ INSIDE void sharpen(Sharp& y, const U (&q)[2], const U (&k)[2]) {
     high = highest(high, other<8>(high)), low = lowest(low, other<8>(low));
     high = highest(high, other<16>(high)), low = lowest(low, other<16>(low));
     UNROLL for (int i = 0; i < 2; i++) {
-        U top = highest(times(q[i], high), times(q[i], low)) ^ U(0x80008000u);
+        U top = opposite(highest(times(q[i], high), times(q[i], low)));
         y.q[0][i] = bytes<0x5410>(q[i], top), y.q[1][i] = bytes<0x7632>(q[i], top);
         y.k[0][i] = bytes<0x5410>(k[i], ONES), y.k[1][i] = bytes<0x5432>(k[i], ONES);
     }
 }
 
-// Weights before they are divided by their sum, of head h of tile t; `quarter`: of those of rank 1 a quarter by products.
-INSIDE void weigh(U (&e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const Sharp& sharp, const Masks& masks, float factor, int t, int h, bool quarter) {
+// Weights before they are divided by their sum, of head h of tile t; `quarter`: of those of rank 1 a quarter by products, which
+// pays forward only.
+INSIDE void weigh(U (&e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const Sharp& sharp, const Masks& masks, float factor, int t, int h, bool quarter = false) {
     F s[2][4];
     if (R == 1) {
         UNROLL for (int j = 0; j < 2; j++) {
@@ -234,7 +236,7 @@ INSIDE void gather(
     } else {
         UNROLL for (int h = 0; h < HEADS; h++) {
             U mine = masks.columns[h % OWNERS];
-            weigh(e[h], q, k, peaks, masks, factor, t, h, false);
+            weigh(e[h], q, k, peaks, masks, factor, t, h);
             add(sum, e[h], only(vt[0], mine), only(vt[1], mine), h);
             add(total, e[h], mine, mine, h);
         }
@@ -308,16 +310,14 @@ KERNEL(FORWARD_WARPS, 2) forward(
             F scores[2][4];
             UNROLL for (int i = 0; i < TILES; i += 2) {
                 finish();
-                settle(y), settle(z);
-                UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);  // products read them until now
+                settle(y), settle(z), settle(o);  // products read the last until now
                 packed(q + i, k + i, v + i, y, factor);
-                if (c + 8 * i + 16 < BLOCK)  // the next ones beside the heads
+                if (c + 8 * i + 16 < BLOCK)  // the next ones beside the heads, where there are registers enough (not at rank 64)
                     project(y, mine, there, here + 4 * MATRIX, c + 8 * i + 16);
                 if (R > 8) score(scores, q + i, k + i, i);
             }
             heads_forward(o, scores, q, k, v, masks, factor);
-            UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);
-            settle(z);
+            settle(o), settle(z);
             begin();
             UNROLL for (int i = 0; i < TILES; i += 2) {
                 U operand[4] = {o[i][0], o[i][1], o[i + 1][0], o[i + 1][1]};
@@ -326,8 +326,7 @@ KERNEL(FORWARD_WARPS, 2) forward(
             leave();
         }
         finish();
-        settle(z);
-        UNROLL for (int t = 0; t < TILES; t++) settle(o[t]);
+        settle(z), settle(o);
     }
     if (pieces > 1) {
         partial += (m * pieces + piece) * T * WIDTH;
@@ -389,8 +388,8 @@ INSIDE void slope(U (&ds)[4], const U (&e)[4], const F (&dp)[2][4]) {  // of the
 
 INSIDE void turn(U (&y)[4], const U (&x)[4]) { y[0] = turned(x[0]), y[1] = turned(x[2]), y[2] = turned(x[1]), y[3] = turned(x[3]); }
 
-// A product as a sum of two halves, exactly: where heads are sharp differences are small.
-INSIDE void twofold(U (&y)[2], U a, U b) { y[0] = times(a, b), y[1] = fused(a, b, opposite(y[0])); }
+// A product as a sum of two halves, to 2^-25: where heads are sharp differences are small.
+INSIDE void twofold(U& high, U& low, U a, U b) { high = times(a, b), low = fused(a, b, opposite(high)); }
 
 // Heads of rank 1 need no gradient of single weights. With ds_ij = e_ij (g_i v_j - g_i o_i) all sums have e alone:
 //   dq_i = g_i sum_j e_ij v_j k_j - g_i o_i sum_j e_ij k_j,   dk_j = v_j sum_i e_ij g_i q_i - sum_i e_ij g_i o_i q_i,   dv_j = sum_i e_ij g_i
@@ -400,11 +399,7 @@ INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], c
     U values[2][2], products[2][2], rests[2][2];
     {
         U high[2], low[2];
-        UNROLL for (int i = 0; i < 2; i++) {
-            U both[2];
-            twofold(both, vt[i], kt[i]);
-            high[i] = both[0], low[i] = both[1];
-        }
+        UNROLL for (int i = 0; i < 2; i++) twofold(high[i], low[i], vt[i], kt[i]);
         couple(values, vt, ONES, ONES, masks);
         couple(products, high, other<4>(kt[0]), other<4>(kt[1]), masks);
         couple(rests, low, U(0u), U(0u), masks);
@@ -415,7 +410,7 @@ INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], c
     {
         F heads[2][4], slopes[2][4];
         UNROLL for (int h = 0; h < HEADS; h++) {
-            weigh(e[h], q, k, peaks, masks, 0.0f, t, h, false);
+            weigh(e[h], q, k, peaks, masks, 0.0f, t, h);
             add_couple(heads, e[h], values, masks, h);
             add_couple(slopes, e[h], products, masks, h);
             add_couple(slopes, e[h], rests, masks, h, true);
@@ -428,13 +423,12 @@ INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], c
         F o0 = sum[2 * r] * total[2 * r], o1 = sum[2 * r + 1] * total[2 * r + 1];
         F g0 = gs[2 * r] * (total[2 * r] * alpha), g1 = gs[2 * r + 1] * (total[2 * r + 1] * alpha);
         dq[2 * r] = g0 * (both[2 * r] - o0 * keys[2 * r]), dq[2 * r + 1] = g1 * (both[2 * r + 1] - o1 * keys[2 * r + 1]);
-        U o[2], one[2], two[2];
+        U o[2];
         split(o, o0, o1);
         keep(at + 8 * r * ROW, o[0]);
         g[r] = pack(g0, g1);
-        twofold(one, g[r], q[t][r]), twofold(two, one[0], o[0]);
-        gq[0][r] = one[0], gq[1][r] = one[1];
-        oq[0][r] = two[0], oq[1][r] = fused(one[1], o[0], fused(one[0], o[1], two[1]));
+        twofold(gq[0][r], gq[1][r], g[r], q[t][r]), twofold(oq[0][r], oq[1][r], gq[0][r], o[0]);
+        oq[1][r] = fused(gq[1][r], o[0], fused(gq[0][r], o[1], oq[1][r]));
     }
     U columns[2][2], more[2][2], rest[2][2];
     {

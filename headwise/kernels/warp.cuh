@@ -30,9 +30,9 @@ INSIDE U highest(U a, U b) { U y; asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a)
 INSIDE U lowest(U a, U b) { U y; asm("min.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
 // 15 + a and 15 + b in 1024ths, not below 0, as two numbers of 16 bits. A tiny float's bits count such steps.
 INSIDE U fixed(F a, F b) {
-    F step = __int_as_float(1 << 10), zero_ = __int_as_float(15 << 10);
     U y;
-    asm("cvt.pack.sat.u16.s32 %0, %2, %1;" : "=r"(y) : "r"(__float_as_int(fmaf(a, step, zero_))), "r"(__float_as_int(fmaf(b, step, zero_))));
+    asm("{.reg .f32 a, b; .reg .b32 x, y; fma.rn.f32 a, %1, %3, %4; fma.rn.f32 b, %2, %3, %4; mov.b32 x, a; mov.b32 y, b; cvt.pack.sat.u16.s32 %0, y, x;}"
+        : "=r"(y) : "f"(a), "f"(b), "f"(__int_as_float(1 << 10)), "f"(__int_as_float(15 << 10)));
     return y;
 }
 template <int W> INSIDE U bytes(U a, U b) { return __byte_perm(a, b, W); }
@@ -59,7 +59,7 @@ INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) {
 }
 
 // Products of four warps, 64 rows, from shared memory or with the first operand in registers. They run on their own from `begin` and
-// `leave` to `finish`; `settle` tells the compiler that a result is there only then. A tile has rows of 128 bytes whose pieces of 16 are swapped by
+// `leave` to `finish`; `settle` tells the compiler that a result is there only then, and that an operand in registers is read until then. A tile has rows of 128 bytes whose pieces of 16 are swapped by
 // the row's number; TA, TB: it is read the other way round.
 INSIDE U view(U at) { return at >> 4 | 0x10000; }  // how such a product names a place in shared memory; from there on in pieces of 16 bytes
 INSIDE unsigned long long tile(U at) { unsigned long long y; asm("mov.b64 %0, {%1, %2};" : "=l"(y) : "r"(at), "r"(0x40000040)); return y; }
@@ -69,7 +69,7 @@ INSIDE void finish() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memo
 template <int N> INSIDE void settle(F (&c)[N][4]) {
     UNROLL for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]) :: "memory");
 }
-INSIDE void settle(U (&x)[2]) { asm volatile("" : "+r"(x[0]), "+r"(x[1]) :: "memory"); }
+template <int N> INSIDE void settle(U (&x)[N][2]) { UNROLL for (int n = 0; n < N; n++) asm volatile("" : "+r"(x[n][0]), "+r"(x[n][1]) :: "memory"); }
 #define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define WGMMA(N, D, A, B) "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" D "}, " A ", " B ", 1, 1, 1"
 #define D8 "%0,%1,%2,%3"
