@@ -13,6 +13,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+import torch
+
 from headwise.engine import pick_device, provenance
 from headwise.experiments.fig1 import PRESETS, runs
 from headwise.files import write_whole
@@ -28,8 +30,8 @@ def beginnings(chosen: list[Run], epochs: int, device: str = "auto") -> list[lis
         stack, means = Stack([begin(run) for run in chosen], where), []
         blocks, bar = recipe.epoch // stack.steps, Progress(epochs * recipe.epoch * len(chosen), f"{len(chosen)} runs")
         for epoch in range(epochs):
-            total = sum(stack.run_block(block).double().sum(0) for block in range(epoch * blocks, (epoch + 1) * blocks))
-            means.append((total / recipe.epoch).tolist())
+            losses = [stack.run_block(block).double().sum(0) for block in range(epoch * blocks, (epoch + 1) * blocks)]
+            means.append((torch.stack(losses).sum(0) / recipe.epoch).tolist())
             bar.advance(recipe.epoch * len(chosen))
         bar.close()
     return [list(curve) for curve in zip(*means, strict=True)]

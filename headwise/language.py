@@ -68,6 +68,8 @@ class Pretraining:
         for name, choices in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("precision", PRECISIONS)):
             if getattr(self, name) not in choices:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}; {nearest(str(getattr(self, name)), choices)}")
+        if self.schedule == "cosine" and self.warmdown != Pretraining.warmdown:
+            raise UsageError(f"a cosine has no warm-down; warmdown is for schedule trapezoid, got {self.warmdown:g}")
         if self.schedule == "trapezoid" and self.warmup + self.warmdown > 1:
             raise UsageError(f"warmup and warmdown must not exceed 1 together, got {self.warmup} and {self.warmdown}")
         if self.eval_tokens < self.length:

@@ -311,9 +311,9 @@ ORIGINAL = 613  # the seed of every run of the rank paper
 
 def _original(model: Encoder | Decoder, blocks: list[Block]) -> None:
     """What PyTorch's modules draw in the order in which the rank paper's code makes them. Heads do not matter: all ranks start alike."""
-    s = model.shape
+    s, feed = model.shape, blocks[0].feed
     rest = s.average, s.ffn_dim, s.positions, s.num_positions, s.position_dim
-    if not s.ffn_dim or s.dim % s.head_dim or s != paper_shape(s.dim - s.position_dim, s.depth, s.head_dim, *rest):
+    if feed is None or s.dim % s.head_dim or s != paper_shape(s.dim - s.position_dim, s.depth, s.head_dim, *rest):
         raise UsageError("init original is for the rank paper's encoders, as models.paper_shape makes them; choices: library, published")
     generator, D, first = torch.Generator().manual_seed(ORIGINAL), s.dim, blocks[0]
 
@@ -325,9 +325,8 @@ def _original(model: Encoder | Decoder, blocks: list[Block]) -> None:
         return drawn(math.sqrt(6 / (4 * D)), 3, D, D), out
 
     module()  # one that is never used
-    for part in (first.feed.up, first.feed.down):
-        part.weight.copy_(drawn(part.weight.shape[-1] ** -0.5, *part.weight.shape))
-        part.bias.copy_(drawn(part.weight.shape[-1] ** -0.5, *part.bias.shape))
+    for part in (feed.up, feed.down):
+        _uniform_linear(part, generator)
     modules = [module() for _ in range(s.average)]
     first.attention.qkv.weight.copy_(torch.cat([qkv for qkv, _ in modules], 1).flatten(0, 1))
     first.attention.out.weight.copy_(torch.cat([out for _, out in modules], 1))

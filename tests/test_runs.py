@@ -108,8 +108,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"warmup": 1.5}, "warmup must be a number from 0 to 1, got 1.5"),
     ({"beta2": 1.5}, "beta2 must be a number from 0 to 1, got 1.5"),
     ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean cosine? choices: constant, cosine, published"),
-    ({"protocol": "repeet"}, "unknown protocol 'repeet'; did you mean replay? choices: replay, stream"),
-    ({"init": None}, "unknown init None; choices: library, normal, orthogonal, published, spectral"),
+    ({"protocol": "repeet"}, "unknown protocol 'repeet'; did you mean replay? choices: original, replay, stream"),
+    ({"init": None}, "unknown init None; choices: library, normal, original, orthogonal, published, spectral"),
     ({"precision": "fp8"}, "unknown precision 'fp8'; did you mean fp32 or fp16? choices: bf16, fp16, fp32, tf32"),
     ({"steps": 10, "epoch": 4}, "steps must be a multiple of epoch, got steps 10, epoch 4"),
 ]

@@ -63,7 +63,9 @@ def parser() -> Parser:
         "Check every statement of the rank paper: closed forms, bounds and constructions, each with its margin.",
         "headwise theory --json",
     )
-    theory.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some groups of checks, such as kernels majority")
+    theory.add_argument(
+        "--only", nargs="+", action="extend", default=[], metavar="NAME", help="some groups of checks, such as kernels majority"
+    )
     theory.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples; default 0")
     theory.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=f"where rows are kept; default {DEFAULT_STORE}")
     theory.add_argument("--no-report", action="store_true", help="only check and print")
@@ -97,7 +99,9 @@ def parser() -> Parser:
         "headwise cost --set dim=1792 depth=28 num_heads=4 head_dim=448",
     )
     cost.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
-    cost.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed")
+    cost.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed"
+    )
     cost.add_argument("--tokens", type=_whole, metavar="N", help="sequence length; default 2048, or as many as the model has positions for")
 
     heads = add(
@@ -106,9 +110,11 @@ def parser() -> Parser:
         "headwise policies --set dim=768 depth=12 num_heads=12 --policy widen-iso --to 1,2,4,8,16,24",
     )
     heads.add_argument("config", nargs="?", help="the base: a Hugging Face or nanochat config.json, or its folder")
-    heads.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of the base, given or changed")
     heads.add_argument(
-        "--policy", nargs="+", required=True, metavar="NAME",
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="fields of the base, given or changed"
+    )
+    heads.add_argument(
+        "--policy", nargs="+", action="extend", required=True, metavar="NAME",
         help="split, widen, widen-iso, trade; controls: shallower, narrower, spend-on-ffn, spend-on-depth",
     )  # fmt: skip
     heads.add_argument("--to", type=_wholes, required=True, metavar="N,N", help="numbers of heads")
@@ -125,7 +131,7 @@ def parser() -> Parser:
         "headwise explain --set dim=1792 depth=1 num_heads=4 head_dim=448 --dtype bfloat16",
     )
     why.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
-    why.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape")
+    why.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape")
     why.add_argument("--tokens", type=_whole, default=2048, metavar="N", help="sequence length; default 2048")
     why.add_argument("--batch", type=_whole, default=1, metavar="N", help="sequences; default 1")
     why.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
@@ -137,7 +143,9 @@ def parser() -> Parser:
         "headwise infer --set dim=256 depth=4 num_heads=8 num_kv_heads=2 vocab_size=1000 causal=true --batch 1,8",
     )
     infer.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
-    infer.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed")
+    infer.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed"
+    )
     infer.add_argument("--tokens", type=_whole, metavar="N", help="where decoding ends; default 512, or as many as there are positions for")
     infer.add_argument("--steps", type=_whole, default=16, metavar="N", help="tokens decoded, the last of --tokens; default 16")
     infer.add_argument("--batch", type=_wholes, default=(1, 8), metavar="N,N", help="sequences at once; default 1,8")

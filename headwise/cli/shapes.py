@@ -141,19 +141,21 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
         from headwise import fused, trunk
 
-        told["step"], told["blocks"] = (kind.refusal(shape, args.tokens, args.batch) for kind in (fused, trunk))
+        precision = "bf16" if dtype == torch.bfloat16 else "fp16"
+        told["step"], told["blocks"] = (kind.refusal(shape, args.tokens, args.batch, precision) for kind in (fused, trunk))
         if not told["step"]:
-            told["chain"] = fused.chain_refusal(shape, args.tokens, args.batch)
+            told["chain"] = fused.chain_refusal(shape, args.tokens, args.batch, precision)
             how = (
                 f"in Triton; kernels that have it whole cannot: {told['chain']}"
                 if told["chain"]
                 else "one kernel each way on an H100 or H200, else in Triton"
             )
-            print(f"a training step: fused, from data to optimiser; its attention part {how}")
+            print(f"a training step in {precision}: fused, from data to optimiser; its attention part {how}")
         elif not told["blocks"]:
-            print("a training step: fused blocks, modules around them")
+            print(f"a training step in {precision}: fused blocks, modules around them")
         else:
-            print(f"a training step: plain modules. The fused step cannot: {told['step']}. Fused blocks cannot: {told['blocks']}.")
+            why = f"The fused step cannot: {told['step']}. Fused blocks cannot: {told['blocks']}."
+            print(f"a training step in {precision}: plain modules. {why}")
     return told
 
 

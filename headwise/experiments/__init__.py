@@ -119,9 +119,13 @@ def settings_of(module: ModuleType, preset: str, changes: Sequence[str] = (), se
 def _parse(key: str, text: str, like: Any) -> Any:
     """Text as a value of the same kind as the preset's: a number, a word, or a comma-separated list of them."""
     if isinstance(like, tuple):
-        return tuple(_parse(key, part, like[0]) for part in text.split(",") if part)
-    if isinstance(like, str):
+        return tuple(_parse(key, part, like[0] if like else "") for part in text.split(",") if part)
+    if isinstance(like, str) or like is None:
         return text
+    if isinstance(like, bool):
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"{key} must be true or false, got {text!r}")
+        return text.lower() == "true"
     try:
         return type(like)(text.replace("_", ""))
     except ValueError:

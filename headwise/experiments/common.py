@@ -21,10 +21,8 @@ CHOICES = ("farthest", "recall", "text", "images", "listops", "sentences")
 SOURCED = ("text", "images", "sentences")  # those that take data from a source
 PROBED = ("kappa", "kappa_centred", "stable_rank", "effective_rank")
 R = TypeVar("R", Run, Pretraining)
-ONE_MODEL = (
-    "dim", "depth", "num_heads", "head_dim", "average", "ffn_dim", "positions", "task", "task_dim", "task_points", "steps", "batch", "lr",
-    "precision",
-)  # fmt: skip
+SEEDS_MAY = ("seed", "held_out", "evals")  # differ in rows of one point, whose count of judged sequences has another name
+ONE_MODEL = [f.name for kind in (Shape, Recipe, Pretraining) for f in dataclasses.fields(kind) if f.name not in SEEDS_MAY]
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
 
 
@@ -63,6 +61,7 @@ class OverTasks(Training):
 
     def __post_init__(self) -> None:
         check_lists(self, (), ("tasks", "lrs"))
+        check_fresh(self)
         for task in self.tasks:
             if task not in CHOICES:
                 raise UsageError(f"unknown task {task!r}; {nearest(task, CHOICES)}")
@@ -97,12 +96,18 @@ def recipe_of(settings: Any, **changes: Any) -> Recipe:
     return Recipe(**{name: getattr(settings, name) for name in names} | changes)
 
 
-def errors_of(rows: list[Row]) -> dict[str, Any]:
-    """Held-out mean with its interval over seeds, the paper's statistic, and how many runs failed, of one point's rows."""
-    for key in ONE_MODEL:
-        found = sorted({str(r.get(key)) for r in rows})
+def check_alike(rows: list[Row], *but: str) -> None:
+    """Refuse rows of one point that differ in more than seeds, and what `but` names: files of several experiments, given together."""
+    task = sorted({key for row in rows for key in row if key == "task" or key.startswith("task_")})
+    for key in (*ONE_MODEL, *task):
+        found = sorted({str(row[key]) for row in rows if key in row}) if key not in but else []
         if len(found) > 1:
             raise UsageError(f"runs of one point may differ in their seeds only, these differ in {key}: {', '.join(found)}")
+
+
+def errors_of(rows: list[Row]) -> dict[str, Any]:
+    """Held-out mean with its interval over seeds, the paper's statistic, and how many runs failed, of one point's rows."""
+    check_alike(rows)
     good = [r["held_out"] for r in rows if r["status"] == "done"]
     trained = [r["train_best"] for r in rows if r["train_best"] is not None]
     held = mean(good) if good else None
@@ -228,6 +233,7 @@ def measured(rows: list[Row]) -> dict[str, Any]:
 
 def tuned(rows: list[Row]) -> dict[str, Any]:
     """One shape's measurement, and whether its best rate is the smallest or the largest of those tried; of two, one always is."""
+    check_alike(rows, "lr")
     kept, rates = counted(rows), sorted({r["lr"] for r in rows if r["seed"] == 0})
     return {**measured(kept), "edge": len(rates) > 2 and bool(kept) and kept[0]["lr"] in (rates[0], rates[-1])}
 
@@ -308,6 +314,14 @@ def check_lists(settings: Any, numbers: tuple[str, ...], words: tuple[str, ...] 
             raise UsageError(f"{name} must be at least 1, got {bad[0]}")
     if settings.seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {settings.seeds}")
+    if isinstance(settings, Training) and settings.schedule == "constant" and settings.warmup:
+        raise UsageError(f"schedule constant has no warm-up: warmup must be 0, got {settings.warmup:g}")
+
+
+def check_fresh(settings: Training) -> None:
+    """Refuse protocols that an experiment does not have: some draw fresh data at every step, always."""
+    if settings.protocols != ("stream",):
+        raise UsageError(f"protocols must be stream here: every step has fresh data, got {', '.join(settings.protocols) or 'none'}")
 
 
 def solid(label: str, colour: int, xs: list[float], points: list[dict[str, Any]]) -> dict[str, Any]:

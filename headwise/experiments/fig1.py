@@ -123,6 +123,8 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
             ratio = f"{half['held_out'] / full['held_out']:.1f} times as large"
             verdict = f"{failed} runs only predict zero, so this compares nothing" if failed else ratio
             lines.append(f"{what}: full rank {full['held_out']:.4f}, half rank {half['held_out']:.4f}, {verdict}")
+    if any(p["protocol"] == "original" and p["n"] > 1 for p in points):
+        lines.append("original data: seeds next to each other share six of seven batches, so that intervals over seeds are too narrow")
     return lines
 
 
@@ -198,7 +200,7 @@ def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
         for colour, depth in enumerate(depths):
             here = [p for p in same if p["layers"] == depth]
             name = f"{depth} layer{'s' * (depth > 1)}"
-            seen = [p for p in here if p["protocol"] == "replay" and p["train_best"] is not None]
+            seen = [p for p in here if p["protocol"] in REPLAYED and p["train_best"] is not None]
             fresh = [p for p in here if p["protocol"] == "stream" and p["held_out"] is not None]
             known = sorted((rank, value) for (d, w, rank), value in paper.items() if (d, w, dim) == (depth, width, 64))
             if seen:

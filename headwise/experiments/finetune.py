@@ -18,7 +18,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, change, check_lists, measured, recipe_of, shape_of, solid
+from headwise.experiments.common import Training, change, check_alike, check_fresh, check_lists, measured, recipe_of, shape_of, solid
 from headwise.runs import AFTER, Recipe, Row, Run
 from headwise.shape import Shape, UsageError
 from headwise.stats import difference, group, mean, rank_correlation
@@ -58,6 +58,7 @@ class Settings(Training):
 
     def __post_init__(self) -> None:
         check_lists(self, ("heads",))
+        check_fresh(self)
         for heads in self.heads:
             if self.dim % (2 * heads):
                 raise UsageError(f"heads must cut dim into even ranks, got heads {heads}, dim {self.dim}")
@@ -119,6 +120,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         for start in (PRETRAINED, SCRATCH):
             these = sorted((row for row in same if row["init"].startswith(AFTER) == (start == PRETRAINED)), key=lambda row: row["seed"])
             if these:
+                check_alike(these, "init")
                 first = these[0]
                 sizes = {"heads": heads, "rank": first["head_dim"], "params": first["params"]}
                 out.append({"start": start, **sizes, **_pretrained(these, before), **measured(these)})

@@ -16,6 +16,7 @@ from headwise.experiments import fig1
 from headwise.experiments.common import errors_of, published
 from headwise.experiments.fig1 import Settings
 from headwise.runs import REPLAYED, Row, Run
+from headwise.shape import UsageError
 from headwise.stats import group
 
 QUESTION = "What does a head of full rank learn in order to find the farthest point?"
@@ -42,6 +43,9 @@ PRESETS = {
 
 def runs(settings: Settings) -> list[Run]:
     """The main figure's runs with one layer and one head a module."""
+    if settings.ranks != (settings.dim,) or len(settings.depths) > 1:
+        ranks, depths = (", ".join(map(str, values)) for values in (settings.ranks, settings.depths))
+        raise UsageError(f"heads of full rank at one depth: ranks must be dim, {settings.dim}, got ranks {ranks} and depths {depths}")
     return fig1.runs(settings)
 
 

@@ -106,6 +106,9 @@ def cells(task: Task, s: Settings) -> list[Shape]:
                 ffn = round(1 + (target - one) / (two - one))
                 if ffn >= max(1, s.dim // 4):
                     out.append(shape_of(task, s.dim, depth, heads, rank, ffn))
+    if not out:
+        base = ",".join(map(str, s.base))
+        raise UsageError(f"no shape of heads, ranks and depths meets the base's budget with a feed-forward of {s.dim // 4}; base {base}")
     return out
 
 

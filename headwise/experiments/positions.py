@@ -100,9 +100,14 @@ def runs(settings: Settings) -> list[Run]:
 
 
 def _arm(row: Row, rows: list[Row]) -> str:
-    """Which arm a row belongs to: those without positions to both. Beside no others it is told by the paper's own recipe."""
+    """Which arm a row belongs to: those without positions to both. Where added and concatenated positions are there, it is told by the
+    width: one for both as published, a quarter where arms are equal. Else by length, and beside no others by the paper's own recipe."""
     if row["positions"] == "none":
         return "both"
+    added, beside = ({r["average"] for r in rows if r["positions"] == kind} for kind in ("additive", "concatenated"))
+    one = len({r["steps"] for r in rows if r["positions"] != "none"}) == 1
+    if added and beside and (row["positions"] == "concatenated" or (one and beside <= added)):
+        return "published" if row["average"] in added else "equal"
     paper = PRESETS["paper"]
     longer = row["steps"] > min(r["steps"] for r in rows)
     alone = row["dim"] >= paper.dim and (row["steps"], row["lr"]) == (2 * paper.steps, paper.lr / 2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, published, recipe_of, solid
+from headwise.experiments.common import Training, check_alike, check_lists, published, recipe_of, solid
 from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError
 from headwise.stats import difference, group, mean
@@ -101,6 +101,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     for (protocol, width, depth, heads, d, count), same in group(
         rows, "protocol", "dim", "depth", "num_heads", "task_dim", "task_points"
     ).items():
+        check_alike(same)
         first, good = same[0], [r for r in same if r["status"] == "done"]
         profile = [mean([r["held_out_profile"][k] / d for r in good]) for k in range(count)] if good else []
         last = profile[-1] if profile else None
