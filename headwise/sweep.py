@@ -202,7 +202,13 @@ def sweep(
 
 
 def pretrain_all(
-    runs: Sequence[Pretraining], store: Store, *, device: str = "auto", checkpoint_every: float = 60.0, label: str = "pretrain"
+    runs: Sequence[Pretraining],
+    store: Store,
+    *,
+    device: str = "auto",
+    checkpoint_every: float = 60.0,
+    keep_weights: bool = False,
+    label: str = "pretrain",
 ) -> list[Row]:
     """Make every decoder's row exist, one after the other in this process, compiled on a GPU, and return the rows in order."""
     compiled = "blocks" if pick_device(device).type == "cuda" else ""
@@ -213,8 +219,8 @@ def pretrain_all(
 
     def make(run: Pretraining) -> None:
         pretrain(
-            run, device=device, folder=folder, cache=cache, compiled=compiled, checkpoint_every=checkpoint_every, keep=False,
-            done=store.add, quiet=True,
+            run, device=device, folder=folder, cache=cache, compiled=compiled, checkpoint_every=checkpoint_every,
+            keep=keep_weights, done=store.add, quiet=True,
         )  # fmt: skip
 
     return _one_by_one(runs, store, make, lambda run: run.steps, f"{label}: %d runs")

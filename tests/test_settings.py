@@ -33,6 +33,10 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
             "no shape of heads, ranks and depths meets the base's budget with a feed-forward of 8; base 1,1,1,1",
         ),
         (
+            ["run", "features", "--keep-weights"],
+            "--keep-weights goes with experiments that train; features computes its rows",
+        ),
+        (
             ["pretrain", "--schedule", "cosine", "--warmdown", "0.9"],
             "a cosine has no warm-down; warmdown is for schedule trapezoid, got 0.9",
         ),
@@ -137,6 +141,15 @@ def test_settings_of_an_own_experiment_may_be_yes_or_no_or_nothing_yet():
     assert settings_of(own, "quick", ["deep=True"]).deep is True
     with pytest.raises(UsageError, match=r"^deep must be true or false, got '0'$"):
         settings_of(own, "quick", ["deep=0"])
+
+
+def test_decoders_of_an_experiment_are_kept_when_asked_for(tmp_path):
+    changes = ["lrs=0.01", "steps=2", "length=16", "batch_tokens=64", "eval_tokens=64", "depth=1", "families=kv", "kv_heads=1"]
+    words = ["run", "nanochat_heads", "--seeds", "1", "--device", "cpu", "--store", str(tmp_path / "s"), "--no-report", "--keep-weights"]
+    assert main([*words, *sets(changes)]) == 0
+    runs = [path for path in (tmp_path / "s" / "runs").iterdir() if path.is_dir()]
+    assert runs
+    assert all((path / "weights.safetensors").stat().st_size > 10_000 for path in runs)
 
 
 def test_seeds_of_the_original_data_are_told_to_be_alike(tmp_path, capsys):

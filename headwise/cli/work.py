@@ -30,14 +30,15 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if len(changes) > len(args.changes) and not hasattr(next(iter(module.PRESETS.values())), "tasks"):
         raise UsageError(f"{name} has one task; --task goes with experiments over tasks: leaner, map, removable")
     settings = settings_of(module, args.preset, changes, args.seeds)
-    runs = module.runs(settings)
+    runs, trained = module.runs(settings), not hasattr(module, "make")
+    if not trained and getattr(args, "keep_weights", False):
+        raise UsageError(f"--keep-weights goes with experiments that train; {name} computes its rows")
     pick_device(args.device)
     store, given = Store(args.store), _given(getattr(args, "rows", []))
     if given and not any(run.id in given for run in runs):
         raise UsageError(f"none of the {len(given)} rows of {', '.join(args.rows)} is one of these {len(runs)} runs; see --set and --seeds")
     taken = _take(given, runs, store)
     missing = store.missing(runs)
-    trained = not hasattr(module, "make")
     if missing and trained:
         check_space(store.path, missing)
     begun = store.begun(missing)
@@ -48,7 +49,9 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
     def train_all(some: list[Any], keep: bool = False) -> list[Any]:
         if some and isinstance(some[0], Pretraining):
-            return pretrain_all(some, store, device=args.device, checkpoint_every=args.checkpoint_every, label=name)
+            return pretrain_all(
+                some, store, device=args.device, checkpoint_every=args.checkpoint_every, keep_weights=args.keep_weights, label=name
+            )
         return sweep(
             some, store, device=args.device, workers=args.workers, label=name, keep_weights=keep or args.keep_weights,
             checkpoint_every=args.checkpoint_every, probe=getattr(module, "probe", None),
