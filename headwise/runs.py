@@ -49,9 +49,7 @@ class Recipe:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    protocol: str = (
-        "stream"  # fresh data at every step; "replay": one epoch again and again; "original": the very one of the published code
-    )
+    protocol: str = "stream"  # fresh data at every step; "replay": one epoch again and again; "original": the published one
     epoch: int = 100  # steps over which the training loss is averaged
     init: str = "library"  # or "run:" and the id of a run of the same store whose weights were kept
     precision: str = "fp32"  # of the operands of products; "fp16": TF32's 11 bits in half the bytes

@@ -195,12 +195,13 @@ def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
     dim, paper, panels, ranks = points[0]["dim"], published(), [], sorted({p["rank"] for p in points})
     shares = [rank / dim for rank in ranks]
     depths = sorted({p["layers"] for p in points})
+    replayed = next((name for name in REPLAYED if any(p["protocol"] == name for p in points)), "")
     for (width,), same in sorted(group(points, "width").items()):
         left, right = [], []
         for colour, depth in enumerate(depths):
             here = [p for p in same if p["layers"] == depth]
             name = f"{depth} layer{'s' * (depth > 1)}"
-            seen = [p for p in here if p["protocol"] in REPLAYED and p["train_best"] is not None]
+            seen = [p for p in here if p["protocol"] == replayed and p["train_best"] is not None]
             fresh = [p for p in here if p["protocol"] == "stream" and p["held_out"] is not None]
             known = sorted((rank, value) for (d, w, rank), value in paper.items() if (d, w, dim) == (depth, width, 64))
             if seen:
