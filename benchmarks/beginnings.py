@@ -19,12 +19,12 @@ from headwise.engine import pick_device, provenance
 from headwise.experiments.fig1 import PRESETS, runs
 from headwise.files import write_whole
 from headwise.progress import Progress
-from headwise.runs import PRECISIONS, PROTOCOLS, Run
+from headwise.runs import PRECISIONS, PROTOCOLS, Run, draw_block
 from headwise.stack import Stack, begin, numerics
 
 
-def beginnings(chosen: list[Run], epochs: int, device: str = "auto") -> list[list[float]]:
-    """Losses before each update, averaged over an epoch: one list a run."""
+def beginnings(chosen: list[Run], epochs: int, device: str = "auto") -> tuple[list[list[float]], Stack]:
+    """Losses before each update, averaged over an epoch: one list a run; and the stack after them."""
     where, recipe = pick_device(device), chosen[0].recipe
     with numerics(recipe.precision, where):
         stack, means = Stack([begin(run) for run in chosen], where), []
@@ -34,7 +34,29 @@ def beginnings(chosen: list[Run], epochs: int, device: str = "auto") -> list[lis
             means.append((torch.stack(losses).sum(0) / recipe.epoch).tolist())
             bar.advance(recipe.epoch * len(chosen))
         bar.close()
-    return [list(curve) for curve in zip(*means, strict=True)]
+    return [list(curve) for curve in zip(*means, strict=True)], stack
+
+
+def differences(trained: Stack, block: int) -> list[dict[str, float]]:
+    """How far a step's gradient at each precision is from that in float32, relatively, at the same weights: the largest over the layers'
+    attention projections, one dictionary a run."""
+    grads, names = {}, dict[str, tuple[int, int]]()
+    for precision in PRECISIONS:
+        runs = [dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision=precision)) for run in trained.runs]
+        with numerics(precision, trained.device):
+            stack = Stack(
+                [dataclasses.replace(begin(run), weights=w) for run, w in zip(runs, trained.weights.cpu(), strict=True)], trained.device
+            )
+            for m, run in enumerate(runs):
+                stack._load(m, *draw_block(run, block, trained.device))
+            grads[precision] = stack._gradient(0).double().clone()
+        names = {name: place for name, place in stack.layout[1].items() if "attention" in name and name.endswith(".weight")}
+    exact = grads.pop("fp32")
+
+    def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
+        return max(float((got - wanted)[at : at + n].norm() / wanted[at : at + n].norm()) for at, n in names.values())
+
+    return [{precision: far(g[m], exact[m]) for precision, g in grads.items()} for m in range(len(trained.runs))]
 
 
 def main() -> None:
@@ -47,6 +69,7 @@ def main() -> None:
     parser.add_argument("--init", choices=("published", "original", "library"), default="published", help="default published")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp16")
     parser.add_argument("--epochs", type=int, default=63, help="of 100 steps, out of 1,000; default 63")
+    parser.add_argument("--gradients", action="store_true", help="then compare a step's gradients at every precision with float32's")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True, help="JSON file, added to what is there")
     args = parser.parse_args()
@@ -57,10 +80,14 @@ def main() -> None:
     chosen = sorted(runs(settings), key=lambda run: -run.shape.head_dim)  # models of one rank lie together in a stack
     made = provenance(pick_device(args.device))
     rows = json.loads(args.out.read_text()) if args.out.exists() else []
-    for run, curve in zip(chosen, beginnings(chosen, args.epochs, args.device), strict=True):
-        print(f"rank {run.shape.head_dim}, seed {run.seed}: {curve[-1]:.4f} after {args.epochs} epochs")
+    curves, stack = beginnings(chosen, args.epochs, args.device)
+    off = differences(stack, args.epochs * (chosen[0].recipe.epoch // stack.steps)) if args.gradients else [{}] * len(chosen)
+    for run, curve, gradients in zip(chosen, curves, off, strict=True):
+        told = "".join(f", gradients in {name} off by {value:.4f}" for name, value in gradients.items())
+        print(f"rank {run.shape.head_dim}, seed {run.seed}: {curve[-1]:.4f} after {args.epochs} epochs{told}")
         row = {"layers": args.layers, "width": args.width, "rank": run.shape.head_dim, "seed": run.seed, "protocol": args.protocol}
-        rows.append(row | {"init": args.init, "precision": args.precision, "losses": [round(v, 5) for v in curve]} | made)
+        row |= {"init": args.init, "precision": args.precision, "losses": [round(v, 5) for v in curve]}
+        rows.append(row | ({"gradients": gradients} if gradients else {}) | made)
     write_whole(args.out, "[" + ",\n".join(map(json.dumps, rows)) + "]\n")
 
 
