@@ -230,11 +230,11 @@ def draw_block(run: Run, block: int, device: torch.device) -> tuple[Tensor, Tens
     """Inputs and targets of one block of steps of one run: (steps, batch, tokens, dim)."""
     recipe, steps = run.recipe, block_steps(run.task, run.recipe)
     first = block * steps
-    if recipe.protocol == "original":
-        x, target = run.task.original(run.seed, recipe.batch, recipe.epoch, first % recipe.epoch, steps, device)
-        return x.unflatten(0, (steps, -1)), target.unflatten(0, (steps, -1))
     if recipe.protocol == "replay":
         block %= recipe.epoch // steps
-    generator = generator_of(device, derive(run.seed, "data", block))
-    x, target = run.task.sample(generator, steps * recipe.batch, first)
+    if recipe.protocol == "original":
+        x, target = run.task.original(run.seed, recipe.batch, recipe.epoch, first % recipe.epoch, steps, device)
+    else:
+        generator = generator_of(device, derive(run.seed, "data", block))
+        x, target = run.task.sample(generator, steps * recipe.batch, first)
     return x.unflatten(0, (steps, -1)), target.unflatten(0, (steps, -1))

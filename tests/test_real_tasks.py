@@ -17,12 +17,13 @@ from data import digits, forget, letters, mnist, no_network, refused, written  #
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from small_runs import bits
 from tolerance import STANDARD_ERRORS, close, examples, same, seeded
 
 from headwise import fused, stack
 from headwise.engine import train
 from headwise.models import build, paper_shape
-from headwise.runs import MEASURED, Recipe, Run, derive, stack_key
+from headwise.runs import Recipe, Run, derive, stack_key
 from headwise.shape import Shape
 from headwise.stack import HELD_OUT_BATCH, HELD_OUT_SEED, Stack, begin, fused_refusal, trunk_refusal
 from headwise.tasks import Farthest, Images, ListOps, Recall, Regression, Text, task_of
@@ -533,10 +534,6 @@ def shape_for(task, heads=2, dim=16, **changes):
 
 def together(runs, **options):
     return train(runs, device="cpu", advance=lambda n: None, **options)
-
-
-def bits(row):
-    return json.dumps({k: v for k, v in row.items() if k not in MEASURED}, allow_nan=False)
 
 
 TINY = {

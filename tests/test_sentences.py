@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from data import forget, letters, no_network, refused, written  # noqa: F401
+from small_runs import bits
 from tolerance import STANDARD_ERRORS, close, same, seeded
 
 from headwise.engine import train
 from headwise.experiments.common import shape_of
-from headwise.runs import MEASURED, Recipe, Run, stack_key
+from headwise.runs import Recipe, Run, stack_key
 from headwise.tasks import Masked, Sentences, Text
 from headwise.tasks.ids import BLANK, BYTE_IDS, MASK, SEPARATOR
 from headwise.tasks.sentences import WORDS, encoded, generated, split_words
@@ -330,10 +331,6 @@ def test_both_tasks_over_bytes_have_the_same_ids():
 def run_of(task, heads=2, seed=0, **recipe):
     settings = {"steps": 20, "epoch": 10, "batch": 16, "held_out": 128, "evals": 1, "lr": 0.01, "init": "normal"} | recipe
     return Run(shape_of(task, 16, 1, heads, 16 // heads, 32), task, Recipe(**settings), seed)
-
-
-def bits(row):
-    return json.dumps({k: v for k, v in row.items() if k not in MEASURED}, allow_nan=False)
 
 
 def together(runs, **options):

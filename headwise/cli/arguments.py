@@ -48,9 +48,7 @@ def parser() -> Parser:
     run.add_argument("--task", metavar="NAME,NAME", help="of an experiment over tasks: which; the same as --set tasks=NAME,NAME")
     run.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     run.add_argument("--workers", type=_whole, metavar="N", help="processes on a CPU; default one a core")
-    run.add_argument(
-        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="change settings of the preset"
-    )
+    _add_set(run, "change settings of the preset")
     run.add_argument(
         "--checkpoint-every", type=_seconds, default=30.0, metavar="SECONDS",
         help="how often an unfinished run is saved, at the end of an epoch; 0 saves at every one; default 30",
@@ -99,9 +97,7 @@ def parser() -> Parser:
         "headwise cost --set dim=1792 depth=28 num_heads=4 head_dim=448",
     )
     cost.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
-    cost.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed"
-    )
+    _add_set(cost, "fields of Shape, given or changed")
     cost.add_argument("--tokens", type=_whole, metavar="N", help="sequence length; default 2048, or as many as the model has positions for")
 
     heads = add(
@@ -110,9 +106,7 @@ def parser() -> Parser:
         "headwise policies --set dim=768 depth=12 num_heads=12 --policy widen-iso --to 1,2,4,8,16,24",
     )
     heads.add_argument("config", nargs="?", help="the base: a Hugging Face or nanochat config.json, or its folder")
-    heads.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="fields of the base, given or changed"
-    )
+    _add_set(heads, "fields of the base, given or changed")
     heads.add_argument(
         "--policy", nargs="+", action="extend", required=True, metavar="NAME",
         help="split, widen, widen-iso, trade; controls: shallower, narrower, spend-on-ffn, spend-on-depth",
@@ -131,7 +125,7 @@ def parser() -> Parser:
         "headwise explain --set dim=1792 depth=1 num_heads=4 head_dim=448 --dtype bfloat16",
     )
     why.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
-    why.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape")
+    _add_set(why, "fields of Shape")
     why.add_argument("--tokens", type=_whole, default=2048, metavar="N", help="sequence length; default 2048")
     why.add_argument("--batch", type=_whole, default=1, metavar="N", help="sequences; default 1")
     why.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
@@ -143,15 +137,17 @@ def parser() -> Parser:
         "headwise infer --set dim=256 depth=4 num_heads=8 num_kv_heads=2 vocab_size=1000 causal=true --batch 1,8",
     )
     infer.add_argument("config", nargs="?", help="a Hugging Face or nanochat config.json, or its folder")
-    infer.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes", help="fields of Shape, given or changed"
-    )
+    _add_set(infer, "fields of Shape, given or changed")
     infer.add_argument("--tokens", type=_whole, metavar="N", help="where decoding ends; default 512, or as many as there are positions for")
     infer.add_argument("--steps", type=_whole, default=16, metavar="N", help="tokens decoded, the last of --tokens; default 16")
     infer.add_argument("--batch", type=_wholes, default=(1, 8), metavar="N,N", help="sequences at once; default 1,8")
     infer.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     infer.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or float64; default float32")
     return top
+
+
+def _add_set(parser: Parser, told: str) -> None:
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help=told)
 
 
 def _add_pretrain(add: Callable[[str, str, str], Parser]) -> None:
@@ -162,11 +158,11 @@ def _add_pretrain(add: Callable[[str, str, str], Parser]) -> None:
         "many GPUs: torchrun --nproc-per-node 8 -m headwise pretrain --preset base --text texts/ --shard fsdp --compile",
     )
     train.add_argument("config", nargs="?", help="the shape: a Hugging Face or nanochat config.json, or its folder")
-    train.add_argument(
-        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", dest="changes",
-        help="fields of Shape: all sizes when dim is among them, else changes of the preset's; "
+    _add_set(
+        train,
+        "fields of Shape: all sizes when dim is among them, else changes of the preset's; "
         "rotary positions, normed queries and keys, relu2 unless said",
-    )  # fmt: skip
+    )
     train.add_argument("--preset", default="quick", help="quick (a laptop, minutes) or base (125M parameters, a GPU); default quick")
     train.add_argument("--text", default="", metavar="PATH", help="a file, or a folder of .txt files; default a generated text")
     train.add_argument("--tokenizer", default="", metavar="FILE", help="a tokenizers JSON file; default bytes")

@@ -101,8 +101,8 @@ class Farthest(Neighbors):
 
     def sample(self, generator: torch.Generator, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
         if self.law == "uniform":
-            return self._directions(torch.randn(batch, self.points, self.dim, generator=generator, device=generator.device))
-        return self._labelled(draw_points(generator, self.law, batch, self.points, self.dim))
+            return _directions(torch.randn(batch, self.points, self.dim, generator=generator, device=generator.device))
+        return _labelled(draw_points(generator, self.law, batch, self.points, self.dim))
 
     @property
     def has_original(self) -> bool:
@@ -110,20 +110,7 @@ class Farthest(Neighbors):
 
     def original(self, seed: int, batch: int, epoch: int, at: int, steps: int, device: torch.device) -> tuple[Tensor, Tensor]:
         draws = _original_draws(self.dim, self.points, seed, batch, epoch, device)
-        return self._directions(draws[at : at + steps].flatten(0, 1))
-
-    def _directions(self, draws_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Points on the sphere from normal draws, and for each the farthest."""
-        if draws_BND.is_cuda and has_triton():
-            from headwise.kernels.points import farthest
-
-            return farthest(draws_BND)
-        return self._labelled(_unit(draws_BND))
-
-    def _labelled(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
-        far_BN = torch.bmm(x_BND, x_BND.mT).argmin(-1)
-        far_BN += torch.arange(len(x_BND), device=x_BND.device).unsqueeze(1) * x_BND.shape[1]
-        return x_BND, x_BND.flatten(0, 1).index_select(0, far_BN.flatten()).view_as(x_BND)
+        return _directions(draws[at : at + steps].flatten(0, 1))
 
     def baselines(self) -> dict[str, float]:
         if self.law == "doubled":  # the farthest point is always the antipode
@@ -131,6 +118,21 @@ class Farthest(Neighbors):
         first, cross = _extreme(self.dim, self.points - 1)
         overlap = (1 - first + cross) / self.points  # the least inner product has mean -first
         return {"zero": 1.0, "query": 1 - first**2, "mean": 1 - self.points * overlap**2}
+
+
+def _directions(draws_BND: Tensor) -> tuple[Tensor, Tensor]:
+    """Points on the sphere from normal draws, and for each the farthest."""
+    if draws_BND.is_cuda and has_triton():
+        from headwise.kernels.points import farthest
+
+        return farthest(draws_BND)
+    return _labelled(_unit(draws_BND))
+
+
+def _labelled(x_BND: Tensor) -> tuple[Tensor, Tensor]:
+    far_BN = torch.bmm(x_BND, x_BND.mT).argmin(-1)
+    far_BN += torch.arange(len(x_BND), device=x_BND.device).unsqueeze(1) * x_BND.shape[1]
+    return x_BND, x_BND.flatten(0, 1).index_select(0, far_BN.flatten()).view_as(x_BND)
 
 
 WORKERS = 7  # of the published code's loader: each has a generator, from the seed on, and they take turns with a batch each
