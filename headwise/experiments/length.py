@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, errors_of, published, recipe_of, solid
+from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
+from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import REPLAYED, Row, Run
 from headwise.stats import group
@@ -64,9 +65,14 @@ def runs(settings: Settings) -> list[Run]:
     return out
 
 
+def published() -> dict[tuple[int, int], float]:
+    """The paper's values by (points, rank), two layers at d=64 and width 64: smallest training loss of any epoch of any seed."""
+    return {(int(r["num_points"]), int(r["rank"])): float(r["mse"]) for r in known("figN")}
+
+
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per (protocol, points, rank): held-out mean with interval, the paper's statistic, its value."""
-    paper, out = {(int(r["num_points"]), int(r["rank"])): float(r["mse"]) for r in published("figN")}, []
+    paper, out = published(), []
     for (protocol, points, rank), same in group(rows, "protocol", "task_points", "head_dim").items():
         first = same[0]
         match = (first["dim"], first["depth"], first["average"]) == (64, 2, 64) and protocol in REPLAYED
@@ -104,9 +110,9 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
             lines.append(solid(f"held out, N={length}", colour, shares, line))
             best = [p["train_best"] for p in line]
             lines.append({"label": f"the paper's statistic, N={length}", "colour": colour, "style": "dots", "x": shares, "y": best})
-            known = [(p["rank"] / dim, p["published"]) for p in line if p["published"] is not None]
-            if known:
-                there = {"x": [x for x, _ in known], "y": [y for _, y in known]}
+            paper = [(p["rank"] / dim, p["published"]) for p in line if p["published"] is not None]
+            if paper:
+                there = {"x": [x for x, _ in paper], "y": [y for _, y in paper]}
                 lines.append({"label": f"published, N={length}", "colour": colour, "style": "dashed", **there})
         panels.append({"title": protocol, "lines": lines})
     return {

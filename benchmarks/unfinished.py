@@ -1,0 +1,71 @@
+"""Were the published runs of budget d^3 cut off by their jobs' time limits? How long ours train until they reach the published values.
+
+    python -m benchmarks.unfinished results/fig1/rows.jsonl results/fig1/supplement.jsonl results/length/rows.jsonl
+
+The published job files give a run 6 hours (main figure), 2 (its supplement) or 4 (sequence length) and do not go on afterwards; the
+smallest training loss of whatever epochs there are is what is drawn. If that is what happened, the time limit over the steps that ours
+need to reach the published value is the time of a published step: about the same per layer in every experiment, and about what the
+stock way takes. Points that ours do not reach are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from headwise.experiments import fig1, length
+from headwise.runs import REPLAYED, Row
+from headwise.stats import group
+
+WIDTH = 64  # attention modules side by side: budget d^3
+
+
+def limit(row: Row) -> tuple[str, float]:
+    """The figure a run belongs to and the hours its published job had."""
+    if row["depth"] == 2:
+        return f"sequence length, {row['task_points']} points", 4
+    return ("main figure", 6) if row["batch"] == 256 else (f"its supplement, batch {row['batch']}", 2)
+
+
+def table(rows: list[Row]) -> list[dict]:
+    """One entry a point whose published value our best run reaches: after how many epochs, and what a step then took per layer."""
+    known = {(16, layers, rank): value for (layers, width, rank), value in fig1.published().items() if width == WIDTH}
+    known |= {(points, 2, rank): value for (points, rank), value in length.published().items()}
+    ours = [row for row in rows if row["average"] == WIDTH and row["protocol"] in REPLAYED and row["status"] == "done"]
+    out = []
+    for (points, layers, rank, batch), same in group(ours, "task_points", "depth", "head_dim", "batch").items():
+        value = known.get((points, layers, rank))
+        best = [min(losses) for losses in zip(*(row["curve"] for row in same), strict=True)]
+        epochs = next((i + 1 for i, loss in enumerate(best) if value is not None and loss <= value), None)
+        if epochs is not None:
+            figure, hours = limit(same[0])
+            out.append(
+                {
+                    "figure": figure, "layers": layers, "rank": rank, "seeds": len(same), "published": value, "ours": min(best),
+                    "epochs": epochs, "of": len(best), "hours": hours, "ms": hours * 3.6e6 / (epochs * same[0]["epoch"] * layers),
+                }
+            )  # fmt: skip
+    return sorted(out, key=lambda e: (e["figure"], e["layers"], -e["rank"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path, nargs="+", help="files of rows")
+    parser.add_argument("--speed", type=Path, help="what benchmarks.figure1 wrote, to set the stock way's step beside it")
+    args = parser.parse_args()
+    rows = [json.loads(line) for path in args.rows for line in path.read_text().splitlines()]
+    print("| figure | layers | rank | published | ours at the end | seeds | published value reached after | ms a layer and step, if cut off |")
+    print("|---|---|---|---|---|---|---|---|")
+    for e in table(rows):
+        reached = f"{e['epochs']} of {e['of']} epochs | {e['ms']:.0f} ({e['hours']} h)"
+        print(f"| {e['figure']} | {e['layers']} | {e['rank']} | {e['published']:g} | {e['ours']:.4f} | {e['seeds']} | {reached} |")
+    if args.speed:
+        measured = json.loads(args.speed.read_text())
+        for rank in (64, 8, 1):
+            each = [measured[f"stock {layers} {WIDTH} {rank}"] / layers for layers in (1, 3, 5)]
+            print(f"stock way on {measured['device']}, rank {rank}: {min(each):.0f} to {max(each):.0f} ms a layer and step")
+
+
+if __name__ == "__main__":
+    main()
