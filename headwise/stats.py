@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
-
-_T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 class Mean(NamedTuple):
@@ -28,7 +27,7 @@ def mean(values: Sequence[float]) -> Mean:
     """The mean of independent values with the interval that holds the true mean in 95 of 100 such samples.
 
     >>> print(mean([1.0, 2.0, 3.0]))
-    2.0000 ± 2.4843
+    2.0000 ± 2.4841
     """
     n = len(values)
     centre = math.fsum(values) / n
@@ -53,7 +52,7 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Mean:
     half its length is about the smallest that would have been.
 
     >>> print(difference([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]))
-    1.0000 ± 2.2666
+    1.0000 ± 2.2670
     """
     gap, n = math.fsum(a) / len(a) - math.fsum(b) / len(b), min(len(a), len(b))
     if n < 2:
@@ -72,15 +71,21 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((x - centre) ** 2 for x in values) / (len(values) - 1)
 
 
+@cache
 def _t975(freedom: float) -> float:
-    """Student's 97.5 % point, between whole degrees of freedom by straight lines in 1/freedom."""
+    """Student's 97.5 % point, by halving. With t = sqrt(freedom) tan(angle) the mass is an integral of cos(angle)^(freedom - 1)."""
+    density = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
 
-    def at(n: int) -> float:
-        return _T975[n - 1] if n <= len(_T975) else 1.96 + 2.5 / n
+    def mass(t: float, pieces: int = 200) -> float:  # between 0 and t, by Simpson's rule
+        step = math.atan(t / math.sqrt(freedom)) / pieces
+        heights = [math.cos(i * step) ** (freedom - 1) for i in range(pieces + 1)]
+        return density * step / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
 
-    low = max(1, math.floor(freedom))
-    share = (1 / low - 1 / max(freedom, 1)) / (1 / low - 1 / (low + 1))
-    return at(low) + share * (at(low + 1) - at(low))
+    low, high = 1.9, 13.0  # from 12.706 at one degree of freedom to 1.960
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mass(middle) < 0.475 else (low, middle)
+    return low
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float], draws: int = 2000, seed: int = 0) -> Mean:

@@ -599,6 +599,8 @@ def test_what_a_subspace_explains_of_the_square_wave() -> None:
     for dim, rank, want in ((4, 2, 0.040), (8, 6, 0.033), (8, 4, 0.0), (16, 12, 0.0)):
         got, se = constructions.explained(dim, rank, 100_000, seeded(29), wave=1 / dim)
         assert abs(got - want) < STANDARD_ERRORS * se + 0.002, (dim, rank)
+        many, small = constructions.explained(dim, rank, 4_000, seeded(30), wave=1 / dim, twins=64)
+        assert small < se and abs(many - got) < STANDARD_ERRORS * math.hypot(se, small), (dim, rank)
     wave = constructions.square_wave(torch.tensor([-0.6, -0.4, -0.1, 0.1, 0.4, 0.6, 1.1]), 0.5)
     assert wave.tolist() == [1, -1, -1, 1, 1, -1, 1]
 

@@ -174,12 +174,12 @@ def spaced_closed(heads: int) -> float:
 # ---- what a subspace shows
 
 
-def explained(dim: int, rank: int, samples: int, generator: Normals, wave: float = 0.0) -> tuple[float, float]:
+def explained(dim: int, rank: int, samples: int, generator: Normals, wave: float = 0.0, twins: int = 2) -> tuple[float, float]:
     """The share of the choice that a head of this rank can know: E (E[choice | r coordinates of w, and y])^2, and its standard error.
 
-    By pairs that share what the head sees and differ in what it does not, so that the estimate is unbiased. `wave` = 0:
-    the nearest neighbour's sign(w.y), y on the sphere. Else the biased target's square wave of sqrt(2) w.y with that
-    half-period, y Gaussian.
+    By twins that share what the head sees and differ in what it does not, so that the mean product of two is unbiased; small shares
+    want many twins of a sample rather than many samples. `wave` = 0: the nearest neighbour's sign(w.y), y on the sphere. Else the
+    biased target's square wave of sqrt(2) w.y with that half-period, y Gaussian.
     """
     check_dim(dim)
     if not 0 < rank < dim:
@@ -187,10 +187,11 @@ def explained(dim: int, rank: int, samples: int, generator: Normals, wave: float
     w = _sphere(generator, samples, dim)
     y = torch.randn(samples, dim, dtype=torch.float64, generator=generator)
     hidden = w[:, rank:].norm(dim=1, keepdim=True)
-    twins = [torch.cat((w[:, :rank], hidden * _sphere(generator, samples, dim - rank)), 1) for _ in range(2)]
-    s = [(twin * y).sum(1) for twin in twins]
-    choice = [square_wave(math.sqrt(2) * v, wave) if wave else v.sign() for v in s]
-    return mean_and_error(choice[0] * choice[1])
+    seen, total = (w[:, :rank] * y[:, :rank]).sum(1), torch.zeros(samples, dtype=torch.float64)
+    for _ in range(twins):
+        s = seen + (hidden * _sphere(generator, samples, dim - rank) * y[:, rank:]).sum(1)
+        total += square_wave(math.sqrt(2) * s, wave) if wave else s.sign()
+    return mean_and_error((total**2 - twins) / (twins * (twins - 1)))  # (sum)^2 = the squares, all 1, and twice the products of pairs
 
 
 def square_wave(s: Tensor, half_period: float) -> Tensor:
