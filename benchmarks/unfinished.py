@@ -34,7 +34,7 @@ def table(rows: list[Row]) -> list[dict]:
     known |= {(points, 2, rank): value for (points, rank), value in length.published().items()}
     ours = [row for row in rows if row["average"] == WIDTH and row["protocol"] in REPLAYED and row["status"] == "done"]
     out = []
-    for (points, layers, rank, batch), same in group(ours, "task_points", "depth", "head_dim", "batch").items():
+    for (points, layers, rank, _), same in group(ours, "task_points", "depth", "head_dim", "batch").items():
         value = known.get((points, layers, rank))
         best = [min(losses) for losses in zip(*(row["curve"] for row in same), strict=True)]
         epochs = next((i + 1 for i, loss in enumerate(best) if value is not None and loss <= value), None)
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--speed", type=Path, help="what benchmarks.figure1 wrote, to set the stock way's step beside it")
     args = parser.parse_args()
     rows = [json.loads(line) for path in args.rows for line in path.read_text().splitlines()]
-    print("| figure | layers | rank | published | ours at the end | seeds | published value reached after | ms a layer and step, if cut off |")
+    print("| figure | layers | rank | published | ours at the end | seeds | published value reached after | ms a layer and step, if cut |")
     print("|---|---|---|---|---|---|---|---|")
     for e in table(rows):
         reached = f"{e['epochs']} of {e['of']} epochs | {e['ms']:.0f} ({e['hours']} h)"

@@ -167,10 +167,7 @@ def row_of(state: State, errors: Tensor | None, models: int, device: torch.devic
         "id": run.id,
         "status": "done" if errors is not None else "diverged",
         **run.columns(),
-        "params": run.shape.params,
         "flops": run.shape.flops(run.task.tokens, batch=run.recipe.batch, training=True),
-        # the recipe's count of sequences, then the error on them
-        "held_out_sequences": run.recipe.held_out,
         "held_out": errors.mean().item() if errors is not None else None,
         "held_out_se": spread,
         "train_best": min(finite) if finite else None,

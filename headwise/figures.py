@@ -57,10 +57,12 @@ def save(description: dict[str, Any], path: Path) -> None:
             ax.remove()
         for i, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
             for line in panel["lines"]:
-                _draw(ax, line, floor)
+                _draw(ax, line, floor, y_scale)
             if reference:
                 ax.axhline(reference["y"], color=GREY, lw=0.8, ls=(0, (1, 2)))
             ax.set(xscale=x_scale, yscale=y_scale, title=_math(panel["title"]))
+            if y_scale == "log" and _open(panel, floor):
+                ax.set_ylim(bottom=floor)
             if i + columns >= len(panels):
                 ax.set_xlabel(description["x_label"])
                 ax.tick_params(labelbottom=True)
@@ -212,12 +214,22 @@ def _no_date(path: Path) -> dict[str, Any]:
 
 
 def _floor(description: dict[str, Any]) -> float:
-    """Half the smallest value: how far down an interval is drawn that reaches zero, which a log axis has not."""
+    """Half the smallest value: where the picture ends if an interval reaches zero, which a log axis has not."""
     values = [y for panel in description["panels"] for line in panel["lines"] for y in line["y"] if y]
     return min(values, default=1.0) / 2
 
 
-def _draw(ax: Any, line: dict[str, Any], floor: float) -> None:
+def _open(panel: dict[str, Any], floor: float) -> bool:
+    """Whether an interval runs out of the picture."""
+    return any(v is not None and v < floor for line in panel["lines"] for v in line.get("low", ()))
+
+
+def _seen(low: float, floor: float, scale: str) -> float:
+    """An interval's lower end, on a log axis not far beyond the picture's."""
+    return max(low, floor / 10) if scale == "log" else low
+
+
+def _draw(ax: Any, line: dict[str, Any], floor: float, scale: str) -> None:
     colour = COLOURS[line["colour"] % len(COLOURS)]
     values = [math.nan if y is None else y for y in line["y"]]  # a gap
     if line["style"] == "dots":
@@ -227,7 +239,7 @@ def _draw(ax: Any, line: dict[str, Any], floor: float) -> None:
     else:
         mark = {"lw": 1.8, "marker": "o", "ms": 4} if line["style"] == "solid" else {"lw": 1.2}
         ax.plot(line["x"], values, color=colour, label=_math(line["label"]), **mark)
-        low = [math.nan if v is None else max(v, floor) for v in line["low"]]
+        low = [math.nan if v is None else _seen(v, floor, scale) for v in line["low"]]
         high = [math.nan if v is None else v for v in line["high"]]
         ax.fill_between(line["x"], low, high, color=colour, alpha=0.18, lw=0)  # a gap too
         for i, (x, bottom, top) in enumerate(zip(line["x"], low, high, strict=True)):
@@ -285,14 +297,22 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
         if i and not own:
             layout[f"yaxis{tail}"]["matches"] = "y"
         layout["annotations"].append(_above(panel["title"], left + wide / 2, low + tall))
+        if y_scale == "log" and any(_open(some, floor) for some in ([panel] if own else panels)):
+            layout[f"yaxis{tail}"]["autorangeoptions"] = {"minallowed": math.log10(floor)}
         if description.get("reference"):
             y = description["reference"]["y"]
+            if i == 0:
+                layout["annotations"].append(
+                    {"text": _html(description["reference"]["label"]), "x": 0.01, "xref": "x domain", "xanchor": "left", "yref": "y",
+                     "y": math.log10(y) if y_scale == "log" else y, "yanchor": "bottom", "showarrow": False,
+                     "font": {"size": 11, "color": GREY}}
+                )  # fmt: skip
             layout["shapes"].append(
                 {"type": "line", "x0": 0, "x1": 1, "y0": y, "y1": y, "xref": f"x{tail} domain", "yref": f"y{tail}",
                  "line": {"color": GREY, "width": 1, "dash": "dot"}}
             )  # fmt: skip
         for line in panel["lines"]:
-            data.append(_trace(line, tail, line["label"] not in seen, floor))
+            data.append(_trace(line, tail, line["label"] not in seen, floor, y_scale))
             seen.add(line["label"])
     return {"data": data, "layout": layout}
 
@@ -402,7 +422,7 @@ def _plotly_ranges(description: dict[str, Any]) -> dict[str, Any]:
     return {"data": data, "layout": layout}
 
 
-def _trace(line: dict[str, Any], tail: str, first: bool, floor: float) -> dict[str, Any]:
+def _trace(line: dict[str, Any], tail: str, first: bool, floor: float, scale: str) -> dict[str, Any]:
     colour = COLOURS[line["colour"] % len(COLOURS)]
     trace: dict[str, Any] = {
         "type": "scatter", "x": line["x"], "y": line["y"], "name": _html(line["label"]), "legendgroup": line["label"],
@@ -418,6 +438,6 @@ def _trace(line: dict[str, Any], tail: str, first: bool, floor: float) -> dict[s
         trace |= {"opacity": 0.5, "line": {"color": colour, "width": 1, "dash": "dash"}, "marker": {"size": 5, "symbol": "square"}}
     if line["style"] == "solid" and any(v is not None for v in line["low"]):
         up = [None if hi is None else hi - y for y, hi in zip(line["y"], line["high"], strict=True)]
-        down = [None if lo is None else y - max(lo, floor) for y, lo in zip(line["y"], line["low"], strict=True)]
+        down = [None if lo is None else y - _seen(lo, floor, scale) for y, lo in zip(line["y"], line["low"], strict=True)]
         trace["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
     return trace

@@ -1,13 +1,16 @@
-"""Writing that survives being killed: whole files by rename, lines by one append. Standard library only."""
+"""Writing that survives being killed: whole files by rename, lines by one append; and Python files as modules. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 
 @contextlib.contextmanager
@@ -71,3 +74,14 @@ def read_lines(path: Path) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [line for line in text.split("\n") if line]
+
+
+def load_module(name: str, path: str | Path) -> ModuleType:
+    """A Python file as the module of that name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up, and pickle its functions
+    spec.loader.exec_module(module)
+    return module

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.optimise import OPTIMISERS, SCHEDULES
-from headwise.shape import Shape, UsageError, nearest
+from headwise.shape import LARGEST, Shape, UsageError, nearest
 from headwise.tokens import find_text, find_tokenizer, vocab_of
 
 PRECISIONS = ("bf16", "fp32", "tf32")
-LARGEST = 3e38  # what a number of 32 bits can be
 
 STYLE = {"qk_norm": "free", "activation": "relu2"}  # nanochat's, of any decoder that is not a config's, unless given
 # sizes of a shape as the command line takes them, and what a run has unless it is given
@@ -119,6 +118,12 @@ class Pretraining:
         """A run from `spec()`, also after a round trip through JSON."""
         rest = {name: value for name, value in spec.items() if name != "shape"}
         return cls(shape=Shape.of(spec["shape"]), **rest)
+
+    def columns(self) -> dict[str, Any]:
+        """The same as the columns of a row, and its size; names of files are not part of what a run is."""
+        shape = {key: value for key, value in dataclasses.asdict(self.shape).items() if key != "extras"}
+        rest = {key: value for key, value in self.spec().items() if key not in ("shape", "source", "tokenizer")}
+        return {**shape, **rest, "params": self.shape.params}
 
     @functools.cached_property
     def id(self) -> str:

@@ -47,7 +47,10 @@ def write_report(store: Store, path: Path | None = None) -> Path:
         except UsageError as e:  # its file is gone; its rows and the other experiments are not
             lost.append(f"{name}: {e}")
         else:
-            sections.append(_section(store, name, asked, module))
+            try:
+                sections.append(_section(store, name, asked, module))
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:  # the others are shown
+                lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
     single = _single(store, everything)
     if single["ids"]:
         sections.append(_section(store, "pretrain", single, experiments.page("pretrain")))
@@ -114,7 +117,7 @@ def _figures(module: ModuleType, points: list[dict[str, Any]]) -> list[dict[str,
     """The figure, and its other views that have something in every panel."""
     views = [view(points) for view in getattr(module, "VIEWS", {}).values()]
     whole = [view for view in views if all(any(panel.get(part) for part in ("lines", "rows", "z")) for panel in view["panels"])]
-    return [plotly_figure(description) for description in (module.figure(points), *whole)]
+    return [{**plotly_figure(d), "caption": d.get("caption", "")} for d in (module.figure(points), *whole)]
 
 
 def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headwise.models import INITS, split_key
-from headwise.shape import Shape, UsageError, nearest
+from headwise.shape import LARGEST, Shape, UsageError, nearest
 from headwise.tasks import Task, task_name, task_of
 
 SCHEDULES = ("cosine", "published", "constant")
@@ -27,6 +28,7 @@ AFTER = "run:"  # an init that begins so, with a run's id behind, goes on from t
 PROTOCOLS = ("stream", "replay", "original")
 REPLAYED = ("replay", "original")  # one epoch again and again
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+MOST = 10**9  # steps, sequences
 MEASURED = frozenset(  # what differs when the same run is made again
     {"seconds", "finished", "memory_bytes", "models", "commit", "headwise", "torch", "python", "device", "host_cpus", "resumed"}
 )
@@ -61,17 +63,19 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if value > MOST:
+                raise UsageError(f"{name} must be at most {MOST:,}, got {value}")
         for name, low, high in (
-            ("lr", 0, math.inf),
+            ("lr", 0, LARGEST),
             ("warmup", 0, 1),
-            ("weight_decay", 0, math.inf),
+            ("weight_decay", 0, LARGEST),
             ("beta1", 0, 1),
             ("beta2", 0, 1),
             ("eps", 0, 1),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or math.isinf(value):
-                raise UsageError(f"{name} must be a number from {low} to {high}, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise UsageError(f"{name} must be a number from {low} to {high:g}, got {value!r}")
             object.__setattr__(self, name, float(value))  # 1 and 1.0 are one run
         for name, choices in (("schedule", SCHEDULES), ("protocol", PROTOCOLS), ("init", INITS), ("precision", PRECISIONS)):
             if getattr(self, name) not in choices and not (name == "init" and self._checked_parent()):
@@ -163,10 +167,12 @@ class Run:
         return cls(Shape.of(spec["shape"]), task_of(task.pop("name"), task), Recipe(**spec["recipe"]), spec["seed"])
 
     def columns(self) -> Row:
-        """The same as the columns of a row, but for the recipe's count of held-out sequences: there it is the error on them."""
+        """The same as the columns of a row, and its size. `held_out` is the error there, so the recipe's count has another name."""
         spec = self.spec()
         task = {"task" if key == "name" else f"task_{key}": value for key, value in spec["task"].items()}
-        return {**{key: value for key, value in spec["shape"].items() if key != "extras"}, **task, **spec["recipe"], "seed": self.seed}
+        recipe = {"held_out_sequences" if key == "held_out" else key: value for key, value in spec["recipe"].items()}
+        shape = {key: value for key, value in spec["shape"].items() if key != "extras"}
+        return {**shape, **task, **recipe, "seed": self.seed, "params": self.shape.params}
 
     @functools.cached_property
     def id(self) -> str:
@@ -174,7 +180,11 @@ class Run:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def fault(row: Row, run: Run | None = None) -> str:
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+
+
+def fault(row: Row, run: Any = None) -> str:
     """What is wrong with a row that comes from a file, and, with a run, why it cannot be that run's; empty: nothing."""
     if row.get("status") not in ("done", "diverged"):
         return f"status must be done or diverged, got {row.get('status')!r}"
@@ -185,16 +195,34 @@ def fault(row: Row, run: Run | None = None) -> str:
             return f"{key} must be a finite number, got {str(value)[:20]}"
     if run is None:
         return ""
-    wanted = {**json.loads(json.dumps(run.columns())), "held_out_sequences": run.recipe.held_out}
-    for key, value in wanted.items():
-        if key != "held_out" and key in row and row[key] != value:
+    for key, value in json.loads(json.dumps(run.columns())).items():
+        if key in row and row[key] != value:
             return f"{key} is {value!r} in that run, got {row[key]!r}"
-    if missing := [key for key in ("dim", "depth", "num_heads", "head_dim", "steps", "seed", "curve", "zero_error") if key not in row]:
+    return _unfit(row, TRAINED if isinstance(run, Run) else SHOWN)
+
+
+SHOWN: dict[str, Callable[[Any], bool]] = {"seconds": _number, "device": lambda value: isinstance(value, str)}
+TRAINED = {
+    **dict.fromkeys(("dim", "depth", "num_heads", "head_dim", "average", "protocol", "steps", "seed", "params"), lambda value: True),
+    **SHOWN,
+    "zero_error": _number,
+    "held_out": lambda value: value is None or _number(value),
+    "train_best": lambda value: value is None or _number(value),
+    "curve": lambda value: isinstance(value, list) and all(v is None or _number(v) for v in value),
+    "held_out_curve": lambda value: isinstance(value, list) and all(isinstance(v, list) and len(v) == 2 for v in value),
+}
+
+
+def _unfit(row: Row, needs: dict[str, Callable[[Any], bool]]) -> str:
+    """Which value of a row is missing, or is none that tables and pages can show."""
+    if missing := [key for key in needs if key not in row]:
         return f"it has no {missing[0]}"
-    for key in ("held_out", "train_best", "zero_error"):
-        value, needed = row.get(key), key == "zero_error" or (key == "held_out" and row["status"] == "done")
-        if (needed or value is not None) and (not isinstance(value, int | float) or isinstance(value, bool) or value < 0):
-            return f"{key} must be a number of at least 0, got {value!r}"
+    if row["status"] == "done" and row.get("held_out", 0.0) is None:
+        return "held_out must be a number of at least 0, got None"
+    for key, fits in needs.items():
+        if not fits(row[key]):
+            kind = "a list of numbers" if "curve" in key else "a name" if key == "device" else "a number of at least 0"
+            return f"{key} must be {kind}, got {repr(row[key])[:40]}"
     return ""
 
 

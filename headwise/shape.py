@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LARGEST = 3e38  # what a number of 32 bits can be
+
 
 class UsageError(ValueError):
     """A user's mistake: one line that states the rule, the value and the choices."""

@@ -91,7 +91,7 @@ class Store:
         if ids is None:
             ids = sorted(p.name for p in self.runs_path.iterdir()) if self.runs_path.exists() else []
         found = [row for row in map(self.row, ids) if row is not None]
-        return found if not_commit is None else [r for r in found if r["commit"] != not_commit]
+        return found if not_commit is None else [r for r in found if r.get("commit") != not_commit]
 
     def missing(self, runs: Sequence[Run]) -> list[Run]:
         """The runs that have no row yet, each once."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import math
 import os
 import queue
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.engine import Probe, pick_device, provenance, train
+from headwise.files import load_module
 from headwise.language import Pretraining
 from headwise.pretrain import prepared, pretrain
 from headwise.progress import Progress
@@ -44,7 +46,7 @@ class Work:
     device: str
     keep_weights: bool = False
     checkpoint_every: float = 30.0
-    probe: Probe | None = None  # a function of a module that can be imported
+    probe: Probe | None = None
 
     def __call__(self, chunk: Sequence[Run], advance: Advance) -> None:
         store = Store(self.store)
@@ -72,7 +74,8 @@ class Pool:
         news: Any = context.Queue()
         threads = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
-        pool = ProcessPoolExecutor(min(self.workers, len(chunks)), context, initializer=_start_worker, initargs=(news, os.getpid()))
+        start = (news, os.getpid(), *_home(work.probe))
+        pool = ProcessPoolExecutor(min(self.workers, len(chunks)), context, initializer=_start_worker, initargs=start)
         try:
             with _interrupts_held():  # submitting starts the workers, and Ctrl-C is the parent's to handle, not theirs
                 waiting: set[Future[None]] = {pool.submit(_work_in_pool, work, list(chunk)) for chunk in chunks}
@@ -114,9 +117,17 @@ def _drain(news: Any, advance: Advance) -> None:
 _news: Any = None
 
 
-def _start_worker(news: Any, parent: int) -> None:
+def _home(probe: Probe | None) -> tuple[str, str]:
+    """The module of a probe and its file, so that a worker can load one that cannot be imported."""
+    module = sys.modules.get(getattr(probe, "__module__", ""))
+    return (module.__name__, module.__file__ or "") if module else ("", "")
+
+
+def _start_worker(news: Any, parent: int, module: str, file: str) -> None:
     global _news
     _news = news
+    if file and module not in sys.modules and importlib.util.find_spec(module) is None:
+        load_module(module, file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans
@@ -152,9 +163,10 @@ def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
     return sorted(chunks, key=lambda chunk: -sum(map(cost, chunk)))
 
 
-def check_space(path: Path, runs: Sequence[Run]) -> None:
+def check_space(path: Path, runs: Sequence[Any], keep_weights: bool = False) -> None:
     """Refuse to start what the disk cannot hold."""
-    need = (64 << 20) + sum(12 * run.shape.params + (64 << 10) for run in runs)
+    sizes = [run.shape.params for run in runs]  # a checkpoint is 12 bytes a parameter, written beside the one before; kept weights are 4
+    need = (64 << 20) + sum(12 * n + (64 << 10) for n in sizes) + 12 * max(sizes, default=0) + (4 * sum(sizes) if keep_weights else 0)
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -180,14 +192,14 @@ def sweep(
     where = pick_device(device)
     missing = store.missing(runs)
     if missing:
-        check_space(store.path, missing)
+        check_space(store.path, missing, keep_weights)
         store.open()
     if workers is None:
         workers = cores() if where.type == "cpu" else 1
     work = Work(str(store.path), str(where), keep_weights, checkpoint_every, probe)
     bar = Progress(sum(r.recipe.steps for r in missing), f"{label}: {len(missing)} runs")
     while missing:
-        chunks = chunks_of(missing, workers)
+        chunks = [free for chunk in chunks_of(missing, workers) if (free := _free(store, chunk))]
         executor = Pool(workers) if workers > 1 and len(chunks) > 1 else here
         executor(work, chunks, bar.advance)
         left = store.missing(missing)
@@ -199,6 +211,12 @@ def sweep(
         bar.close()
     store.tidy(runs)
     return store.rows([run.id for run in runs])
+
+
+def _free(store: Store, chunk: list[Run]) -> list[Run]:
+    """Those of a chunk that nobody is making now: processes are not started only to find that out."""
+    with store.claim(chunk) as mine:
+        return list(mine)
 
 
 def pretrain_all(

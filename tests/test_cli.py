@@ -86,8 +86,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("run fig1 --set points=1", "points must be a whole number of at least 2, got 1"),
     ("run fig1 --set batch=0", "batch must be a whole number of at least 1, got 0"),
     ("run fig1 --set lr=fast", "lr must be a number, got 'fast'"),
-    ("run fig1 --set lr=-1", "lr must be a number from 0 to inf, got -1.0"),
-    ("run fig1 --set lr=nan", "lr must be a number from 0 to inf, got nan"),
+    ("run fig1 --set lr=-1", "lr must be a number from 0 to 3e+38, got -1.0"),
+    ("run fig1 --set lr=nan", "lr must be a number from 0 to 3e+38, got nan"),
     (
         "cost --set dim=64 depth=1 num_heads=2 positions=additive num_positions=8 --tokens 9",
         "tokens must not exceed the model's 8 positions, got 9",
@@ -497,6 +497,14 @@ def test_an_experiment_file_is_run_and_hides_no_module(tmp_path: Path, capsys: p
     page = (path / "report.html").read_text()
     assert f"Not shown: json: there is no experiment file at {mine.resolve()}" in page
     assert page.count("<section") == 1
+
+
+def test_an_experiment_file_with_a_probe_of_its_own_runs_in_several_processes(tmp_path: Path) -> None:
+    mine, path = tmp_path / "mine.py", tmp_path / "store"
+    mine.write_text("from headwise.experiments.fig1 import *\n\n\ndef probe(run, weights):\n    return {'mine': run.seed + 7}\n")
+    words = run_words(path, "--seeds", "2", "--no-report", workers=2)
+    assert main(["run", str(mine), *words[2:]]) == 0
+    assert {(row["seed"], row["mine"]) for row in Store(path).rows()} == {(0, 7), (1, 8)}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """Rows from files: `headwise run --rows` and `headwise draw`."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import finished, refused, run_words
+from commands import finished, refused, run_words, sets
 
 from headwise.cli import main
 from headwise.store import Store
@@ -86,6 +87,13 @@ SWAPPED: list[tuple[dict[str, Any], str]] = [
     ({"status": "banana"}, "status must be done or diverged, got 'banana'"),
     ({"commit": None}, "commit must be a name, got None"),
     ({"seconds": 10**400}, "seconds must be a finite number, got 1000"),
+    ({"seconds": "x"}, "seconds must be a number of at least 0, got 'x'"),
+    ({"device": None}, "device must be a name, got None"),
+    ({"params": 5}, "params is "),
+    ({"curve": "x"}, "curve must be a list of numbers, got 'x'"),
+    ({"curve": [0.5, "x"]}, "curve must be a list of numbers, got [0.5, 'x']"),
+    ({"held_out_curve": None}, "held_out_curve must be a list of numbers, got None"),
+    ({"num_heads": "x"}, "num_heads is "),
 ]
 
 
@@ -97,6 +105,63 @@ def test_a_row_that_is_not_its_run_s_is_refused_and_nothing_is_written(
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows[:3], {**rows[3], **change})))
     assert told in refused([*run_words(tmp_path / "new", "--seeds", "2"), "--rows", str(tmp_path / "rows.jsonl")], capsys)
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "key", ["seconds", "device", "params", "protocol", "average", "curve", "held_out_curve", "train_best", "zero_error"]
+)
+def test_a_row_that_lacks_what_is_shown_is_refused(key: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {k: v for k, v in Store(store).rows()[0].items() if k != key}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    told = refused([*run_words(tmp_path / "new", "--seeds", "2"), "--rows", str(tmp_path / "rows.jsonl")], capsys)
+    assert told.endswith(f"cannot be its own: it has no {key}")
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize(("text", "number"), [("NaN", "NaN"), ("-Infinity", "-Infinity"), ("[1.0, 1e999]", "1e999")])
+def test_what_is_no_number_is_named(text: str, number: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.dumps({**Store(store).rows()[0], "curve": "HERE"}).replace('"HERE"', text)
+    (tmp_path / "rows.jsonl").write_text(row + "\n")
+    for words in ([*run_words(tmp_path / "new", "--seeds", "2"), "--rows"], ["draw", "fig1"]):
+        file = tmp_path / "rows.jsonl"
+        assert refused([*words, str(file)], capsys) == f"{file} holds a row, line 1, that cannot be: {number} is no number"
+
+
+COMPUTED: list[tuple[dict[str, Any], str]] = [
+    ({"dim": 64}, "dim is 8 in that run, got 64"),
+    ({"error": "x"}, "a row that is given does not hold rows of features, one JSON object a line: "),
+    ({"seconds": None}, "seconds must be a number of at least 0, got None"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), COMPUTED, ids=str)
+def test_rows_that_were_computed_are_looked_at_too(
+    change: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "features", *sets(["dims=8", "heads=512", "draws=published"]), "--seeds", "2", "--no-report"]
+    assert main([*words, "--store", str(tmp_path / "made")]) == 0
+    first, second = Store(tmp_path / "made").rows()
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(first) + "\n" + json.dumps({**second, **change}) + "\n")
+    capsys.readouterr()
+    assert told in refused([*words, "--store", str(tmp_path / "new"), "--rows", str(file)], capsys)
+    assert not (tmp_path / "new").exists()
+    file.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
+    assert main([*words, "--store", str(tmp_path / "new"), "--rows", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["taken"] == 2
+
+
+def test_a_row_that_cannot_be_shown_takes_only_its_own_section_from_the_page(store: Path, tmp_path: Path) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    assert main(["run", "representation", *sets(["dims=4", "angles=9"]), "--store", str(tmp_path / "store")]) == 0
+    row = next((tmp_path / "store" / "runs").glob("*/rows.jsonl"))
+    name = json.loads(row.read_text())["id"]
+    row.write_text(json.dumps({"id": name}) + "\n")
+    assert main(["report", "--store", str(tmp_path / "store")]) == 0
+    page = (tmp_path / "store" / "report.html").read_text()
+    assert page.count("<section") == 1
+    assert "its rows cannot be read (KeyError: " in page
+    assert main(["list", "--store", str(tmp_path / "store"), "--older"]) == 0
 
 
 def test_rows_of_no_run_and_rows_that_contradict_each_other_are_refused(

@@ -243,6 +243,16 @@ def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
     assert full["params"] == low["params"]
 
 
+@pytest.mark.parametrize("widths", ["8", "1,64", "64,8,1"])
+def test_a_budget_has_the_colour_of_its_published_values(widths: str) -> None:
+    settings = settings_of(fig1, "paper", ["depths=3", f"widths={widths}", "ranks=64,8", "protocols=replay"], seeds=1)
+    (panel,) = fig1.figure(fig1.summary([a_row(run, 1.0, 0.5) for run in fig1.runs(settings)]))["panels"]
+    colours = {line["label"].rpartition(" ")[2]: line["colour"] for line in panel["lines"] if line["style"] == "solid"}
+    published = {line["label"].rpartition(" ")[2]: line["colour"] for line in panel["lines"] if line["style"] == "dashed"}
+    assert colours == published
+    assert len(set(colours.values())) == len(colours) == len(widths.split(","))
+
+
 def test_published_values_stand_only_beside_the_papers_sizes() -> None:
     assert all(p["published"] is None for p in fig1.summary(some_rows(fig1)[0]))
     description = fig1.figure(fig1.summary(some_rows(fig1)[0]))

@@ -109,7 +109,8 @@ def test_an_interval_that_reaches_zero_does_not_stretch_the_axis() -> None:
     lows = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
     highs = [y + up for y, up in zip(bars["y"], bars["error_y"]["array"], strict=True)]
     smallest = min(y for trace in page["data"] for y in trace["y"])
-    assert lows == pytest.approx([0.6, smallest / 2]), "from low rank to high"
+    assert lows == pytest.approx([0.6, smallest / 20]), "from low rank to high, out of the picture"
+    assert page["layout"]["yaxis"]["autorangeoptions"]["minallowed"] == pytest.approx(math.log10(smallest / 2)), "where that ends"
     assert highs == pytest.approx([0.8, 4.0])
 
 
@@ -234,7 +235,7 @@ def test_the_figure_is_drawn_offline(opened: Watched, made: Path) -> None:
     bars = opened.value("document.querySelectorAll('#plot-fig1 .errorbar').length")
     assert bars == 12, "an interval a point"
     titles = opened.page.locator("#plot-fig1 .annotation-text").all_text_contents()
-    assert titles == ["1 layer", "2 layers"]
+    assert titles == ["1 layer", "predicting zero", "2 layers"]
 
 
 def test_nothing_overlaps_or_is_cut_off(opened: Watched) -> None:
@@ -366,6 +367,6 @@ def test_a_panels_title_stands_in_the_middle_above_it() -> None:
     """Plotly's own choice moves titles to the middle of the page, one over the other."""
     layout = figures.plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))["layout"]
     panels = [layout[name]["domain"] for name in sorted(layout) if name.startswith("xaxis")]
-    titles = [a for a in layout["annotations"] if a.get("yanchor") == "bottom"]
+    titles = [a for a in layout["annotations"] if a["xref"] == "paper" and a.get("yanchor") == "bottom"]
     assert len(titles) == len(panels)
     assert [(a["xanchor"], a["x"]) for a in titles] == [("center", pytest.approx(sum(domain) / 2)) for domain in panels]

@@ -311,7 +311,7 @@ def test_bad_settings_die_in_one_line(changes, message):
         ({"source": "/nowhere"}, "there is no folder of sentences at /nowhere; "),
         ({"text": "/nowhere"}, "there is no text at /nowhere; "),
         ({"tune_steps": 150}, "steps must be a multiple of epoch, got steps 150, epoch 100"),
-        ({"scratch_lr": -1.0}, "lr must be a number from 0 to inf, got -1.0"),
+        ({"scratch_lr": -1.0}, "lr must be a number from 0 to 3e+38, got -1.0"),
     ],
 )
 def test_what_the_second_round_lacks_is_said_before_the_first(changes, message):

@@ -42,8 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     "language": {"shape", "tokens", "optimise"},
     "pretrain": {"shape", "files", "progress", "models", "runs", "stack", "engine", "tokens", "ranks", "optimise", "language"},
     "store": {"shape", "files", "runs"},
-    "experiments": {"shape", "policies", "stats", "models", "tasks", "theory", "runs", "language"},
-    "sweep": {"shape", "progress", "runs", "engine", "language", "pretrain", "store"},
+    "experiments": {"shape", "files", "policies", "stats", "models", "tasks", "theory", "runs", "language"},
+    "sweep": {"shape", "files", "progress", "runs", "engine", "language", "pretrain", "store"},
     "figures": set(),
     "report": {"headwise", "shape", "files", "progress", "store", "experiments", "figures"},
     "cli": {

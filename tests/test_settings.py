@@ -37,6 +37,29 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
             "--keep-weights goes with experiments that train; features computes its rows",
         ),
         (
+            ["run", "features", "--workers", "7"],
+            "--workers goes with runs that are trained in stacks; features makes its rows one after another",
+        ),
+        (
+            ["run", "nanochat_heads", "--workers", "7"],
+            "--workers goes with runs that are trained in stacks; nanochat_heads makes its rows one after another",
+        ),
+        (["run", "map", "--set", "ffn_dim=77"], "ffn_dim has no effect here: it follows from base and budget"),
+        (["run", "map", "--set", "pairs=5"], "pairs has no effect here: it goes with recall, tasks is farthest"),
+        (["run", "removable", "--set", "init=orthogonal"], "init has no effect here: starts says how weights begin"),
+        (
+            ["run", "nanochat_heads", "--set", "latents=16"],
+            "latents has no effect here: it goes with latent and mla, families is split, kv",
+        ),
+        (["run", "nanochat_heads", "--set", "rank=0"], "ranks must be even and divide dim 64, got 0"),
+        (["run", "regression", "--set", "shapes=16x1x1,016x1x1"], "shapes must differ from each other, got 16x1x1, 016x1x1"),
+        (
+            ["run", "positions", "--set", "arms=published", "encodings=additive"],
+            "published arms are told by what they stand beside: encodings must hold none, got additive",
+        ),
+        (["run", "positions", "--set", "width=6"], "equal arms with concatenated positions need a width in fours, got 6"),
+        (["run", "fig1", "--set", "steps=10000000000"], "steps must be at most 1,000,000,000, got 10000000000"),
+        (
             ["pretrain", "--schedule", "cosine", "--warmdown", "0.9"],
             "a cosine has no warm-down; warmdown is for schedule trapezoid, got 0.9",
         ),
@@ -114,7 +137,6 @@ def test_arms_with_positions_are_named_as_they_were_set(arms, encodings, tmp_pat
         "depths=1",
         "protocols=stream",
         "dim=8",
-        "position_dim=8",
         "width=4",
         *SHORT,
     ]

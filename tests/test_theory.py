@@ -600,7 +600,8 @@ def test_what_a_subspace_explains_of_the_square_wave() -> None:
         got, se = constructions.explained(dim, rank, 100_000, seeded(29), wave=1 / dim)
         assert abs(got - want) < STANDARD_ERRORS * se + 0.002, (dim, rank)
         many, small = constructions.explained(dim, rank, 4_000, seeded(30), wave=1 / dim, twins=64)
-        assert small < se and abs(many - got) < STANDARD_ERRORS * math.hypot(se, small), (dim, rank)
+        assert small < se
+        assert abs(many - got) < STANDARD_ERRORS * math.hypot(se, small), (dim, rank)
     wave = constructions.square_wave(torch.tensor([-0.6, -0.4, -0.1, 0.1, 0.4, 0.6, 1.1]), 0.5)
     assert wave.tolist() == [1, -1, -1, 1, 1, -1, 1]
 
@@ -688,11 +689,11 @@ BAD: list[tuple[Callable[[], Any], str]] = [
         lambda: features_experiment.Settings(dims=(8,), heads=(1,), seeds=1, draws=("unit",)),
         "unknown draw 'unit'; choices: cos-uniform, published",
     ),
-    (lambda: representation_experiment.Settings(dims=(2,), degree=9, angles=9), "dims must be at least 3, got 2"),
-    (lambda: representation_experiment.Settings(dims=(), degree=9, angles=9), "dims must be at least 3, got none"),
+    (lambda: representation_experiment.Settings(dims=(2,), degree=9, angles=9), "dims must lie between 3 and 100,000, got 2"),
+    (lambda: representation_experiment.Settings(dims=(), degree=9, angles=9), "dims must lie between 3 and 100,000, got none"),
     (lambda: representation_experiment.Settings(dims=(8,), degree=401, angles=9), "degree must lie between 1 and 400, got 401"),
     (lambda: representation_experiment.Settings(dims=(8,), degree=0, angles=9), "degree must lie between 1 and 400, got 0"),
-    (lambda: representation_experiment.Settings(dims=(8,), degree=9, angles=1), "angles must be at least 2, got 1"),
+    (lambda: representation_experiment.Settings(dims=(8,), degree=9, angles=1), "angles must lie between 2 and 1,000,000, got 1"),
 ]
 
 

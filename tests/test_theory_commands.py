@@ -469,7 +469,7 @@ def test_representation_summary_headline_and_figure() -> None:
     drawn = representation_experiment.figure(points)
     assert [len(panel["lines"]) for panel in drawn["panels"]] == [2, 2]
     line = drawn["panels"][0]["lines"][0]
-    assert (line["label"], line["style"], line["y"]) == ("d=4", "line", [9.0, 1.0, 9.0])
+    assert (line["label"], line["style"], line["y"]) == ("d=4, degree 49", "line", [9.0, None, 9.0])
     assert drawn["x_scale"] == "linear"
 
 

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bar = "\n" if sys.stderr.isatty() else ""  # the progress bar's line is left first
         say(f"{bar}headwise: stopped; the same command goes on where it was")
         return 1
-    except (OSError, RuntimeError) as e:
+    except (OSError, RuntimeError, MemoryError) as e:
         if os.environ.get("HEADWISE_TRACEBACK"):
             raise
         who = "" if first() else f" in process {os.environ['RANK']}"

@@ -141,7 +141,7 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
         from headwise import fused, trunk
 
-        precision = "bf16" if dtype == torch.bfloat16 else "fp16"
+        precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
         told["step"], told["blocks"] = (kind.refusal(shape, args.tokens, args.batch, precision) for kind in (fused, trunk))
         if not told["step"]:
             told["chain"] = fused.chain_refusal(shape, args.tokens, args.batch, precision)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,14 +34,17 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     runs, trained = module.runs(settings), not hasattr(module, "make")
     if not trained and getattr(args, "keep_weights", False):
         raise UsageError(f"--keep-weights goes with experiments that train; {name} computes its rows")
+    if getattr(args, "workers", None) and (not trained or isinstance(runs[0], Pretraining)):
+        raise UsageError(f"--workers goes with runs that are trained in stacks; {name} makes its rows one after another")
     pick_device(args.device)
     store, given = Store(args.store), _given(getattr(args, "rows", []))
     if given and not any(run.id in given for run in runs):
         raise UsageError(f"none of the {len(given)} rows of {', '.join(args.rows)} is one of these {len(runs)} runs; see --set and --seeds")
-    taken = _take(given, runs, store)
+    noted = store.experiments().get(name)
+    before = noted.get("ids") or [] if isinstance(noted, dict) else []
+    taken = _take(given, runs, store, module, name)
     missing = store.missing(runs)
-    if missing and trained:
-        check_space(store.path, missing)
+    check_space(store.path, missing if trained else [], trained and args.keep_weights)
     begun = store.begun(missing)
     resumed = f", {taken} of them from {', '.join(args.rows)}, {len(missing)} to make" if taken else ""
     resumed += f", {begun} to go on with" if begun else ""
@@ -59,7 +63,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
     rows = train_all(runs, getattr(module, "KEEP", False)) if trained else compute(runs, module.make, store, device=args.device, label=name)
     for later in _later_rounds(module, settings, runs, rows, name):
-        _take(given, later, store)
+        taken += _take(given, later, store, module, name)
         waiting = store.missing(later)
         say(f"{name}, next round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
         rows += train_all(later)
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     points = module.summary(rows)
     command = shlex.join(["headwise", *words])
     ids = list(dict.fromkeys(run.id for run in runs))
-    if set(store.experiments().get(name, {"ids": ids})["ids"]) - set(ids) and not getattr(args, "only", ()):
+    if set(before) - set(ids) and not getattr(args, "only", ()):
         say(f"{name} was made with other settings in {store.path} before: its page now shows these; the older rows are still there")
     source = {} if args.experiment == name else {"source": str(Path(args.experiment).resolve())}
     if not getattr(args, "only", ()):  # some checks alone do not replace the page of all
@@ -96,8 +100,14 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+class _NoNumberError(ValueError):
+    """NaN, Infinity or a number too large, where JSON has none."""
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise _NoNumberError(f"{text} is no number")
+    return value
 
 
 def _rows_of(source: Path) -> list[dict[str, Any]]:
@@ -112,7 +122,9 @@ def _rows_of(source: Path) -> list[dict[str, Any]]:
         if not line.strip("\ufeff \t\r"):
             continue
         try:
-            row = json.loads(line.lstrip("\ufeff"), parse_constant=_no_number)
+            row = json.loads(line.lstrip("\ufeff"), parse_constant=_number, parse_float=_number)
+        except _NoNumberError as e:
+            raise UsageError(f"{source} holds a row, line {number}, that cannot be: {e}") from None
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
@@ -138,17 +150,33 @@ def _given(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _take(given: dict[str, dict[str, Any]], runs: Sequence[Any], store: Any) -> int:
-    """Put the rows that are given into the store where it has none of its own; how many."""
-    from headwise.runs import Run, fault
+def _take(given: dict[str, dict[str, Any]], runs: Sequence[Any], store: Any, module: Any, name: str) -> int:
+    """Put the rows that are given into the store where it has none of its own, if the experiment can show them; how many."""
+    from headwise.runs import fault
 
     some = [(run, given[run.id]) for run in store.missing(runs) if run.id in given] if given else []
     for run, row in some:
-        if why := fault(row, run if isinstance(run, Run) else None):
+        if why := fault(row, run):
             raise UsageError(f"the row of run {run.id} that is given cannot be its own: {why}")
+    if some:
+        with _shown("a row that is given", name):
+            points = module.summary([row for _, row in some])
+            module.headline(points), module.figure(points)
     for _, row in some:
         store.add(row)
     return len(some)
+
+
+@contextlib.contextmanager
+def _shown(where: str, name: str) -> Iterator[None]:
+    """Rows of files may hold anything: what an experiment can make nothing of is one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as e:
+        what = f"no {e}" if isinstance(e, KeyError) else " ".join(str(e).split())[:80]
+        raise UsageError(f"{where} does not hold rows of {name}, one JSON object a line: {what}") from None
 
 
 def _later_rounds(module: Any, settings: Any, runs: list[Any], rows: list[Any], name: str) -> Iterator[list[Any]]:
@@ -193,7 +221,7 @@ def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         raise UsageError("--older lists rows of a store: add --store DIR")
     if not args.store:
         about = {name: (module.__doc__ or "").strip().splitlines()[0] for name, module in EXPERIMENTS.items()}
-        print_table([("experiment", "what"), *((name, text) for name, text in about.items())] if about else [("experiment",)])
+        print_table([("experiment", "what"), *about.items()])
         return {"experiments": about}
     from headwise.engine import commit
     from headwise.store import Store
@@ -256,13 +284,9 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent} to draw into")
     where, rows = ", ".join(map(str, sources)), [row for source in sources for row in _rows_of(source)]
-    try:
+    with _shown(where, args.experiment):
         points = module.summary(list({row.get("id", i): row for i, row in enumerate(rows)}.values()))  # a row of two files is one
         description = views[args.view](points) if args.view else module.figure(points)
-    except UsageError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise UsageError(f"{where} does not hold rows of {args.experiment}, one JSON object a line") from None
     if not points:
         raise UsageError(f"{where} holds no rows of {args.experiment}")
     try:

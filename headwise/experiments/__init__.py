@@ -2,19 +2,18 @@
 
 A module has `QUESTION` (one sentence), `PRESETS` (name -> frozen settings), `runs(settings)`, `summary(rows)` (plain
 dicts, one a point, with intervals and published values), `COLUMNS` (which of their values are shown, and their headings),
-`headline(points)` (the claim in numbers) and `figure(points)` (what `headwise.figures` draws), and may have `NOTES` (preset
--> what a reader should bear in mind), `CAPTION` (what the figure's lines are), `VIEWS` (name -> another figure of the
-same points), `then(settings, rows)` (runs that depend on those rows; asked until there are no new ones) and `KEEP` (whether the
-first ones' weights are kept, for the others to start from). Where nothing is trained, `runs` gives values with an `id` and a
-`spec()`, and `make(value, device)` computes one's row. Its docstring holds the command, the hardware, the time and the expected
+`headline(points)` (the claim in numbers) and `figure(points)` (what `headwise.figures` draws). It may have `NOTES` (preset -> what
+a reader should bear in mind), `CAPTION` (what the figure's lines are), `VIEWS` (name -> another figure of the same points),
+`then(settings, rows)` (runs that depend on those rows; asked until there are no new ones), `KEEP` (whether the first ones' weights
+are kept, for the others to start from) and `probe(run, weights)` (columns to add to a trained run's row); its settings may have
+`idle()` (name -> why it would have no effect). Where nothing is trained, `runs` gives values with an `id`, a `spec()` and
+`columns()`, and `make(value, device)` computes one's row. Its docstring holds the command, the hardware, the time and the expected
 numbers. A file of your own with the same parts is run by its path.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +37,7 @@ from headwise.experiments import (
     representation,
     theory,
 )
+from headwise.files import load_module
 from headwise.shape import UsageError, nearest
 
 EXPERIMENTS: dict[str, ModuleType] = {
@@ -56,14 +56,10 @@ def find(name: str) -> ModuleType:
     if not name.endswith(".py"):
         raise UsageError(f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}, or a Python file")
     path = Path(name)
-    own = f"headwise_experiment_{path.stem}"  # whatever the file is called, it hides no other module
-    spec = importlib.util.spec_from_file_location(own, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
+    if not path.is_file():
         raise UsageError(f"there is no experiment file at {name}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[own] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        module = load_module(f"headwise_experiment_{path.stem}", path)  # whatever the file is called, it hides no other module
     except UsageError:
         raise
     except Exception as e:
@@ -113,7 +109,11 @@ def settings_of(module: ModuleType, preset: str, changes: Sequence[str] = (), se
         if key not in known:
             raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
         values[key] = _parse(key, text, getattr(base, key))
-    return dataclasses.replace(base, **values)
+    settings = dataclasses.replace(base, **values)
+    for key in values:
+        if why := settings.idle().get(key) if hasattr(settings, "idle") else None:
+            raise UsageError(f"{key} has no effect here: {why}")
+    return settings
 
 
 def _parse(key: str, text: str, like: Any) -> Any:

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, ClassVar, TypeVar
@@ -59,6 +60,11 @@ class OverTasks(Training):
     length: int  # of text, ListOps and sentences
     source: str = ""  # data of text, images or sentences
 
+    def idle(self) -> dict[str, str]:
+        """Settings that would have no effect, and why."""
+        of = {"points": ("farthest",), "pairs": ("recall",), "length": ("text", "listops", "sentences")}
+        return unused(of, self.tasks, "tasks")
+
     def __post_init__(self) -> None:
         check_lists(self, (), ("tasks", "lrs"))
         check_fresh(self)
@@ -67,6 +73,12 @@ class OverTasks(Training):
                 raise UsageError(f"unknown task {task!r}; {nearest(task, CHOICES)}")
         if self.source and not set(self.tasks) <= set(SOURCED):
             raise UsageError(f"source goes with the tasks {', '.join(SOURCED)}, got {', '.join(self.tasks)}")
+
+
+def unused(of: Mapping[str, Sequence[str]], chosen: tuple[str, ...], name: str) -> dict[str, str]:
+    """Which settings go with nothing of what is chosen, and why."""
+    told = f"{name} is {', '.join(chosen)}"
+    return {key: f"it goes with {' and '.join(some)}, {told}" for key, some in of.items() if not {*some} & {*chosen}}
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,10 @@ class Computed:
     def spec(self) -> dict[str, Any]:
         """It as plain values."""
         return {"experiment": self.experiment, **dataclasses.asdict(self)}
+
+    def columns(self) -> dict[str, Any]:
+        """The same as the columns of its row."""
+        return dataclasses.asdict(self)
 
     @property
     def id(self) -> str:
@@ -322,6 +338,22 @@ def check_fresh(settings: Training) -> None:
     """Refuse protocols that an experiment does not have: some draw fresh data at every step, always."""
     if settings.protocols != ("stream",):
         raise UsageError(f"protocols must be stream here: every step has fresh data, got {', '.join(settings.protocols) or 'none'}")
+
+
+def plural(n: int, word: str) -> str:
+    """A number of things.
+
+    >>> plural(1, "layer"), plural(3, "head")
+    ('1 layer', '3 heads')
+    """
+    return f"{n} {word}" + "s" * (n != 1)
+
+
+def whole(line: list[dict[str, Any]], ranks: list[int]) -> list[dict[str, Any]]:
+    """A line's points with gaps at the ranks it lacks, so that nothing is drawn where nothing was run."""
+    there = {p["rank"]: p for p in line}
+    gap = {"held_out": None, "low": None, "high": None, "train_best": None, "n": 0}
+    return [there.get(rank, gap) for rank in ranks]
 
 
 def solid(label: str, colour: int, xs: list[float], points: list[dict[str, Any]]) -> dict[str, Any]:

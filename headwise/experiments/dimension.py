@@ -88,7 +88,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
     for (protocol, dim), same in group(points, "protocol", "dim").items():
         by = {p["split"]: p["held_out"] for p in same}
         if by.get(1) and by.get(2):
-            lines.append(f"d={dim}, {protocol}: one head {by[1]:.4f}, two heads {by[2]:.4f}, {by[2] / by[1]:.1f} times as large")
+            lines.append(f"d={dim}, {protocol}, a module: one head {by[1]:.4f}, two heads {by[2]:.4f}, {by[2] / by[1]:.1f} times as large")
     return lines
 
 

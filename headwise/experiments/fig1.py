@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
+from headwise.experiments.common import Training, check_lists, errors_of, plural, recipe_of, solid, whole
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import REPLAYED, Row, Run
@@ -26,6 +26,10 @@ COLUMNS = (
     ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"), ("zero", "predict zero"),
     ("train_best", "paper's statistic"), ("published", "published"),
 )  # fmt: skip
+SIDES = (
+    "Left: the rank paper's statistic, the smallest training loss of any epoch of any seed on replayed data; dashed, as published. "
+    "Right: error on fresh data of models trained on fresh data, mean over seeds with its 95 % interval."
+)
 QUESTION = "At a fixed number of parameters, should attention have many heads of low rank or one head of full rank?"
 
 
@@ -47,7 +51,7 @@ class Settings(Training):
 
 
 NOTES = {
-    "quick": "At this length two layers are undertrained, which is why full rank does worse with two than with one: "
+    "quick": "In the preset's 3,500 steps two layers are undertrained, and full rank does worse with two than with one: "
     "compare ranks within a depth, not depths with each other.",
 }
 PRESETS = {
@@ -116,8 +120,8 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
     for (protocol, layers, width), same in group(points, "protocol", "layers", "width").items():
         by_rank = {p["rank"]: p for p in same}
         dim = same[0]["dim"]
-        full, half = by_rank.get(dim), by_rank.get(dim // 2)
-        what = f"{layers} layer{'s' * (layers > 1)}, budget {budget(width, dim)}, {protocol}"
+        full, half = by_rank.get(dim), by_rank.get(dim / 2)
+        what = f"{plural(layers, 'layer')}, budget {budget(width, dim)}, {protocol}"
         if full and half and full["held_out"] and half["held_out"]:
             failed = full["zero"] + half["zero"]
             ratio = f"{half['held_out'] / full['held_out']:.1f} times as large"
@@ -132,25 +136,15 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     """What to draw: a panel per depth and protocol, a line per budget, the published values dashed."""
     dim, ranks = points[0]["dim"], sorted({p["rank"] for p in points})
     paper, panels, shares = published(), [], [rank / dim for rank in ranks]
+    theirs = {budget(width, 64): width for width in (1, 8, 64)}
+    colours = list(dict.fromkeys([*theirs, *(budget(width, dim) for width in sorted({p["width"] for p in points}))]))
     for (protocol, layers), same in group(points, "protocol", "layers").items():
         lines = []
         for (width,), line in group(same, "width").items():
-            line = _whole([p for p in line if p["held_out"] is not None], ranks)
-            name, colour = budget(width, dim), sorted({p["width"] for p in points}).index(width)
-            lines.append(
-                {
-                    "label": f"held out, {name}",
-                    "colour": colour,
-                    "style": "solid",
-                    "x": shares,
-                    "y": [p["held_out"] for p in line],
-                    "low": [p["low"] for p in line],
-                    "high": [p["high"] for p in line],
-                    "text": [
-                        f"rank {p['rank']}, {p['heads']} heads, {p['params']:,} parameters, n={p['n']}" if p["n"] else "" for p in line
-                    ],
-                }
-            )
+            line = whole([p for p in line if p["held_out"] is not None], ranks)
+            name = budget(width, dim)
+            colour = colours.index(name)
+            lines.append({**solid(f"held out, {name}", colour, shares, line), "text": [_about(p) if p["n"] else "" for p in line]})
             lines.append(
                 {
                     "label": f"the paper's statistic, {name}",
@@ -160,20 +154,20 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
                     "y": [p["train_best"] for p in line],
                 }
             )
-        for colour, width in enumerate((1, 8, 64)):
-            known = sorted((rank, value) for (depth, w, rank), value in paper.items() if depth == layers and w == width)
+        for name in sorted({budget(p["width"], dim) for p in same} & theirs.keys()):
+            known = sorted((rank, value) for (depth, w, rank), value in paper.items() if (depth, w) == (layers, theirs[name]))
             if known:
                 lines.append(
                     {
-                        "label": f"published (training, replay), d=64, {budget(width, 64)}",
-                        "colour": colour,
+                        "label": f"published (training, replay), d=64, {name}",
+                        "colour": colours.index(name),
                         "style": "dashed",
                         "x": [r / 64 for r, _ in known],
                         "y": [v for _, v in known],
                         "text": [f"rank {r}" for r, _ in known],
                     }
                 )
-        title = f"{layers} layer{'s' * (layers > 1)}" + (f", {protocol}" if len({p["protocol"] for p in points}) > 1 else "")
+        title = f"{plural(layers, 'layer')}" + (f", {protocol}" if len({p["protocol"] for p in points}) > 1 else "")
         panels.append({"title": title, "lines": lines})
     return {
         "title": f"Farthest neighbour: error against rank at equal parameters (d={dim})",
@@ -183,11 +177,8 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _whole(line: list[dict[str, Any]], ranks: list[int]) -> list[dict[str, Any]]:
-    """A line's points with gaps at the ranks it lacks, so that nothing is drawn where nothing was run."""
-    there = {p["rank"]: p for p in line}
-    gap = {"held_out": None, "low": None, "high": None, "train_best": None, "n": 0}
-    return [there.get(rank, gap) for rank in ranks]
+def _about(p: dict[str, Any]) -> str:
+    return f"rank {p['rank']}, {plural(p['heads'], 'head')}, {p['params']:,} parameters, n={p['n']}"
 
 
 def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -200,26 +191,26 @@ def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
         left, right = [], []
         for colour, depth in enumerate(depths):
             here = [p for p in same if p["layers"] == depth]
-            name = f"{depth} layer{'s' * (depth > 1)}"
+            name = f"{plural(depth, 'layer')}"
             seen = [p for p in here if p["protocol"] == replayed and p["train_best"] is not None]
             fresh = [p for p in here if p["protocol"] == "stream" and p["held_out"] is not None]
             known = sorted((rank, value) for (d, w, rank), value in paper.items() if (d, w, dim) == (depth, width, 64))
             if seen:
                 none = [None] * len(ranks)
-                ours = {"y": [p["train_best"] for p in _whole(seen, ranks)], "low": none, "high": none}
+                ours = {"y": [p["train_best"] for p in whole(seen, ranks)], "low": none, "high": none}
                 left.append({"label": name, "colour": colour, "style": "solid", "x": shares, **ours})
             if known and here:
                 theirs = {"x": [r / dim for r, _ in known], "y": [v for _, v in known]}
                 left.append({"label": f"published, {name}", "colour": colour, "style": "dashed", **theirs})
             if fresh:
-                right.append(solid(name, colour, shares, _whole(fresh, ranks)))
+                right.append(solid(name, colour, shares, whole(fresh, ranks)))
         panels += [
             {"title": f"as published: training error, replayed data ({budget(width, dim)})", "lines": left},
             {"title": f"held out: trained and judged on fresh data ({budget(width, dim)})", "lines": right},
         ]
     return {
         "title": f"Does depth repair low rank? Farthest neighbour, d={dim}", "x_label": "rank of a head / d", "y_label": "squared error",
-        "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels, "columns": 2,
+        "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels, "columns": 2, "caption": SIDES,
     }  # fmt: skip
 
 

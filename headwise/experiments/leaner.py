@@ -21,6 +21,7 @@ from headwise.experiments.common import (
     check_lists,
     edges,
     next_round,
+    plural,
     recipe_of,
     shape_in,
     shape_of,
@@ -173,7 +174,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
 
 
 def _name(p: dict[str, Any]) -> str:
-    return f"{p['heads']} x {p['rank']} in {p['depth']} layers, feed-forward {p['ffn']}"
+    return f"{p['heads']} x {p['rank']} in {plural(p['depth'], 'layer')}, feed-forward {p['ffn']}"
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,10 +10,11 @@ These are runs of the main figure, so a store that has them has this figure too.
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 from headwise.experiments import fig1
-from headwise.experiments.common import errors_of, published
+from headwise.experiments.common import errors_of, plural, published
 from headwise.experiments.fig1 import Settings
 from headwise.runs import REPLAYED, Row, Run
 from headwise.shape import UsageError
@@ -51,8 +52,8 @@ def runs(settings: Settings) -> list[Run]:
 
 def _median(rows: list[Row], key: str) -> float | None:
     """Over the runs, of each run's median over the heads of its first layer."""
-    values = sorted(r[key][0][2] for r in rows if r.get(key))
-    return values[len(values) // 2] if values else None
+    values = [r[key][0][2] for r in rows if r.get(key)]
+    return median(values) if values else None
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
@@ -87,7 +88,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
             lines.append(f"{p['heads']} heads, {p['protocol']}: no angles in these rows; a version made them that did not measure any")
         elif p["angle"] is not None:
             near = f"median angle to the identity {p['angle']:.2f} degrees (180 is -c I), norm over sqrt(d) {p['norm']:.4g}"
-            lines.append(f"{p['heads']} head{'s' * (p['heads'] > 1)}, {p['protocol']}: {near}, held out {p['held_out']:.4f}")
+            lines.append(f"{plural(p['heads'], 'head')}, {p['protocol']}: {near}, held out {p['held_out']:.4f}")
     return lines
 
 

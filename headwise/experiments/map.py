@@ -23,6 +23,7 @@ from headwise.experiments.common import (
     how_conditioned,
     logmean,
     next_round,
+    plural,
     recipe_of,
     shape_of,
     signed,
@@ -62,6 +63,9 @@ class Settings(OverTasks):
     base: tuple[int, ...]  # layers, heads, rank, feed-forward: the shape whose budget all others meet
     budget: str
     ffn_dim: int = 0  # follows from the budget
+
+    def idle(self) -> dict[str, str]:
+        return {**super().idle(), "ffn_dim": "it follows from base and budget"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,7 +216,7 @@ def _predicts(points: list[dict[str, Any]], what: str) -> str:
 
 
 def _name(p: dict[str, Any]) -> str:
-    return f"{p['heads']} x {p['rank']} in {p['depth']} layer{'s' * (p['depth'] > 1)}"
+    return f"{p['heads']} x {p['rank']} in {plural(p['depth'], 'layer')}"
 
 
 def _verdict(few: dict[str, Any], many: dict[str, Any]) -> str:
@@ -242,7 +246,7 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
                 if along:
                     paths.append({"label": path, "colour": colour, **places})
             ends = {"least": min(known, default=None), "most": max(known, default=None)}
-            title = f"{task}, {depth} layer{'s' * (depth > 1)}"
+            title = f"{task}, {plural(depth, 'layer')}"
             marks = [
                 {"label": p["advice"], "symbol": ADVICE[p["advice"]], "x": ranks.index(p["rank"]), "y": heads.index(p["heads"])}
                 for p in here if p["advice"]

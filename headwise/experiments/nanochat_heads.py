@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import against, check_lists, counted, edges, name_of, next_round, shape_in, tuned
+from headwise.experiments.common import against, check_lists, counted, edges, name_of, next_round, shape_in, tuned, unused
 from headwise.language import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape, UsageError
@@ -70,6 +70,14 @@ class Settings:
     eval_tokens: int
     seeds: int
 
+    def idle(self) -> dict[str, str]:
+        """Settings that would have no effect, and why."""
+        of = {
+            "ranks": ("split",), "controls": ("logit", "scale", "unnormed"), "logits": ("logit",), "queries": ("query",),
+            "kv_heads": ("kv",), "latents": ("latent", "mla"),
+        }  # fmt: skip
+        return unused(of, self.families, "families")
+
     def __post_init__(self) -> None:
         check_lists(self, ("ranks", "controls", "queries", "kv_heads", "latents"), ("families", "logits", "lrs"))
         if min(self.logits) <= self.max_logit:
@@ -78,7 +86,7 @@ class Settings:
             if family not in FAMILIES:
                 raise UsageError(f"unknown family {family!r}; choices: {', '.join(FAMILIES)}")
         for rank in (self.rank, *self.ranks, *(self.controls if {"logit", "scale", "unnormed"} & set(self.families) else ())):
-            if self.dim % rank or rank % 2:
+            if rank < 1 or self.dim % rank or rank % 2:
                 raise UsageError(f"ranks must be even and divide dim {self.dim}, got {rank}")
         if bad := [n for n in self.kv_heads if self.dim // self.rank % n]:
             raise UsageError(f"kv_heads must divide the base's {self.dim // self.rank} heads, got {bad[0]}")

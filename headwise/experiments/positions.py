@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, errors_of, published, recipe_of, solid
+from headwise.experiments.common import Training, check_lists, errors_of, plural, recipe_of, solid, whole
+from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import REPLAYED, Row, Run
 from headwise.shape import Shape, UsageError, nearest
@@ -23,6 +24,7 @@ from headwise.tasks import Farthest
 
 QUESTION = "Do positions let heads of low rank find the farthest point?"
 ENCODINGS, ARMS = ("none", "additive", "concatenated"), ("published", "equal")
+PUBLISHED = (64, 100_000)  # dim and steps; with positions twice as many
 COLUMNS = (
     ("arms", "arms"), ("protocol", "data"), ("layers", "layers"), ("encoding", "positions"), ("rank", "rank"), ("heads", "heads"),
     ("params", "parameters"), ("steps", "steps"), ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"),
@@ -40,7 +42,6 @@ class Settings(Training):
     """What the figure varies and what it holds."""
 
     dim: int
-    position_dim: int
     points: int
     depths: tuple[int, ...]
     width: int
@@ -55,18 +56,21 @@ class Settings(Training):
             for value in getattr(self, name):
                 if value not in choices:
                     raise UsageError(f"unknown {name} {value!r}; {nearest(value, choices)}")
-        if self.position_dim != self.dim or self.width % 4:
-            raise UsageError(f"equal arms need position_dim = dim and width in fours, got {self.position_dim}, {self.dim} and {self.width}")
+        if "equal" in self.arms and "concatenated" in self.encodings and self.width % 4:
+            raise UsageError(f"equal arms with concatenated positions need a width in fours, got {self.width}")
+        told = "none" in self.encodings or {"additive", "concatenated"} <= set(self.encodings) or (self.dim, self.steps) == PUBLISHED
+        if "published" in self.arms and not told:
+            raise UsageError(f"published arms are told by what they stand beside: encodings must hold none, got {self.encodings[0]}")
 
 
 PRESETS = {
     "quick": Settings(
-        dim=16, position_dim=16, points=8, ffn_dim=64, depths=(1,), width=4, ranks=(16, 4, 1), encodings=ENCODINGS, arms=("equal",),
+        dim=16, points=8, ffn_dim=64, depths=(1,), width=4, ranks=(16, 4, 1), encodings=ENCODINGS, arms=("equal",),
         seeds=3, steps=3000, batch=32, lr=0.008, warmup=0.3, schedule="cosine", protocols=("replay", "stream"), held_out=2048, evals=5,
     ),
     "paper": Settings(
-        dim=64, position_dim=64, points=16, ffn_dim=2048, depths=(1, 3), width=8, ranks=(64, 32, 16, 8, 4, 2, 1), encodings=ENCODINGS,
-        arms=ARMS, seeds=5, steps=100_000, batch=256, lr=0.01, warmup=0.05, schedule="published", protocols=("replay", "stream"),
+        dim=PUBLISHED[0], points=16, ffn_dim=2048, depths=(1, 3), width=8, ranks=(64, 32, 16, 8, 4, 2, 1), encodings=ENCODINGS,
+        arms=ARMS, seeds=5, steps=PUBLISHED[1], batch=256, lr=0.01, warmup=0.05, schedule="published", protocols=("replay", "stream"),
         precision="fp16",
     ),
 }  # fmt: skip
@@ -77,7 +81,7 @@ def _shape(s: Settings, depth: int, rank: int, encoding: str, arm: str) -> Shape
     smaller = wide and arm == "equal"
     return paper_shape(
         dim=s.dim, depth=depth, rank=rank, width=s.width // 4 if smaller else s.width, ffn_dim=s.ffn_dim // 2 if smaller else s.ffn_dim,
-        positions=encoding, points=s.points, position_dim=s.position_dim,
+        positions=encoding, points=s.points, position_dim=s.dim,
     )  # fmt: skip
 
 
@@ -124,10 +128,14 @@ def _of_the_figure(rows: list[Row]) -> list[Row]:
     return placed + [r for r in bare if not placed or (r["depth"] in depths and r["average"] == width)]
 
 
+def published() -> dict[tuple[int, str, int], float]:
+    """The paper's values by (layers, positions, rank), d=64, N=16, width 8: smallest training loss of any epoch of any seed."""
+    return {(int(r["layers"]), r["encoding"], int(r["rank"])): float(r["mse"]) for r in known("fig3")}
+
+
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per (arms, protocol, layers, positions, rank)."""
-    paper = {(int(r["layers"]), r["encoding"], int(r["rank"])): float(r["mse"]) for r in published("fig3")}
-    out, rows = [], _of_the_figure(rows)
+    paper, out, rows = published(), [], _of_the_figure(rows)
     told = [{**r, "arms": _arm(r, rows)} for r in rows]
     for (arms, protocol, depth, encoding, rank), same in group(told, "arms", "protocol", "depth", "positions", "head_dim").items():
         first = same[0]
@@ -152,13 +160,14 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
             for p in same if p["rank"] == low and p["held_out"] is not None
         ]  # fmt: skip
         if found:
-            lines.append(f"{layers} layer{'s' * (layers > 1)}, rank {low}, {protocol}, held out: {', '.join(found)}")
+            lines.append(f"{plural(layers, 'layer')}, rank {low}, {protocol}, held out: {', '.join(found)}")
     return lines
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     """A panel per protocol, layers and arms, a line per encoding, the published values dashed."""
-    dim, panels = points[0]["dim"], []
+    dim, panels, ranks, paper = points[0]["dim"], [], sorted({p["rank"] for p in points}), published()
+    shares = [rank / dim for rank in ranks]
     arms = [arm for arm in ARMS if any(p["arms"] == arm for p in points)] or ["both"]
     for (protocol, layers), same in group(points, "protocol", "layers").items():
         for arm in arms:
@@ -167,15 +176,15 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
                 line = [p for p in same if p["encoding"] == encoding and p["arms"] in (arm, "both") and p["held_out"] is not None]
                 if not line:
                     continue
-                shares = [p["rank"] / dim for p in line]
+                line = whole(line, ranks)
                 lines.append(solid(f"held out, {encoding}", colour, shares, line))
                 best = [p["train_best"] for p in line]
                 lines.append({"label": f"the paper's statistic, {encoding}", "colour": colour, "style": "dots", "x": shares, "y": best})
-                known = [(p["rank"] / dim, p["published"]) for p in line if p["published"] is not None and arm != "equal"]
-                if known:
-                    there = {"x": [x for x, _ in known], "y": [y for _, y in known]}
+                if arm != "equal" and any(p.get("published") is not None for p in line):
+                    theirs = sorted((rank, value) for (n, kind, rank), value in paper.items() if (n, kind) == (layers, encoding))
+                    there = {"x": [rank / dim for rank, _ in theirs], "y": [value for _, value in theirs]}
                     lines.append({"label": f"published, {encoding}", "colour": colour, "style": "dashed", **there})
-            panels.append({"title": f"{layers} layer{'s' * (layers > 1)}, {protocol}, {arm} arms", "lines": lines})
+            panels.append({"title": f"{plural(layers, 'layer')}, {protocol}, {arm} arms", "lines": lines})
     return {
         "title": f"Farthest neighbour: error against rank by positions (d={dim})", "x_label": "rank of a head / d",
         "y_label": "squared error", "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels, "columns": min(2, len(panels)),

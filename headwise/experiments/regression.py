@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_alike, check_lists, published, recipe_of, solid
+from headwise.experiments.common import Training, check_alike, check_lists, plural, published, recipe_of, solid
 from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError
 from headwise.stats import difference, group, mean
@@ -21,7 +21,7 @@ from headwise.tasks import Regression
 
 QUESTION = "How many heads does it take to learn linear regression in context, and of what rank?"
 COLUMNS = (
-    ("width", "width"), ("depth", "layers"), ("heads", "heads"), ("rank", "rank"), ("params", "parameters"),
+    ("protocol", "data"), ("width", "width"), ("depth", "layers"), ("heads", "heads"), ("rank", "rank"), ("params", "parameters"),
     ("held_out", "error after all pairs / d"), ("n", "n"), ("diverged", "diverged"), ("average", "mean over prompt / d"),
     ("squared", "error after all pairs"), ("published", "published"),
 )  # fmt: skip
@@ -48,8 +48,8 @@ class Settings(Training):
 
     def __post_init__(self) -> None:
         check_lists(self, (), ("shapes", "protocols"))
-        for word in self.shapes:
-            _sizes(word)
+        if len({_sizes(word) for word in self.shapes}) < len(self.shapes):
+            raise UsageError(f"shapes must differ from each other, got {', '.join(self.shapes)}")
 
 
 def _sizes(word: str) -> tuple[int, int, int]:
@@ -123,18 +123,14 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
 def _where(p: dict[str, Any], points: list[dict[str, Any]]) -> str:
     """A point's width and depth, and its protocol where there are several."""
     several = len({q["protocol"] for q in points}) > 1
-    return f"width {p['width']}, {p['depth']} layers" + (f", {p['protocol']}" if several else "")
-
-
-def _heads(p: dict[str, Any]) -> str:
-    return "1 head" if p["heads"] == 1 else f"{p['heads']} heads"
+    return f"width {p['width']}, {plural(p['depth'], 'layer')}" + (f", {p['protocol']}" if several else "")
 
 
 def _beside(p: dict[str, Any], best: dict[str, Any]) -> str:
     """A point against the best: how much worse, or that the seeds do not tell."""
     found = difference(*([profile[-1] for profile in q["profiles"]] for q in (p, best)))
     unsure = found.low is not None and found.low <= 0
-    return f"{_heads(p)} {p['held_out'] / best['held_out']:.1f} times" + (", no difference found" if unsure else "")
+    return f"{plural(p['heads'], 'head')} {p['held_out'] / best['held_out']:.1f} times" + (", no difference found" if unsure else "")
 
 
 def headline(points: list[dict[str, Any]]) -> list[str]:
@@ -145,7 +141,7 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
         if not known:
             continue
         best = min(known, key=lambda p: p["held_out"])
-        where = f"{_where(best, points)}: {_heads(best)} of rank {best['rank']}, error {best['held_out']:.4f}"
+        where = f"{_where(best, points)}: {plural(best['heads'], 'head')} of rank {best['rank']}, error {best['held_out']:.4f}"
         lines.append("; ".join([where, *(_beside(p, best) for p in known if p is not best)]))
     return lines
 
@@ -170,7 +166,7 @@ def by_examples(points: list[dict[str, Any]]) -> dict[str, Any]:
     """Error against the number of pairs seen, a line per shape and seed (of many seeds their mean and its interval), and least squares."""
     lines, several = [], len({(p["protocol"], p["width"], p["depth"]) for p in points}) > 1
     for colour, p in enumerate(p for p in points if p["held_out"] is not None):
-        label = f"{_heads(p)} of rank {p['rank']}" + (f", {_where(p, points)}" if several else "")
+        label = f"{plural(p['heads'], 'head')} of rank {p['rank']}" + (f", {_where(p, points)}" if several else "")
         line = {"label": label, "colour": colour, "style": "line", "x": list(range(len(p["profile"])))}
         if len(p["profiles"]) <= FEW:
             alone = [None] * len(p["profile"])

@@ -24,6 +24,7 @@ from headwise.experiments.common import (
     how_conditioned,
     logmean,
     next_round,
+    plural,
     recipe_of,
     shape_of,
     solid,
@@ -55,6 +56,9 @@ class Settings(OverTasks):
     depths: tuple[int, ...]
     heads: int
     starts: tuple[str, ...]
+
+    def idle(self) -> dict[str, str]:
+        return {**super().idle(), "init": "starts says how weights begin"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +148,8 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
             ]
             if not told:
                 continue
-            what = f"loss with {depth} layers" if depth == most else f"from {most} to {depth} layer{'s' * (depth > 1)} the loss changes by"
+            words = plural(depth, "layer")
+            what = f"loss with {words}" if depth == most else f"from {most} to {words} the loss changes by"
             lines.append(f"{task}, {what}: " + "; ".join(told))
             less = [f"{p['init']} {p['gain']}" for p in here if p["gain"]]
             if less:

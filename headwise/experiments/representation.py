@@ -22,7 +22,8 @@ CAPTION = "The size of the weight over the angle between a head's query and key,
 COLUMNS = (("dim", "d"), ("form", "form"), ("degree", "degree"), ("peak", "peak"), ("published", "published"), ("known", "known"))
 NOTES = {
     "quick": "The published code multiplies the degree-l term by an extra square root of the number of harmonics of that degree, so that "
-    "the integral no longer gives the target; the corrected weights are smaller by a factor of 50 to 7,700 and explode all the same."
+    "the integral no longer gives the target; the corrected weights are smaller (at degree 49 by a factor of 50 to 7,700 for d = 4 to 8) "
+    "and explode all the same."
 }
 NOTES["paper"] = NOTES["quick"]
 
@@ -36,15 +37,15 @@ class Settings:
     angles: int
 
     def __post_init__(self) -> None:
-        bad = [d for d in self.dims if d < 3]
+        bad = [d for d in self.dims if not 3 <= d <= 100_000]
         if bad or not self.dims:
-            raise UsageError(f"dims must be at least 3, got {bad[0] if bad else 'none'}")
+            raise UsageError(f"dims must lie between 3 and 100,000, got {bad[0] if bad else 'none'}")
         if len(set(self.dims)) < len(self.dims):
             raise UsageError(f"dims must differ from each other, got {', '.join(map(str, self.dims))}")
         if not 1 <= self.degree <= 400:
             raise UsageError(f"degree must lie between 1 and 400, got {self.degree}")
-        if self.angles < 2:
-            raise UsageError(f"angles must be at least 2, got {self.angles}")
+        if not 2 <= self.angles <= 1_000_000:
+            raise UsageError(f"angles must lie between 2 and 1,000,000, got {self.angles}")
 
 
 PRESETS = {
@@ -125,12 +126,12 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
         lines = []
         for colour, p in enumerate(sorted((p for p in points if p["form"] == form), key=lambda p: p["dim"])):
             none = [None] * len(p["angle"])
-            values = [max(v, 1.0) for v in p["size"]]  # it vanishes at right angles, which a log axis has not
-            lines.append(
-                {"label": f"d={p['dim']}", "colour": colour, "style": "line", "x": p["angle"], "y": values, "low": none, "high": none}
-            )
+            values = [v if v >= 1 else None for v in p["size"]]  # it vanishes at right angles, which a log axis has not
+            label = f"d={p['dim']}" + (f", degree {p['degree']}" if len({q["degree"] for q in points}) > 1 else "")
+            lines.append({"label": label, "colour": colour, "style": "line", "x": p["angle"], "y": values, "low": none, "high": none})
         panels.append({"title": f"{form} form", "lines": lines})
     return {
-        "title": "The weight of a rank-1 head in the representation of the nearest of two points", "x_label": "angle between query and key",
+        "title": "The weight of a rank-1 head in the representation of the nearest of two points",
+        "x_label": "angle between query and key, radians",
         "y_label": "|u|", "x_scale": "linear", "panels": panels, "columns": 2,
     }  # fmt: skip

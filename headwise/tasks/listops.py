@@ -44,6 +44,7 @@ class ListOps(Classified):
         whole(self, 2, "arguments")
         if isinstance(self.nested, bool) or not isinstance(self.nested, int | float) or not 0 <= self.nested <= 1:
             raise UsageError(f"nested must be a number from 0 to 1, got {self.nested!r}")
+        object.__setattr__(self, "nested", float(self.nested))
         _fitting(random.Random(0), self, set())
 
     @property

@@ -189,6 +189,7 @@ class BiasedNearest(Nearest):
         super().__post_init__()
         if isinstance(self.bias, bool) or not isinstance(self.bias, int | float) or not isfinite(self.bias):
             raise UsageError(f"bias must be a finite number, got {self.bias!r}")
+        object.__setattr__(self, "bias", float(self.bias))
 
     def _bias(self, x_BND: Tensor) -> Tensor | float:
         shift = torch.zeros(x_BND.shape[1], device=x_BND.device)

@@ -126,11 +126,13 @@ def kernels(seed: int = 0) -> Iterator[Row]:
         truth = ((x[:, 0] - x[:, 1]) * y).sum(1) > 0
         for h, other in ((0, 1), (2, 3)):
             got, se = make.mean_and_error((picks[:, h] == picks[:, other]).double())
-            exact = float(harmonics.head_head(*((side[h] @ side[other]).item() for side in heads)))
-            yield _row(name, "two heads agree: samples against the arcsine form", {"d": dim}, "equal", exact, got, "paper", se=se)
+            queries, keys = ((side[h] @ side[other]).item() for side in heads)
+            what, exact = "two heads agree: samples against the arcsine form", float(harmonics.head_head(queries, keys))
+            yield _row(name, what, {"d": dim, "q.q'": queries, "k.k'": keys}, "equal", exact, got, "paper", se=se)
             got, se = make.mean_and_error((picks[:, h] == truth).double())
-            exact = float(harmonics.head_target(dim, (heads[0][h] @ heads[1][h]).item(), 199))
-            yield _row(name, "a head is right: samples against the ultraspherical form", {"d": dim}, "equal", exact, got, "paper", se=se)
+            cosine = (heads[0][h] @ heads[1][h]).item()
+            what, exact = "a head is right: samples against the ultraspherical form", float(harmonics.head_target(dim, cosine, 199))
+            yield _row(name, what, {"d": dim, "q.k": cosine}, "equal", exact, got, "paper", se=se)
 
 
 def energies(seed: int = 0) -> Iterator[Row]:

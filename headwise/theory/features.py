@@ -7,6 +7,7 @@ C_hg that heads h and g agree (`harmonics.head_head`). The best weights solve C 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from headwise.shape import UsageError, nearest
 from headwise.theory.harmonics import check_dim, check_heads, energy, sign_coefficient
 
 DRAWS = ("cos-uniform", "independent", "published")
-BLOCK = 4096  # rows of the agreement matrix at a time
+BLOCK = 4096  # rows of the agreement matrix at a time, fewer where they do not fit
 
 
 @dataclass(frozen=True)
@@ -99,29 +100,27 @@ def _blocks(q: Tensor, k: Tensor, memory: int) -> list[Tensor] | None:
     """The agreement matrix in float32 by blocks of rows, if it fits."""
     if 4 * len(q) * len(q) > memory:
         return None
-    return [_block(q, k, at).float() for at in range(0, len(q), BLOCK)]
+    return [block.float() for block in _rows(q, k, memory)]
 
 
-def _block(q: Tensor, k: Tensor, at: int) -> Tensor:
-    return agree(q[at : at + BLOCK], k[at : at + BLOCK], q, k)
+def _rows(q: Tensor, k: Tensor, memory: int) -> Iterator[Tensor]:
+    """The agreement matrix, some rows at a time: as many as fit with what is made on the way."""
+    return (agree(some, keys, q, k) for some, keys in zip(*(t.split(_step(q, memory)) for t in (q, k)), strict=True))
 
 
-def _product(q: Tensor, k: Tensor, blocks: list[Tensor] | None, x: Tensor) -> Tensor:
+def _step(q: Tensor, memory: int) -> int:
+    return max(1, min(BLOCK, memory // (32 * len(q))))
+
+
+def _product(q: Tensor, k: Tensor, blocks: list[Tensor] | None, x: Tensor, memory: int) -> Tensor:
     """C x with float32 entries; sums over the blocks' rows in float32 chunks, added up in float64."""
-    out = torch.empty_like(x)
-    low = x.float()
-    for i, at in enumerate(range(0, len(q), BLOCK)):
-        block = blocks[i] if blocks is not None else agree(q[at : at + BLOCK].float(), k[at : at + BLOCK].float(), q.float(), k.float())
+    out, low = [], x.float()
+    for block in blocks if blocks is not None else _rows(q.float(), k.float(), memory):
         part = torch.zeros(len(block), dtype=x.dtype, device=x.device)
         for j in range(0, len(q), BLOCK):
             part += (block[:, j : j + BLOCK] @ low[j : j + BLOCK]).double()
-        out[at : at + BLOCK] = part
-    return out
-
-
-def _exact_product(q: Tensor, k: Tensor, x: Tensor) -> Tensor:
-    """C x in float64, a block of rows at a time."""
-    return torch.cat([_block(q, k, at) @ x for at in range(0, len(q), BLOCK)])
+        out.append(part)
+    return torch.cat(out)
 
 
 def _iterate(q: Tensor, k: Tensor, b: Tensor, tolerance: float, limit: int, memory: int) -> Solution:
@@ -133,7 +132,7 @@ def _iterate(q: Tensor, k: Tensor, b: Tensor, tolerance: float, limit: int, memo
         c, rr, p = torch.zeros_like(b), r.clone(), r.clone()
         old, goal = rr @ rr, (max(0.1 * tolerance * scale.item(), 1e-4 * r.norm().item())) ** 2
         while made < limit and old > goal:
-            cp = _product(q, k, blocks, p)
+            cp = _product(q, k, blocks, p, memory)
             curve = p @ cp
             if curve <= 0:
                 break
@@ -142,7 +141,7 @@ def _iterate(q: Tensor, k: Tensor, b: Tensor, tolerance: float, limit: int, memo
             new = rr @ rr
             p, old, made = rr + (new / old) * p, new, made + 1
         x = x + c
-        before, r = r.norm(), b - _exact_product(q, k, x)
+        before, r = r.norm(), b - torch.cat([block @ x for block in _rows(q, k, memory)])
         if r.norm() > 0.9 * before:
             break
     residual = (r.norm() / scale).item()
