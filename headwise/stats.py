@@ -76,13 +76,13 @@ def _t975(freedom: float) -> float:
     """Student's 97.5 % point, by halving. With t = sqrt(freedom) tan(angle) the mass is an integral of cos(angle)^(freedom - 1)."""
     density = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
 
-    def mass(t: float, pieces: int = 200) -> float:  # between 0 and t, by Simpson's rule
+    def mass(t: float, pieces: int = 64) -> float:  # between 0 and t, by Simpson's rule
         step = math.atan(t / math.sqrt(freedom)) / pieces
         heights = [math.cos(i * step) ** (freedom - 1) for i in range(pieces + 1)]
         return density * step / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
 
     low, high = 1.9, 13.0  # from 12.706 at one degree of freedom to 1.960
-    for _ in range(50):
+    for _ in range(36):
         middle = (low + high) / 2
         low, high = (middle, high) if mass(middle) < 0.475 else (low, middle)
     return low

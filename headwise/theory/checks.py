@@ -250,9 +250,9 @@ def biased(seed: int = 0) -> Iterator[Row]:
         what = "least error of any rank-r head (half of the wave that r coordinates leave), 4 standard errors down, against 1/40"
         least = 0.5 * (1 - got) - SIGMAS * se / 2
         yield _row(name, what, {"d": dim, "r": rank}, "least", 1 / 40, least, "paper", se=se / 2)
-    before, _ = make.explained(4, 2, 20_000, g, wave=1 / 4, twins=256)
+    before, _ = make.explained(4, 2, 12_000, g, wave=1 / 4, twins=256)
     for dim in (6, 8):
-        share, se = make.explained(dim, dim // 2, 20_000, g, wave=1 / dim, twins=256)
+        share, se = make.explained(dim, dim // 2, 12_000, g, wave=1 / dim, twins=256)
         what = "share of the wave that half the coordinates explain, 4 standard errors up, against half of that two dimensions below"
         params = {"d": dim, "r": dim // 2, "share": share, "below": before}
         yield _row(name, what, params, "most", before / 2, share + SIGMAS * se, "paper", se=se)
