@@ -19,6 +19,10 @@ from headwise.shape import UsageError
 from headwise.stats import group
 from headwise.tasks import Farthest
 
+CAPTION = (
+    "Error on fresh data that no run has seen, mean over seeds with its 95 % interval, against the rank of a head over the dimension. "
+    "Models of one dimension have the same number of parameters."
+)
 QUESTION = "Does cutting a layer into more heads cost more in higher dimension?"
 COLUMNS = (
     ("protocol", "data"), ("dim", "d"), ("split", "heads a module"), ("rank", "rank"), ("heads", "heads"), ("params", "parameters"),
