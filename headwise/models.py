@@ -250,6 +250,8 @@ def paper_shape(
     With concatenated positions the model is `position_dim` wider than the points.
     """
     wide = dim + (position_dim if positions == "concatenated" else 0)
+    if dim < 2 or width < 1:
+        raise UsageError(f"dim must be at least 2 and width at least 1, got dim {dim}, width {width}")
     if rank < 1 or wide % rank:
         raise UsageError(f"rank must divide the width {wide}, got rank {rank}")
     return Shape(

@@ -257,11 +257,13 @@ def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.store import Store
 
-    store = Store(args.store, create=False)
+    store, output = Store(args.store, create=False), Path(args.output) if args.output else None
+    if output and output.is_dir():
+        raise UsageError(f"--output names a file, got the folder {output}")
     try:
         from headwise.report import write_report
 
-        path = write_report(store, Path(args.output) if args.output else None)
+        path = write_report(store, output)
     except ModuleNotFoundError as e:
         raise UsageError(f"the report needs {e.name}: pip install 'headwise[report]'") from None
     print(f"report: {path}")

@@ -121,19 +121,21 @@ def check_alike(rows: list[Row], *but: str) -> None:
             raise UsageError(f"runs of one point may differ in their seeds only, these differ in {key}: {', '.join(found)}")
 
 
+def interval(values: list[float], names: tuple[str, str, str] = ("held_out", "low", "high")) -> dict[str, float | None]:
+    """The mean and its interval under three names; nothing of no values."""
+    return dict(zip(names, mean(values)[:3] if values else (None, None, None), strict=True))
+
+
 def errors_of(rows: list[Row]) -> dict[str, Any]:
     """Held-out mean with its interval over seeds, the paper's statistic, and how many runs failed, of one point's rows."""
     check_alike(rows)
     good = [r["held_out"] for r in rows if r["status"] == "done"]
     trained = [r["train_best"] for r in rows if r["train_best"] is not None]
-    held = mean(good) if good else None
     return {
         "n": len(good),
         "diverged": len(rows) - len(good),
         "zero": sum(abs(r["held_out"] - r["zero_error"]) < COLLAPSED for r in rows if r["status"] == "done"),
-        "held_out": held.mean if held else None,
-        "low": held.low if held else None,
-        "high": held.high if held else None,
+        **interval(good),
         "train_best": min(trained) if trained else None,
     }
 
@@ -237,12 +239,11 @@ def counted(rows: list[Row]) -> list[Row]:
 def measured(rows: list[Row]) -> dict[str, Any]:
     """A tuned shape's rate, and its held-out loss over the rows that are `counted`."""
     good = sorted((r for r in rows if r["status"] == "done"), key=lambda r: r["seed"])
-    held = mean([r["held_out"] for r in good]) if good else None
     right = [r["held_out_accuracy"] for r in good if r.get("held_out_accuracy") is not None]
     return {
         "lr": rows[0]["lr"] if rows else None, "n": len(good), "diverged": len(rows) - len(good), "values": [r["held_out"] for r in good],
         "seeds": [r["seed"] for r in good],
-        "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
+        **interval([r["held_out"] for r in good]),
         "accuracy": mean(right).mean if right else None,
     }  # fmt: skip
 
@@ -354,6 +355,14 @@ def whole(line: list[dict[str, Any]], ranks: list[int]) -> list[dict[str, Any]]:
     there = {p["rank"]: p for p in line}
     gap = {"held_out": None, "low": None, "high": None, "train_best": None, "n": 0}
     return [there.get(rank, gap) for rank in ranks]
+
+
+def beside(name: str, colour: int, shares: list[float], line: list[dict[str, Any]], theirs: Sequence[tuple[float, float]]) -> list[Any]:
+    """Held-out errors, the paper's statistic of the same runs, and what was published, as lines of one colour."""
+    ours = {"label": f"the paper's statistic, {name}", "colour": colour, "style": "dots", "x": shares, "y": [p["train_best"] for p in line]}
+    there = {"x": [x for x, _ in theirs], "y": [y for _, y in theirs]}
+    published = [{"label": f"published, {name}", "colour": colour, "style": "dashed", **there}] if theirs else []
+    return [solid(f"held out, {name}", colour, shares, line), ours, *published]
 
 
 def solid(label: str, colour: int, xs: list[float], points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,10 +18,21 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, change, check_alike, check_fresh, check_lists, measured, recipe_of, shape_of, solid
+from headwise.experiments.common import (
+    Training,
+    change,
+    check_alike,
+    check_fresh,
+    check_lists,
+    interval,
+    measured,
+    recipe_of,
+    shape_of,
+    solid,
+)
 from headwise.runs import AFTER, Recipe, Row, Run
 from headwise.shape import Shape, UsageError
-from headwise.stats import difference, group, mean, rank_correlation
+from headwise.stats import difference, group, rank_correlation
 from headwise.tasks import Masked, Sentences, Task
 
 QUESTION = "Does the number of heads that is best in pre-training stay best after fine-tuning?"
@@ -136,11 +147,9 @@ def _pretrained(rows: list[Row], before: dict[str, Row]) -> dict[str, Any]:
     """The pre-training's loss over the models that were fine-tuned, and the two losses of each of them."""
     pairs = [(before[row["init"].removeprefix(AFTER)], row) for row in rows if row["init"].removeprefix(AFTER) in before]
     values = [parent["held_out"] for parent, _ in pairs]
-    told = mean(values) if values else None
     both = [(parent["held_out"], row["held_out"]) for parent, row in pairs if row["status"] == "done"]
     return {
-        "pre": told.mean if told else None, "pre_low": told.low if told else None, "pre_high": told.high if told else None,
-        "pre_values": values, "both": both,
+        **interval(values, ("pre", "pre_low", "pre_high")), "pre_values": values, "both": both,
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
+from headwise.experiments.common import Training, beside, check_lists, errors_of, recipe_of
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import REPLAYED, Row, Run
@@ -107,13 +107,8 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
             if not line:
                 continue
             shares = [p["rank"] / dim for p in line]
-            lines.append(solid(f"held out, N={length}", colour, shares, line))
-            best = [p["train_best"] for p in line]
-            lines.append({"label": f"the paper's statistic, N={length}", "colour": colour, "style": "dots", "x": shares, "y": best})
-            paper = [(p["rank"] / dim, p["published"]) for p in line if p["published"] is not None]
-            if paper:
-                there = {"x": [x for x, _ in paper], "y": [y for _, y in paper]}
-                lines.append({"label": f"published, N={length}", "colour": colour, "style": "dashed", **there})
+            theirs = [(p["rank"] / dim, p["published"]) for p in line if p["published"] is not None]
+            lines += beside(f"N={length}", colour, shares, line, theirs)
         panels.append({"title": protocol, "lines": lines})
     return {
         "title": f"Farthest neighbour: error against rank by number of points (d={dim})", "x_label": "rank of a head / d",

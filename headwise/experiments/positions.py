@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, errors_of, plural, recipe_of, solid, whole
+from headwise.experiments.common import Training, beside, check_lists, errors_of, plural, recipe_of, whole
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import REPLAYED, Row, Run
@@ -177,13 +177,9 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
                 if not line:
                     continue
                 line = whole(line, ranks)
-                lines.append(solid(f"held out, {encoding}", colour, shares, line))
-                best = [p["train_best"] for p in line]
-                lines.append({"label": f"the paper's statistic, {encoding}", "colour": colour, "style": "dots", "x": shares, "y": best})
-                if arm != "equal" and any(p.get("published") is not None for p in line):
-                    theirs = sorted((rank, value) for (n, kind, rank), value in paper.items() if (n, kind) == (layers, encoding))
-                    there = {"x": [rank / dim for rank, _ in theirs], "y": [value for _, value in theirs]}
-                    lines.append({"label": f"published, {encoding}", "colour": colour, "style": "dashed", **there})
+                theirs = sorted((rank / dim, value) for (n, kind, rank), value in paper.items() if (n, kind) == (layers, encoding))
+                known_here = arm != "equal" and any(p.get("published") is not None for p in line)
+                lines += beside(encoding, colour, shares, line, theirs if known_here else [])
             panels.append({"title": f"{plural(layers, 'layer')}, {protocol}, {arm} arms", "lines": lines})
     return {
         "title": f"Farthest neighbour: error against rank by positions (d={dim})", "x_label": "rank of a head / d",

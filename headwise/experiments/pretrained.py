@@ -14,11 +14,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headwise.experiments.common import change, name_of, shape_in
+from headwise.experiments.common import change, interval, name_of, shape_in
 from headwise.language import Pretraining
 from headwise.runs import Row
 from headwise.shape import Shape
-from headwise.stats import difference, group, mean
+from headwise.stats import difference, group
 
 QUESTION = "Which of the decoders trained here says its text in the fewest bits?"
 COLUMNS = (
@@ -89,14 +89,13 @@ _SAID = {
 def _point(same: list[Row], name: str) -> dict[str, Any]:
     first, shape = same[0], shape_in(same[0])
     values = [r["bits_per_byte"] for r in same if r["status"] == "done"]
-    held = mean(values) if values else None
     repeated = [r["repeats"] for r in same if r.get("repeats") is not None]
     speeds, shares = ([r[key] for r in same if r.get(key)] for key in ("tokens_per_second", "mfu"))
     return {
         "digest": first["digest"], "name": name,
         "params": shape.params, "flops": f"{first['flops'] * first['steps']:.3g}", "tokens": first["steps"] * first["batch_tokens"],
         "lr": first["lr"], "kv_bytes": shape.kv_bytes(), "n": len(values), "diverged": len(same) - len(values), "values": values,
-        "held_out": held.mean if held else None, "low": held.low if held else None, "high": held.high if held else None,
+        **interval(values),
         "repeats": sum(repeated) / len(repeated) if repeated else None,
         "tokens_per_second": max(speeds, default=None), "mfu": max(shares, default=None),
     }  # fmt: skip

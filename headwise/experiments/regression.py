@@ -57,6 +57,8 @@ def _sizes(word: str) -> tuple[int, int, int]:
     if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
         raise UsageError(f"shapes are width x layers x heads like 48x12x2, got {word!r}")
     width, depth, heads = map(int, parts)
+    if width % heads:
+        raise UsageError(f"heads must divide the width, got {heads} heads and width {width} in {word!r}")
     return width, depth, heads
 
 

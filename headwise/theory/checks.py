@@ -58,8 +58,8 @@ def single_full_rank_head(seed: int = 0) -> Iterator[Row]:
     """One head of full rank: exact under hardmax for any number of points, error ~ 1/beta under softmax."""
     g, name = _generator(seed), "Fact 1"
     for dim, points in ((3, 2), (8, 16), (64, 256)):
-        x = torch.nn.functional.normalize(torch.randn(400, points, dim, dtype=torch.float64, generator=g), dim=-1)
-        y = torch.nn.functional.normalize(torch.randn(400, dim, dtype=torch.float64, generator=g), dim=-1)
+        x = make.sphere(g, 400, points, dim)
+        y = make.sphere(g, 400, dim)
         worst = (make.full_rank_head(x, y) - _nearest(x, y)).abs().max().item()
         yield _row(name, "hardmax, largest error of any coordinate", {"d": dim, "N": points}, "equal", 0.0, worst, "paper", allowed=1e-12)
     for dim, beta in ((3, 5.0), (8, 10.0), (64, 100.0)):
@@ -74,7 +74,7 @@ def single_full_rank_head(seed: int = 0) -> Iterator[Row]:
         what = "softmax error at large beta over its limit"
         yield _row(name, what, {"d": dim, "N": 2, "beta": 1e4}, "equal", 1.0, exact / limit, "derived", allowed=1e-5)
     for points in (4, 16, 64):
-        x = torch.nn.functional.normalize(torch.randn(4096 // points * 8, points, 64, dtype=torch.float64, generator=g), dim=-1)
+        x = make.sphere(g, 4096 // points * 8, points, 64)
         errors = [(make.full_rank_head(x, -x[:, 0], beta) - _nearest(x, -x[:, 0])).square().sum(1) for beta in (300.0, 1000.0)]
         logs = [e / e.mean() for e in errors]  # the logarithm's linear part, token by token
         _, se = make.mean_and_error(logs[1] - logs[0])
@@ -119,7 +119,7 @@ def kernels(seed: int = 0) -> Iterator[Row]:
             what, allowed = "(2/pi) arcsin t = sum of N lambda^2 P_l(t)", 1e-10 if dim > 4 else 2e-5
             yield _row(name, what, {"d": dim, "t": t}, "equal", 2 / math.pi * math.asin(t), float(total), "derived", allowed=allowed)
     for dim in (3, 8, 64):
-        heads = [torch.nn.functional.normalize(torch.randn(4, dim, dtype=torch.float64, generator=g), dim=1) for _ in range(2)]
+        heads = [make.sphere(g, 4, dim) for _ in range(2)]
         heads[1][1] = torch.nn.functional.normalize(heads[1][0] + 0.3 * heads[1][1], dim=0)
         x, y = make.pairs(g, 200_000, dim)
         picks = ((x[:, 0] - x[:, 1]) @ heads[1].T) * (y @ heads[0].T) > 0
@@ -269,7 +269,7 @@ def majority(seed: int = 0) -> Iterator[Row]:
         errors = []
         for _ in range(draws):  # new heads for each batch, since votes are independent given the data only over heads
             x, y = make.pairs(g, 100, dim)
-            directions = torch.nn.functional.normalize(torch.randn(heads, dim, dtype=torch.float64, generator=g), dim=1)
+            directions = make.sphere(g, heads, dim)
             errors.append((make.vote(x, y, directions) - _nearest(x, y)).square().sum(1).mean())
         got, se = make.mean_and_error(torch.stack(errors))
         what = "majority of rank-1 heads in two layers of hard attention against the exact error"
@@ -299,9 +299,9 @@ def majority(seed: int = 0) -> Iterator[Row]:
         )
     before = 0.0
     for points in (2, 4, 8, 16):
-        x = torch.nn.functional.normalize(torch.randn(2000, points, 16, dtype=torch.float64, generator=g), dim=-1)
-        y = torch.nn.functional.normalize(torch.randn(2000, 16, dtype=torch.float64, generator=g), dim=-1)
-        directions = torch.nn.functional.normalize(torch.randn(401, 16, dtype=torch.float64, generator=g), dim=1)
+        x = make.sphere(g, 2000, points, 16)
+        y = make.sphere(g, 2000, 16)
+        directions = make.sphere(g, 401, 16)
         got, se = make.mean_and_error((make.vote(x, y, directions) - _nearest(x, y)).square().sum(1))
         what = "the same votes among more points, positions as unit vectors: the error grows with N"
         yield _row(name, what, {"d": 16, "N": points, "H": 401}, "least", before, got, "paper", se=se)
@@ -314,7 +314,7 @@ def lengths(seed: int = 0) -> Iterator[Row]:
     low, full = _layer(8, 2, g), []
     before = 0.0
     for points in (3, 6, 12, 24):
-        x = torch.nn.functional.normalize(torch.randn(4000, points, 8, dtype=torch.float64, generator=g), dim=-1)
+        x = make.sphere(g, 4000, points, 8)
         want = _nearest(x, -x[:, 0])
         got, se = make.mean_and_error((low(x) - want).square().sum(1))
         what = "a layer of rank-2 heads fitted at N=3, fixed weights, fresh data: the error grows with N"
@@ -338,7 +338,7 @@ def _layer(dim: int, rank: int, g: torch.Generator) -> Callable[[torch.Tensor], 
 
     optimiser = torch.optim.Adam((q, k, v), lr=0.02)
     for _ in range(400):
-        x = torch.nn.functional.normalize(torch.randn(256, 3, dim, dtype=torch.float64, generator=g), dim=-1)
+        x = make.sphere(g, 256, 3, dim)
         loss = (layer(x) - _nearest(x, -x[:, 0])).square().sum(1).mean()
         optimiser.zero_grad()
         loss.backward()
@@ -387,8 +387,8 @@ def continuum(seed: int = 0) -> Iterator[Row]:
         middle = abs(float(harmonics.representation(dim, 0.0)[0]))
         yield _row(name, "nothing at right angles: |u(0)|", {"d": dim}, "equal", 0.0, middle, "paper", allowed=1e-10)
     for t in (0.2, 0.7):
-        q = torch.nn.functional.normalize(torch.randn(2_000_000, 4, dtype=torch.float64, generator=g), dim=1)
-        k = torch.nn.functional.normalize(torch.randn(2_000_000, 4, dtype=torch.float64, generator=g), dim=1)
+        q = make.sphere(g, 2_000_000, 4)
+        k = make.sphere(g, 2_000_000, 4)
         cosine = (q * k).sum(1).numpy()
         values = harmonics.polynomials(4, 3, cosine)
         weight = sum(harmonics.multiplicity(4, n) / harmonics.sign_coefficient(4, n) * values[n] for n in (1, 3))

@@ -19,19 +19,18 @@ from headwise.models import Encoder, build, paper_shape
 from headwise.shape import UsageError
 from headwise.theory.harmonics import check_dim, check_heads, legendre, log_omega, quadrature
 
-Normals = torch.Generator
 
-
-def _sphere(generator: Normals, *size: int) -> Tensor:
+def sphere(generator: torch.Generator, *size: int) -> Tensor:
+    """Uniform directions, the last axis theirs."""
     x = torch.randn(*size, dtype=torch.float64, generator=generator)
     return x / x.norm(dim=-1, keepdim=True)
 
 
-def pairs(generator: Normals, samples: int, dim: int) -> tuple[Tensor, Tensor]:
+def pairs(generator: torch.Generator, samples: int, dim: int) -> tuple[Tensor, Tensor]:
     """Orthonormal pairs (samples, 2, dim) and queries (samples, dim)."""
     x = torch.linalg.qr(torch.randn(samples, dim, 2, dtype=torch.float64, generator=generator))[0]
     sign = 2 * torch.randint(0, 2, (samples, 1, 2), generator=generator) - 1
-    return (x * sign).mT, _sphere(generator, samples, dim)
+    return (x * sign).mT, sphere(generator, samples, dim)
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -174,7 +173,7 @@ def spaced_closed(heads: int) -> float:
 # ---- what a subspace shows
 
 
-def explained(dim: int, rank: int, samples: int, generator: Normals, wave: float = 0.0, twins: int = 2) -> tuple[float, float]:
+def explained(dim: int, rank: int, samples: int, generator: torch.Generator, wave: float = 0.0, twins: int = 2) -> tuple[float, float]:
     """The share of the choice that a head of this rank can know: E (E[choice | r coordinates of w, and y])^2, and its standard error.
 
     By twins that share what the head sees and differ in what it does not, so that the mean product of two is unbiased; small shares
@@ -184,12 +183,12 @@ def explained(dim: int, rank: int, samples: int, generator: Normals, wave: float
     check_dim(dim)
     if not 0 < rank < dim:
         raise UsageError(f"rank must lie between 0 and dim {dim}, got {rank}")
-    w = _sphere(generator, samples, dim)
+    w = sphere(generator, samples, dim)
     y = torch.randn(samples, dim, dtype=torch.float64, generator=generator)
     hidden = w[:, rank:].norm(dim=1, keepdim=True)
     seen, total = (w[:, :rank] * y[:, :rank]).sum(1), torch.zeros(samples, dtype=torch.float64)
     for _ in range(twins):
-        s = seen + (hidden * _sphere(generator, samples, dim - rank) * y[:, rank:]).sum(1)
+        s = seen + (hidden * sphere(generator, samples, dim - rank) * y[:, rank:]).sum(1)
         total += square_wave(math.sqrt(2) * s, wave) if wave else s.sign()
     return mean_and_error((total**2 - twins) / (twins * (twins - 1)))  # (sum)^2 = the squares, all 1, and twice the products of pairs
 
