@@ -250,8 +250,9 @@ def paper_shape(
     With concatenated positions the model is `position_dim` wider than the points.
     """
     wide = dim + (position_dim if positions == "concatenated" else 0)
-    if dim < 2 or width < 1:
-        raise UsageError(f"dim must be at least 2 and width at least 1, got dim {dim}, width {width}")
+    for name, value, least in (("dim", dim, 2), ("width", width, 1)):
+        if value < least:
+            raise UsageError(f"{name} must be a whole number of at least {least}, got {value}")
     if rank < 1 or wide % rank:
         raise UsageError(f"rank must divide the width {wide}, got rank {rank}")
     return Shape(

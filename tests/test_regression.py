@@ -316,11 +316,9 @@ def test_lists_of_shapes_that_make_no_sense_are_refused_in_one_line():
         (["shapes="], "shapes must not be empty"),
         (["shapes=16x3x1,16x3x1"], "shapes must differ from each other, got 16x3x1, 16x3x1"),
         (["protocols="], "protocols must not be empty"),
+        (["shapes=16x3x3"], "heads must divide the width, got 3 heads and width 16 in '16x3x3'"),
     ):
         assert refused(settings_of, module=regression, preset="quick", changes=changes) == message
-    settings = settings_of(regression, "quick", ["shapes=16x3x3"])
-    told = "head_dim must be given when num_heads does not divide dim, got dim 16, num_heads 3"
-    assert refused(regression.runs, settings=settings) == told
 
 
 def test_the_kernels_of_the_gpu_step_refuse_maps_at_the_ends():
