@@ -1,0 +1,40 @@
+"""When our runs pass the published values, and what a step took if those were cut off then."""
+
+import pytest
+
+from benchmarks.unfinished import table
+
+
+def a_run(curve, **changes):
+    row = {"status": "done", "protocol": "replay", "average": 64, "task_points": 16, "depth": 5, "head_dim": 8, "batch": 256, "epoch": 100}
+    return {**row, "curve": curve, **changes}
+
+
+FALLING = [1.0 - 0.01 * i for i in range(99)]  # rank 8 with five layers: 0.02597 published, passed by the 99th epoch
+
+
+def test_the_limit_over_the_steps_until_the_published_value_is_a_steps_time():
+    (found,) = table([a_run(FALLING)])
+    assert (found["figure"], found["epochs"], found["of"], found["published"]) == ("main figure", 99, 99, 0.02597)
+    assert found["ms"] == pytest.approx(6 * 3600 * 1000 / (99 * 100 * 5))
+
+
+def test_the_best_seed_counts_and_recipes_stay_apart():
+    early, late = [1.0, 0.02, *FALLING[2:]], FALLING
+    assert [found["epochs"] for found in table([a_run(late), a_run(early)])] == [2]
+    both = table([a_run(FALLING, depth=3, head_dim=32), a_run([0.05] * 9, depth=3, head_dim=32, batch=64)])
+    assert [(found["figure"], found["hours"], found["epochs"]) for found in both] == [
+        ("its supplement, batch 64", 2, 1),
+        ("main figure", 6, 96),
+    ]
+    (short,) = table([a_run([0.0064], task_points=4, depth=2, head_dim=64)])
+    assert (short["figure"], short["hours"]) == ("sequence length, 4 points", 4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"protocol": "stream"}, {"average": 8}, {"status": "diverged"}, {"head_dim": 3}, {"curve": [1.0, 0.03]}],
+    ids=str,
+)
+def test_what_was_not_published_or_is_not_reached_is_left_out(changes):
+    assert table([a_run(FALLING) | changes]) == []
