@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from headwise import __version__, experiments
+from headwise.experiments.common import plural
 from headwise.figures import plotly_figure
 from headwise.files import write_whole
 from headwise.progress import clock
@@ -125,7 +126,7 @@ def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     out = []
     for row in rows:
         step = max(1, len(row["curve"]) // 200)
-        sizes = f"{_count(row['depth'], 'layer')}, {_count(row['num_heads'], 'head')} of rank {row['head_dim']}"
+        sizes = f"{plural(row['depth'], 'layer')}, {plural(row['num_heads'], 'head')} of rank {row['head_dim']}"
         label = ", ".join((sizes, *([row["protocol"]] if "protocol" in row else []), f"seed {row['seed']}"))
         unit = row.get("epoch", 1)  # a language model's curve is by steps, in nats a token; judged in bits a byte
         per = row["held_out"] / row["bits_per_byte"] if row.get("bits_per_byte") else 1.0
@@ -141,10 +142,6 @@ def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return out
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _short(value: float | None) -> float | None:

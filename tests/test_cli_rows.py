@@ -130,7 +130,7 @@ def test_what_is_no_number_is_named(text: str, number: str, store: Path, tmp_pat
 
 COMPUTED: list[tuple[dict[str, Any], str]] = [
     ({"dim": 64}, "dim is 8 in that run, got 64"),
-    ({"error": "x"}, "a row that is given does not hold rows of features, one JSON object a line: "),
+    ({"error": "x"}, "--rows does not hold rows of features, one JSON object a line: "),
     ({"seconds": None}, "seconds must be a number of at least 0, got None"),
 ]
 

@@ -159,7 +159,7 @@ def _take(given: dict[str, dict[str, Any]], runs: Sequence[Any], store: Any, mod
         if why := fault(row, run):
             raise UsageError(f"the row of run {run.id} that is given cannot be its own: {why}")
     if some:
-        with _shown("a row that is given", name):
+        with _shown("--rows", name):
             points = module.summary([row for _, row in some])
             module.headline(points), module.figure(points)
     for _, row in some:
@@ -333,12 +333,14 @@ def _decoder(changes: Sequence[str], sizes: Sequence[str], vocab: int) -> Any:
 
 def _told(shape: Any) -> str:
     """A decoder in words."""
-    heads = f"{shape.num_heads} head{'s' if shape.num_heads > 1 else ''} of rank {shape.head_dim}"
+    from headwise.experiments.common import plural
+
+    heads = f"{plural(shape.num_heads, 'head')} of rank {shape.head_dim}"
     rotary = f"{shape.qk_rope_head_dim} of {shape.head_dim} coordinates rotated" if shape.qk_rope_head_dim else ""
     positions = rotary or ("no positions" if shape.positions == "none" else f"{shape.positions} positions")
     norm = {"none": "not normed", "free": "normed", "head": "normed with gains"}[shape.qk_norm]
     style = f"{positions}, queries and keys {norm}, {shape.activation}"
-    return f"{shape.depth} layer{'s' if shape.depth > 1 else ''}, dim {shape.dim}, {heads}, {style}, {shape.params:,} parameters"
+    return f"{plural(shape.depth, 'layer')}, dim {shape.dim}, {heads}, {style}, {shape.params:,} parameters"
 
 
 def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:

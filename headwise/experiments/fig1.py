@@ -167,7 +167,7 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
                         "text": [f"rank {r}" for r, _ in known],
                     }
                 )
-        title = f"{plural(layers, 'layer')}" + (f", {protocol}" if len({p["protocol"] for p in points}) > 1 else "")
+        title = plural(layers, "layer") + (f", {protocol}" if len({p["protocol"] for p in points}) > 1 else "")
         panels.append({"title": title, "lines": lines})
     return {
         "title": f"Farthest neighbour: error against rank at equal parameters (d={dim})",
@@ -191,7 +191,7 @@ def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
         left, right = [], []
         for colour, depth in enumerate(depths):
             here = [p for p in same if p["layers"] == depth]
-            name = f"{plural(depth, 'layer')}"
+            name = plural(depth, "layer")
             seen = [p for p in here if p["protocol"] == replayed and p["train_best"] is not None]
             fresh = [p for p in here if p["protocol"] == "stream" and p["held_out"] is not None]
             known = sorted((rank, value) for (d, w, rank), value in paper.items() if (d, w, dim) == (depth, width, 64))
