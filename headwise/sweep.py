@@ -165,8 +165,10 @@ def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
 
 def check_space(path: Path, runs: Sequence[Any], keep_weights: bool = False) -> None:
     """Refuse to start what the disk cannot hold."""
-    sizes = [run.shape.params for run in runs]  # a checkpoint is 12 bytes a parameter, written beside the one before; kept weights are 4
-    need = (64 << 20) + sum(12 * n + (64 << 10) for n in sizes) + 12 * max(sizes) + (4 * sum(sizes) if keep_weights else 0) if sizes else 0
+    sizes = [run.shape.params for run in runs]
+    need = 0
+    if sizes:  # a checkpoint has 12 bytes a parameter and is written beside the one before; kept weights have 4
+        need = (64 << 20) + (64 << 10) * len(sizes) + 12 * (sum(sizes) + max(sizes)) + (4 * sum(sizes) if keep_weights else 0)
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent

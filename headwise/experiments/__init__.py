@@ -110,8 +110,8 @@ def settings_of(module: ModuleType, preset: str, changes: Sequence[str] = (), se
             raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
         values[key] = _parse(key, text, getattr(base, key))
     settings = dataclasses.replace(base, **values)
-    for key in values:
-        if why := settings.idle().get(key) if hasattr(settings, "idle") else None:
+    for key, why in settings.idle().items() if hasattr(settings, "idle") else ():
+        if key in values:
             raise UsageError(f"{key} has no effect here: {why}")
     return settings
 

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_lists, errors_of, plural, recipe_of, solid, whole
+from headwise.experiments.common import Training, beside, check_lists, errors_of, plural, recipe_of, solid, whole
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import REPLAYED, Row, Run
@@ -144,16 +144,8 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
             line = whole([p for p in line if p["held_out"] is not None], ranks)
             name = budget(width, dim)
             colour = colours.index(name)
-            lines.append({**solid(f"held out, {name}", colour, shares, line), "text": [_about(p) if p["n"] else "" for p in line]})
-            lines.append(
-                {
-                    "label": f"the paper's statistic, {name}",
-                    "colour": colour,
-                    "style": "dots",
-                    "x": shares,
-                    "y": [p["train_best"] for p in line],
-                }
-            )
+            held, best = beside(name, colour, shares, line, ())
+            lines += [{**held, "text": [_about(p) if p["n"] else "" for p in line]}, best]
         for name in sorted({budget(p["width"], dim) for p in same} & theirs.keys()):
             known = sorted((rank, value) for (depth, w, rank), value in paper.items() if (depth, w) == (layers, theirs[name]))
             if known:

@@ -24,9 +24,9 @@ from headwise.tasks.task import Task, whole
 LAWS = ("uniform", "orthogonal", "doubled")
 
 
-def sphere(generator: torch.Generator, *size: int) -> Tensor:
+def sphere(generator: torch.Generator, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uniform points on the unit sphere of the last axis."""
-    return _unit(torch.randn(*size, generator=generator, device=generator.device))
+    return _unit(torch.randn(*size, dtype=dtype, generator=generator, device=generator.device))
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -17,13 +17,13 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.models import Encoder, build, paper_shape
 from headwise.shape import UsageError
+from headwise.tasks import neighbors
 from headwise.theory.harmonics import check_dim, check_heads, legendre, log_omega, quadrature
 
 
 def sphere(generator: torch.Generator, *size: int) -> Tensor:
-    """Uniform directions, the last axis theirs."""
-    x = torch.randn(*size, dtype=torch.float64, generator=generator)
-    return x / x.norm(dim=-1, keepdim=True)
+    """Uniform directions in float64, the last axis theirs."""
+    return neighbors.sphere(generator, *size, dtype=torch.float64)
 
 
 def pairs(generator: torch.Generator, samples: int, dim: int) -> tuple[Tensor, Tensor]:

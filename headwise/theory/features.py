@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headwise.shape import UsageError, nearest
+from headwise.tasks.neighbors import sphere
 from headwise.theory.harmonics import check_dim, check_heads, energy, sign_coefficient
 
 DRAWS = ("cos-uniform", "independent", "published")
@@ -43,11 +44,7 @@ def draw_heads(dim: int, heads: int, generator: torch.Generator, draw: str = "co
     if draw not in DRAWS:
         raise UsageError(f"unknown draw {draw!r}; {nearest(draw, DRAWS)}")
 
-    def sphere() -> Tensor:
-        x = torch.randn(heads, dim, dtype=torch.float64, generator=generator, device=generator.device)
-        return x / x.norm(dim=1, keepdim=True)
-
-    q, e = sphere(), sphere()
+    q, e = (sphere(generator, heads, dim, dtype=torch.float64) for _ in range(2))
     if draw == "independent":
         return q, e
     cosine = 2 * torch.rand(heads, 1, dtype=torch.float64, generator=generator, device=generator.device) - 1
@@ -105,11 +102,8 @@ def _blocks(q: Tensor, k: Tensor, memory: int) -> list[Tensor] | None:
 
 def _rows(q: Tensor, k: Tensor, memory: int) -> Iterator[Tensor]:
     """The agreement matrix, some rows at a time: as many as fit with what is made on the way."""
-    return (agree(some, keys, q, k) for some, keys in zip(*(t.split(_step(q, memory)) for t in (q, k)), strict=True))
-
-
-def _step(q: Tensor, memory: int) -> int:
-    return max(1, min(BLOCK, memory // (32 * len(q))))
+    step = max(1, min(BLOCK, memory // (32 * len(q))))
+    return (agree(some, keys, q, k) for some, keys in zip(q.split(step), k.split(step), strict=True))
 
 
 def _product(q: Tensor, k: Tensor, blocks: list[Tensor] | None, x: Tensor, memory: int) -> Tensor:
