@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.kernels import chain
+from headwise.kernels import chain, cuda
 from headwise.shape import Shape
 
 DOTS = {"fp16": "tf32", "bf16": "tf32", "tf32": "tf32", "fp32": "tf32x3"}
@@ -145,7 +145,7 @@ class Fused(Flat):
         kind, where = self.half.dtype, weights.device
         kept = s.depth if training else 1
         refused = [chain_refusal(shape, tokens, batch, self.precision) for _, shape in splits]
-        possible = not any(refused) and not chain.missing(where)
+        possible = not any(refused) and not cuda.missing(where)
         self.chained = possible and all(chain.proven(shape.head_dim, where) for _, shape in splits)
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -2,7 +2,8 @@
 
 `Trunk` computes what the blocks of `models` compute, for the shapes that `refusal` lets through: layer norms before each part, as
 GPT-2 has them. What is before and after the blocks (embedding, positions, last norm, read-out, loss) stays with the modules.
-Products take operands of one type as in `fused`; the residual, norms, sums and weights are float32.
+Products take operands of one type as in `fused`; the residual, norms, sums and weights are float32. On an H100 or H200 a block of short
+causal sequences is three kernels in CUDA C++ (`kernels.decoder`); elsewhere, and for other sizes, it is made of Triton kernels.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import torch
 from torch import Tensor
 
 from headwise.fused import STORED, Flat
+from headwise.kernels import cuda, decoder
 from headwise.shape import Shape
 
 SPLIT = 8  # pieces into which sums over tokens are cut, so that narrow models fill a card
 TILE = 64  # tokens a program
+FIRST = ("norm1.weight", "norm1.bias", "attention.qkv.weight", "attention.qkv.bias", "attention.out.weight")  # a block's parameters
+SECOND = ("norm2.weight", "norm2.bias", "feed.up.weight", "feed.up.bias", "feed.down.weight", "feed.down.bias")
 
 
 def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
@@ -39,11 +43,22 @@ def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> s
     return ""
 
 
+def decoder_refusal(shape: Shape, tokens: int, precision: str = "fp16") -> str:
+    """Why a block is not three kernels in CUDA C++ (decoder.cu); empty when it is, where a GPU has them."""
+    if not shape.causal or shape.activation != "gelu":
+        return "it is causal and has a GELU feed-forward"
+    return decoder.refusal(_sizes(shape, tokens), shape.num_heads * shape.head_dim, STORED[precision])
+
+
+def _sizes(shape: Shape, tokens: int) -> decoder.Sizes:
+    return decoder.Sizes(shape.dim, shape.ffn_dim, tokens, shape.head_dim)
+
+
 def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
     """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Trunk`."""
     T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
-    kept = shape.depth * T * (D * (8 + 2 * size) + 4 * C * size)
-    return kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * SPLIT)
+    kept = shape.depth * T * (D * (8 + 2 * size) + 4 * C * size + 4 * shape.num_heads)
+    return kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * decoder.PIECES)
 
 
 class Trunk(Flat):
@@ -62,11 +77,17 @@ class Trunk(Flat):
         self.h = [empty(self.D, kind) for _ in range(2 * kept)]  # its normed input
         self.qkv = [empty(3 * self.C, kind) for _ in range(kept)]
         self.o = [empty(self.C, kind) for _ in range(kept)]
+        where = weights.device
+        possible = not any(decoder_refusal(shape, self.tokens, self.precision) for _, shape in self.splits) and not cuda.missing(where)
+        self.whole = possible and all(decoder.proven(_sizes(shape, self.tokens), where) for _, shape in self.splits)
+        if self.whole:
+            heads = max(shape.num_heads for _, shape in self.splits)
+            self.peaks = [empty(heads) for _ in range(kept)]  # logarithms of the softmaxes' denominators, a split's heads side by side
         wide = 1 << (self.D - 1).bit_length()
         self.sizes: dict[str, Any] = {"D": self.D, "BD": max(16, wide), "BT": TILE, "IP": self.dot}
         exact = kind == torch.float32
         self.feed_sizes = {"BF": 32 if exact else 64, "GELU": s.activation == "gelu", "STAGES": 1 if exact else 2}
-        self.pieces = min(SPLIT, tiles)
+        self.pieces = min(decoder.PIECES, self.batch) if self.whole else min(SPLIT, tiles)
         if training:
             self.dx, self.dx1, self.do = empty(self.D), empty(self.D), empty(self.C, kind)
             self.copies = torch.zeros(self.pieces, self.M, self.P, device=weights.device)
@@ -85,6 +106,10 @@ class Trunk(Flat):
 
     def forward(self, x_MTD: Tensor) -> Tensor:
         """The residual after the last block; (models, batch x tokens, dim), as the input."""
+        if self.whole:
+            self.first = x_MTD.contiguous()
+            self._each(self._decode)
+            return self.x[-1]
         from headwise.kernels import pre
 
         T, C, F, P, grid = self.T, self.C, self.F, self.P, (self.T // TILE, self.M)
@@ -107,6 +132,13 @@ class Trunk(Flat):
 
     def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
         """From the gradient of the last residual, times the gain: that of the input, times the gain, and the flat rows' own."""
+        if self.whole:
+            dx = dx_MTD.contiguous()
+            for i in reversed(range(self.shape.depth)):
+                self._feed_back(i, dx)
+                dx = self.dx
+                self._each(lambda now, s, i=i: self._attend_back(i, now, s))
+            return dx, self.copies.sum(0)
         from headwise.kernels import pre
 
         T, C, F, P, D, grid, copy, undo = self.T, self.C, self.F, self.P, self.D, (self.T // TILE, self.M), self.M * self.P, 1 / self.gain
@@ -143,6 +175,43 @@ class Trunk(Flat):
         grads = self.copies.sum(0)
         grads[:, self.index] = self.parts.sum(2)[..., :D].flatten(1) * undo
         return dx, grads
+
+    def _kept(self, i: int) -> tuple[Tensor, ...]:
+        """What block i leaves for the way back: its input, the residual between its parts, normed, and after it, projections and heads."""
+        k = i if len(self.o) > 1 else 0
+        x = self.first if i == 0 else self.x[(2 * i - 1) % len(self.x)]
+        return x, self.x[2 * k], self.h[2 * k + 1], self.x[2 * k + 1], self.qkv[k], self.o[k], self.peaks[k]
+
+    def _decode(self, now: slice, s: Shape) -> None:
+        """All blocks of some models."""
+        pieces = min(decoder.PIECES, self.batch)
+        for i in range(self.shape.depth):
+            given = [self._of(f"blocks.{i}.{name}", now.start) for name in (*FIRST, "attention.out_bias", *SECOND)]
+            x, *rest = (t[now] for t in self._kept(i))
+            decoder.forward(_sizes(s, self.tokens), len(x), pieces, x, *given, *rest, self.batch, pieces, self.P, s.scale)
+
+    def _feed_back(self, i: int, dx: Tensor) -> None:
+        sizes, b, (_, x1, h2, *_) = _sizes(self.shape, self.tokens), f"blocks.{i}.", self._kept(i)
+        pieces = min(SPLIT, -(-self.T // (16 * sizes.team)))
+        gain, _, up, up_bias, down, _ = (self._of(b + name) for name in SECOND)
+        grads = (self._g(b + name) for name in (*SECOND, "attention.out_bias"))
+        decoder.feed_back(
+            sizes, self.M, pieces, dx, x1, h2, gain, up, up_bias, down, self._of(b + "attention.out.weight"), self.dx1, self.do, *grads,
+            self.T, pieces, self.P, self.M * self.P, 1 / self.gain,
+        )  # fmt: skip
+
+    def _attend_back(self, i: int, now: slice, s: Shape) -> None:
+        x, _, _, _, qkv, o, peaks = (t[now] for t in self._kept(i))
+        names = [f"blocks.{i}.{name}" for name in FIRST]
+        given, grads = [self._of(name, now.start) for name in names[:3]], [self._f(name, now.start, self.copies) for name in names]
+        decoder.backward(
+            _sizes(s, self.tokens), len(x), self.pieces, x, *given, qkv, o, self.do[now], self.dx1[now], peaks, self.dx[now], *grads,
+            self.batch, self.pieces, self.P, self.M * self.P, s.scale, 1 / self.gain,
+        )  # fmt: skip
+
+    def _of(self, name: str, model: int = 0) -> Tensor:
+        """A parameter as the kernels take it: matrices in the operands' type."""
+        return (self._w if name.endswith(("qkv.weight", "out.weight", "up.weight", "down.weight")) else self._f)(name, model)
 
     def _heads(self, qkv: Tensor, o: Tensor, s: Shape) -> None:
         from headwise.kernels import heads

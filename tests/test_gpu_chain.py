@@ -1,54 +1,30 @@
 """The attention part in CUDA C++ (kernels/chain.cu) against float64: compiled on a GPU, elsewhere the same lines on a CPU (warp.h)."""
 
 import ctypes
-import functools
-import getpass
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
+from emulate import call, library, needs_a_compiler
 from gpu import DEVICE, INTERPRETED, NAN, near
 from nets import STEP, Net, case, check_step, signs_of
 from tolerance import same
 
 from headwise.kernels import chain, cuda
 
-HERE = Path(__file__).parent
-
-
-@functools.cache
-def on_a_cpu(rank):
-    """The kernels of one rank as a library, made once for all workers and tests of the same sources."""
-    words = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-DR={rank}", f"-DWARPS={chain.WARPS[rank]}"]
-    sources = [HERE / "chain.cpp", HERE / "warp.h", Path(chain.__file__).parent / "chain.cu"]
-    key = hashlib.sha256(b"".join([" ".join(words).encode(), *(p.read_bytes() for p in sources)])).hexdigest()[:16]
-    made = Path(tempfile.gettempdir()) / f"headwise-chain-{getpass.getuser()}-{key}.so"
-    if not made.exists():
-        unfinished = made.with_suffix(f".{os.getpid()}")
-        subprocess.run([*words, f"-I{HERE}", f"-I{sources[-1].parent}", "-o", str(unfinished), str(sources[0])], check=True)
-        unfinished.rename(made)
-    return ctypes.CDLL(str(made))
-
 
 def run(name, rank, blocks, models, warps, shared, *args):
-    getattr(on_a_cpu(rank), f"run_{name}")(blocks, models, *map(cuda._argument, args))
+    call(library("chain", R=rank, WARPS=chain.WARPS[rank]), name, (blocks, models), args)
 
 
 @pytest.fixture(autouse=True)
 def chained(monkeypatch):
     if INTERPRETED:
-        if not shutil.which("g++"):
-            pytest.skip("needs a GPU, or g++")
+        needs_a_compiler()
         monkeypatch.setattr(chain, "_run", run)
-        monkeypatch.setattr(chain, "missing", lambda device: "")
+        monkeypatch.setattr(cuda, "missing", lambda device: "")
     chain._proven.cache_clear()
     yield
     chain._proven.cache_clear()

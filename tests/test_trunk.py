@@ -102,7 +102,11 @@ CASES = [
 
 @pytest.mark.parametrize(("splits", "tokens", "batch", "precision"), CASES)
 def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch, precision):
-    net, bound = Net(splits, tokens, batch, precision), BOUND[precision]
+    check_blocks(Net(splits, tokens, batch, precision))
+
+
+def check_blocks(net):
+    bound = BOUND[net.precision]
     made, kept = net.trunk(), (net.weights.clone(), net.half.clone(), net.x.clone(), net.g.clone())
     y, dx, grads = net.exact()
     near(made.forward(net.x), y, bound, "output")
@@ -123,6 +127,7 @@ def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch, precis
     assert (rows[:, gaps.to(DEVICE)] == 0).all(), "something beside the blocks' own gradients is written"
     for before, after in zip(kept, (net.weights, net.half, net.x, net.g), strict=True):
         same(after, before, "what is given")
+    return made
 
 
 def test_blocks_again_give_the_same_bits_and_alone_the_outputs():
@@ -215,6 +220,10 @@ def trained(runs, monkeypatch, blocks):
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("fp16", 4e-3)])
 def test_training_on_the_blocks_is_training_on_the_modules(precision, bound, monkeypatch):
+    trained_alike(precision, bound, monkeypatch)
+
+
+def trained_alike(precision, bound, monkeypatch):
     task = Regression(3, 2, curriculum=2, first_dim=1, first_points=1)
     recipe = Recipe(steps=4, epoch=2, batch=16, held_out=16, evals=1, lr=0.03, schedule="constant", init="normal", precision=precision)
     shape = GPT.replace(dim=16, depth=1, num_heads=2, num_kv_heads=2, head_dim=8, v_head_dim=8, ffn_dim=64, num_positions=4, input_dim=3)

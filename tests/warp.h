@@ -49,10 +49,15 @@ INSIDE int warp() { return this_warp; }
 INSIDE U lane() { return U::each([](int i) { return i; }); }
 INSIDE int block_x() { return this_x; }
 INSIDE int block_y() { return this_y; }
+INSIDE void same_moment() {}
 INSIDE void together() { this_barrier->arrive_and_wait(); }
 INSIDE U choose(U some, U a, U b) { return U::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
+INSIDE F choose(U some, F a, F b) { return F::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
+INSIDE U less(U a, U b) { return U::each([&](int i) { return a.v[i] < b.v[i]; }); }
+INSIDE F signed_as(F a, F b) { return F::each([&](int i) { return copysignf(a.v[i], b.v[i]); }); }
 INSIDE F largest(F a, F b) { return F::each([&](int i) { return fmaxf(a.v[i], b.v[i]); }); }
 INSIDE F power(F x) { return F::each([&](int i) { return exp2f(x.v[i]); }); }
+INSIDE F logarithm(F x) { return F::each([&](int i) { return log2f(x.v[i]); }); }
 INSIDE F inverse(F x) { return F::each([&](int i) { return 1 / x.v[i]; }); }
 INSIDE F fused(F a, F b, F c) { return a * b + c; }
 INSIDE F root(F x) { return F::each([&](int i) { return sqrtf(x.v[i]); }); }
@@ -147,16 +152,36 @@ template <int N> INSIDE void settle(U (&)[N][2]) {}
 INSIDE void visible() {}
 INSIDE void keep(U at, U x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
 INSIDE U find(U at) { U x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
+template <int T> INSIDE void find4(U (&x)[4], U at) {
+    for (uint32_t a : at.v) aligned((char*)0 + a, 16);
+    for (int m = 0; m < 4; m++) {
+        x[m] = U::each([&](int i) { uint32_t y; memcpy(&y, this_memory + at.v[8 * m + i / 4] + 4 * (i % 4), 4); return y; });
+        if (T) x[m] = turned(x[m]);
+    }
+}
+INSIDE void keep1(U at, F x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
+INSIDE F find1(U at) { F x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
+INSIDE void keep2(U at, F a, F b) { for (int i = 0; i < 32; i++) aligned((char*)0 + at.v[i], 8), memcpy(this_memory + at.v[i], &a.v[i], 4), memcpy(this_memory + at.v[i] + 4, &b.v[i], 4); }
 INSIDE void find2(U at, F& a, F& b) { for (int i = 0; i < 32; i++) memcpy(&a.v[i], this_memory + at.v[i], 4), memcpy(&b.v[i], this_memory + at.v[i] + 4, 4); }
 INSIDE void copy(U at, const void* from, U bytes) {
     for (int i = 0; i < 32; i++) aligned((const char*)from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);
+}
+INSIDE void copy(U some, U at, const void* from, U bytes) {
+    for (int i = 0; i < 32; i++) {
+        aligned((char*)0 + at.v[i], 16), memset(this_memory + at.v[i], 0, 16);
+        if (some.v[i]) aligned((const char*)from + bytes.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);
+    }
 }
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
 INSIDE F load(const float* p, U j) { return F::each([&](int i) { return p[j.v[i]]; }); }
 INSIDE void load2(const float* p, U j, F& a, F& b) { for (uint32_t i : j.v) aligned(p + i, 8); a = load(p, j), b = load(p, j + 1); }
+INSIDE U load2(const Half* p, U j) { return U::each([&](int i) { uint32_t x; aligned(p + j.v[i], 4), memcpy(&x, p + j.v[i], 4); return x; }); }
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
 INSIDE void store2(float* p, U j, F a, F b) { for (uint32_t i : j.v) aligned(p + i, 8); store(p, j, a), store(p, j + 1, b); }
+INSIDE void store(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] = x.v[i]; }
+INSIDE void store2(U some, float* p, U j, F a, F b) { store(some, p, j, a), store(some, p, j + 1, b); }
+INSIDE void store2(U some, Half* p, U j, U x) { for (int i = 0; i < 32; i++) if (some.v[i]) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
 INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { for (uint32_t i : j.v) aligned(p + i, 16); store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 

@@ -7,10 +7,8 @@ layer before it is trusted (`proven`).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ WEIGHTS = 4 * BLOCK * ROW + 1024  # a block's, with its biases
 FORWARD = 2 * WEIGHTS + TILE * ROW  # bytes there: two blocks' weights, a tile of x
 BACKWARD = WEIGHTS + 8 * TILE * ROW + 1024  # one block's, two tiles of x and dz, one of dq, dk, dv and o, ones
 WARPS = {1: 16, 2: 16, 4: 16, 8: 16, 16: 16, 32: 8, 64: 8}  # that go back together, by rank; 8 go forward
-RIGHT = 3e-3  # relative error of a layer with operands of 11 bits
 FILLED = 264  # programs forward at once: two on each of an H200's 132 multiprocessors
 ENOUGH = 32  # programs a model, so that few models fill a GPU
 
@@ -39,15 +36,6 @@ def refusal(dim: int, tokens: int, count: int, columns: int, rank: int, kind: to
     if count % TILE or columns % BLOCK or kind != torch.float16:
         return f"they take fp16, tokens in {TILE}s and heads x rank in {BLOCK}s, got {kind}, {count} and {columns}"
     return ""
-
-
-def missing(device: torch.device) -> str:
-    """What they need that is not there; empty when nothing is."""
-    if device.type != "cuda":
-        return f"a GPU, the device is {device.type}"
-    if torch.version.hip or torch.cuda.get_device_capability(device) != (9, 0):
-        return "a GPU of compute capability 9.0 (H100, H200)"
-    return "" if cuda.has_compiler() else "NVRTC, the compiler that comes with PyTorch"
 
 
 def pieces(models: int, count: int, columns: int) -> int:
@@ -63,25 +51,13 @@ def shares(count: int, columns: int) -> int:
 
 
 def proven(rank: int, device: torch.device) -> bool:
-    """Whether the kernels of a rank, compiled here, compute a small layer and its gradients as PyTorch does. Where they do not, or cannot
-    be compiled, a warning says so once."""
-    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
-    return _proven(rank, torch.device(device.type, index))
+    """Whether the kernels of a rank, compiled here, compute a small layer and its gradients as PyTorch does."""
+    return _proven(rank, cuda.numbered(device))
 
 
 @functools.cache
 def _proven(rank: int, device: torch.device) -> bool:
-    try:
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(), torch.inference_mode(False):
-            off = _trial(rank, device)
-    except torch.OutOfMemoryError:  # says nothing of the kernels; the stack is split and they are tried again
-        raise
-    except (RuntimeError, OSError) as error:  # no compiler after all, or one that does not know this
-        warnings.warn(f"attention of rank {rank} in CUDA C++ was not compiled, Triton goes on: {error}", stacklevel=2)
-        return False
-    if not off <= RIGHT:
-        warnings.warn(f"attention of rank {rank} in CUDA C++ is off by {off:.1e} on this GPU, Triton goes on", stacklevel=2)
-    return off <= RIGHT
+    return cuda.proven(f"attention of rank {rank}", lambda: _trial(rank, device), device)
 
 
 def _trial(rank: int, device: torch.device) -> float:

@@ -12,6 +12,8 @@ import hashlib
 import importlib.util
 import numbers
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from headwise.files import write_whole
 
+RIGHT = 3e-3  # relative error of a layer with operands of 11 bits
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -42,6 +45,37 @@ def _nvrtc() -> ctypes.CDLL | None:
 def has_compiler() -> bool:
     """Whether CUDA C++ can be compiled here."""
     return os.name == "posix" and not torch.version.hip and _nvrtc() is not None
+
+
+def missing(device: torch.device) -> str:
+    """What our kernels in CUDA C++ need that is not there; empty when nothing is."""
+    if device.type != "cuda":
+        return f"a GPU, the device is {device.type}"
+    if torch.version.hip or torch.cuda.get_device_capability(device) != (9, 0):
+        return "a GPU of compute capability 9.0 (H100, H200)"
+    return "" if has_compiler() else "NVRTC, the compiler that comes with PyTorch"
+
+
+def numbered(device: torch.device) -> torch.device:
+    """The same device with its number."""
+    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+    return torch.device(device.type, index)
+
+
+def proven(what: str, trial: Callable[[], float], device: torch.device) -> bool:
+    """Whether a trial's relative error is that of the operands' rounding. Where it is not, or nothing could be compiled, a warning
+    says so."""
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(), torch.inference_mode(False):
+            off = trial()
+    except torch.OutOfMemoryError:  # says nothing of the kernels; the stack is split and they are tried again
+        raise
+    except (RuntimeError, OSError) as error:  # no compiler after all, or one that does not know this
+        warnings.warn(f"{what} in CUDA C++ was not compiled, Triton goes on: {error}", stacklevel=2)
+        return False
+    if not off <= RIGHT:
+        warnings.warn(f"{what} in CUDA C++ is off by {off:.1e} on this GPU, Triton goes on", stacklevel=2)
+    return off <= RIGHT
 
 
 @functools.cache

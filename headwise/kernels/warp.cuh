@@ -12,10 +12,15 @@ INSIDE int warp() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // known to
 INSIDE U lane() { return threadIdx.x & 31; }
 INSIDE int block_x() { return blockIdx.x; }
 INSIDE int block_y() { return blockIdx.y; }
+INSIDE void same_moment() { __syncwarp(); }  // the lanes of a warp
 INSIDE void together() { __syncthreads(); }
 INSIDE U choose(U some, U a, U b) { U y = some ? a : b; asm volatile("" : "+r"(y)); return y; }  // kept, not made again
+INSIDE F choose(U some, F a, F b) { return some ? a : b; }
+INSIDE U less(U a, U b) { return a < b; }
+INSIDE F signed_as(F a, F b) { return copysignf(a, b); }
 INSIDE F largest(F a, F b) { return fmaxf(a, b); }
 INSIDE F power(F x) { F y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+INSIDE F logarithm(F x) { F y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 INSIDE F inverse(F x) { F y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 INSIDE F root(F x) { return sqrtf(x); }
 INSIDE F fused(F a, F b, F c) { return fmaf(a, b, c); }
@@ -109,13 +114,29 @@ INSIDE U shared() { extern __shared__ __align__(1024) char memory[]; return (U)_
 INSIDE void visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // what was written here, to products of four warps
 INSIDE void keep(U at, U x) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(x) : "memory"); }
 INSIDE U find(U at) { U x; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory"); return x; }
+// Four matrices of 8 x 8 halves, a row's place in every lane; T: turned.
+template <int T> INSIDE void find4(U (&x)[4], U at) {
+    if (T) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+}
+INSIDE void keep1(U at, F x) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(at), "f"(x) : "memory"); }
+INSIDE F find1(U at) { F x; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory"); return x; }
+INSIDE void keep2(U at, F a, F b) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(a), "f"(b) : "memory"); }
 INSIDE void find2(U at, F& a, F& b) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory"); }
 INSIDE void copy(U at, const void* from, U bytes_) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_) : "memory"); }
+// The same where there is something, else zeros.
+INSIDE void copy(U some, U at, const void* from, U bytes_) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"((const char*)from + (some ? bytes_ : 0)), "r"(some ? 16 : 0) : "memory");
+}
 INSIDE void send() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INSIDE void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 INSIDE F load(const float* p, U i) { return p[i]; }
 INSIDE void load2(const float* p, U i, F& a, F& b) { float2 x = *(const float2*)(p + i); a = x.x; b = x.y; }
+INSIDE U load2(const Half* p, U i) { return *(const U*)(p + i); }
 INSIDE void store(float* p, U i, F x) { p[i] = x; }
 INSIDE void store2(float* p, U i, F a, F b) { *(float2*)(p + i) = make_float2(a, b); }
+INSIDE void store(U some, float* p, U i, F x) { if (some) p[i] = x; }
+INSIDE void store2(U some, float* p, U i, F a, F b) { if (some) store2(p, i, a, b); }
+INSIDE void store2(U some, Half* p, U i, U x) { if (some) *(U*)(p + i) = x; }
 INSIDE void store2(Half* p, U i, U x) { *(U*)(p + i) = x; }
 INSIDE void store8(Half* p, U i, U a, U b, U c, U d) { *(uint4*)(p + i) = make_uint4(a, b, c, d); }

@@ -1,0 +1,581 @@
+// A block of a narrow causal decoder, x <- x + A(n(x)), x <- x + W_2 gelu(W_1 n(x)), n a layer norm: forward whole, and back in two parts,
+// each with its weights' gradients.
+//
+// A warp has 16 tokens. A product's result lies in a warp as its next operand must (chain.cu), so a token's row stays in registers from norm
+// to norm; keys and values of other warps are read in shared memory, where the weights lie too. A head need not fill tiles of eight
+// columns: of those it shares, the others' columns are zeros in one operand. Sums over tokens that give weights' gradients stay in
+// registers from tile to tile, and every block of threads has a copy of the rows for its own.
+//
+// WIDTH, HIDDEN, TOKENS and R, the rank, are a compilation each. Matrices are half, everything else float; rows of weights and their parts
+// start at multiples of 16 numbers. Tokens beyond the last are zeros and change nothing: no earlier token attends to them.
+
+constexpr int TILES = WIDTH / 8, STEPS = WIDTH / 16;
+constexpr int HEADS = WIDTH / R;
+constexpr int BLOCKS = (TOKENS + 15) / 16;   // of 16 tokens, a warp each
+constexpr int ROW = 2 * WIDTH + 16;          // bytes of a row in shared memory: eight rows' pieces of 16 lie in different banks
+constexpr int LONG = 2 * HIDDEN + 16;
+constexpr int TALL = 4 * WIDTH + 32;         // of a row of floats
+constexpr int MATRIX = 16 * BLOCKS * ROW;    // a row a token
+constexpr int QKV = 3 * WIDTH * ROW;
+constexpr int PEAKS = 16 * BLOCKS * HEADS * 4;
+constexpr int FORWARD = QKV + WIDTH * ROW + HIDDEN * ROW + WIDTH * LONG + 2 * MATRIX;
+constexpr int BACKWARD = QKV + 5 * MATRIX + 16 * BLOCKS * TALL + 2 * PEAKS + BLOCKS * 2 * WIDTH * 4;
+constexpr int TEAM = 4 * STEPS;              // warps that go back through the feed-forward together
+constexpr int TILE = 16 * TEAM;              // their tokens
+constexpr int FEED_BACK = HIDDEN * ROW + WIDTH * LONG + WIDTH * ROW + 6 * TILE * ROW + TEAM * 4 * WIDTH * 4;
+constexpr float LOG2E = 1.4426950408889634f, EPS = 1e-6f, FAR = -1e30f;
+#define ONES U(0x3c003c00u)
+
+// ---- where things lie
+
+INSIDE U token() { return lane() >> 2; }         // of eight; a thread has two columns of it and of the one eight below
+INSIDE U column() { return (lane() & 3) * 2; }   // of eight, the first of the two
+template <int STRIDE> INSIDE U down() { return ((lane() & 7) + (lane() >> 3 & 1) * 8) * STRIDE + (lane() >> 4) * 16; }
+template <int STRIDE> INSIDE U across() { return ((lane() & 7) + (lane() >> 4) * 8) * STRIDE + (lane() >> 3 & 1) * 16; }
+INSIDE U cell(U at, int block, int t, int r) { return at + (token() + (16 * block + 8 * r)) * ROW + column() * 2 + 16 * t; }
+
+// A matrix of half on its way to shared memory.
+template <int ROWS, int COLUMNS, int STRIDE> INSIDE void bring(U to, const Half* from, int warps = BLOCKS) {
+    constexpr int pieces = COLUMNS / 8;
+    for (int i = warp(); i < ROWS * pieces / 32; i += warps) {
+        U at = lane() + 32 * i, row = at / pieces;
+        copy(to + row * STRIDE + (at - row * pieces) * 16, from, at * 16);
+    }
+}
+
+// 16 tokens of a sequence, zeros beyond the last.
+INSIDE U row_of(int block, int r) { return token() + (16 * block + 8 * r); }
+INSIDE U there(U row, int rows = TOKENS) { return less(row, U(rows)); }
+INSIDE void fetch(F (&c)[TILES][4], const float* x, int block, int rows = TOKENS) {
+    UNROLL for (int r = 0; r < 2; r++) {
+        U row = row_of(block, r), some = there(row, rows), at = choose(some, row * WIDTH, U(0)) + column();
+        UNROLL for (int t = 0; t < TILES; t++) {
+            F a, b;
+            load2(x, at + 8 * t, a, b);
+            c[t][2 * r] = choose(some, a, F(0.0f)), c[t][2 * r + 1] = choose(some, b, F(0.0f));
+        }
+    }
+}
+INSIDE void put(float* x, const F (&c)[TILES][4], int block, int rows = TOKENS) {
+    UNROLL for (int r = 0; r < 2; r++) {
+        U row = row_of(block, r), some = there(row, rows), at = row * WIDTH + column();
+        UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at + 8 * t, c[t][2 * r], c[t][2 * r + 1]);
+    }
+}
+template <int WIDE> INSIDE void put(Half* x, const U (&a)[STEPS][4], int block, int rows = TOKENS) {
+    UNROLL for (int r = 0; r < 2; r++) {
+        U row = row_of(block, r), some = there(row, rows), at = row * WIDE + column();
+        UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at + 8 * t, a[t / 2][2 * (t & 1) + r]);
+    }
+}
+INSIDE void keep(U to, const U (&a)[STEPS][4], int block) {
+    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) keep(cell(to, block, t, r), a[t / 2][2 * (t & 1) + r]);
+}
+
+// ---- products and norms of a warp's 16 tokens
+
+template <int N> INSIDE void zero(F (&c)[N][4]) { UNROLL for (int n = 0; n < N; n++) UNROLL for (int i = 0; i < 4; i++) c[n][i] = 0.0f; }
+template <int N> INSIDE void biased(F (&c)[N][4], const float* b) {
+    UNROLL for (int n = 0; n < N; n++) {
+        load2(b, column() + 8 * n, c[n][0], c[n][1]);
+        c[n][2] = c[n][0], c[n][3] = c[n][1];
+    }
+}
+INSIDE void more(F (&c)[TILES][4], const float* b) {
+    UNROLL for (int n = 0; n < TILES; n++) {
+        F first, second;
+        load2(b, column() + 8 * n, first, second);
+        UNROLL for (int r = 0; r < 2; r++) c[n][2 * r] = c[n][2 * r] + first, c[n][2 * r + 1] = c[n][2 * r + 1] + second;
+    }
+}
+template <int K> INSIDE void packed(U (&a)[K][4], const F (&c)[2 * K][4]) {
+    UNROLL for (int k = 0; k < K; k++) UNROLL for (int i = 0; i < 4; i++) a[k][i] = pack(c[2 * k + i / 2][2 * (i & 1)], c[2 * k + i / 2][2 * (i & 1) + 1]);
+}
+// c += a w^T, w (8 N, 16 K) in rows; and c += a w, w (16 K, 8 N).
+template <int STRIDE, int N, int K> INSIDE void by_rows(F (&c)[N][4], const U (&a)[K][4], U w) {
+    U at = w + across<STRIDE>();
+    UNROLL for (int k = 0; k < K; k++) UNROLL for (int n = 0; n < N; n += 2) {
+        U b[4];
+        find4<0>(b, at + (8 * n * STRIDE + 32 * k));
+        mma(c[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
+        mma(c[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
+    }
+}
+template <int STRIDE, int N, int K> INSIDE void by_columns(F (&c)[N][4], const U (&a)[K][4], U w) {
+    U at = w + down<STRIDE>();
+    UNROLL for (int k = 0; k < K; k++) UNROLL for (int n = 0; n < N; n += 2) {
+        U b[4];
+        find4<1>(b, at + (16 * k * STRIDE + 16 * n));
+        mma(c[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
+        mma(c[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
+    }
+}
+
+// The sum of a row, which four threads have.
+INSIDE F whole(F x) {
+    x = x + other<1>(x);
+    return x + other<2>(x);
+}
+// (x - mean)/std of every row in x's place, and 1/std.
+INSIDE void standard(F (&x)[TILES][4], F (&over)[2]) {
+    UNROLL for (int r = 0; r < 2; r++) {
+        F sum = 0.0f;
+        UNROLL for (int t = 0; t < TILES; t++) sum = sum + x[t][2 * r] + x[t][2 * r + 1];
+        F mean = whole(sum) * (1.0f / WIDTH), square = 0.0f;
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) x[t][i] = x[t][i] - mean, square = fused(x[t][i], x[t][i], square);
+        over[r] = inverse(root(whole(square) * (1.0f / WIDTH) + EPS));
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) x[t][i] = x[t][i] * over[r];
+    }
+}
+INSIDE void varied(U (&a)[STEPS][4], const F (&hat)[TILES][4], const float* gain, const float* shift) {
+    F y[TILES][4];
+    UNROLL for (int t = 0; t < TILES; t++) {
+        F g[2], s[2];
+        load2(gain, column() + 8 * t, g[0], g[1]), load2(shift, column() + 8 * t, s[0], s[1]);
+        UNROLL for (int i = 0; i < 4; i++) y[t][i] = fused(hat[t][i], g[i & 1], s[i & 1]);
+    }
+    packed(a, y);
+}
+
+// WIDTH sums of every one of WARPS warps, in shared memory and EACH such rows apart, to one row; a warp's lanes take them in turn.
+template <int WARPS, int EACH> INSIDE void added(float* to, U from, float undo) {
+    for (int i = warp(); i < (WIDTH + 31) / 32; i += WARPS) {
+        U all = lane() + 32 * i, some = less(all, U(WIDTH)), at = choose(some, all, U(0u));
+        F sum = 0.0f;
+        UNROLL for (int n = 0; n < WARPS; n++) sum = sum + find1(from + (at + EACH * WIDTH * n) * 4);
+        store(some, to, at, sum * undo);
+    }
+}
+
+// Phi(-|z|) within 7.5e-8, by Abramowitz and Stegun 7.1.26, and exp(-z^2/2).
+INSIDE F tail(F z, F& bell) {
+    F t = inverse(fused(largest(z, F(0.0f) - z), F(0.3275911f * 0.70710678f), F(1.0f)));
+    F sum = fused(fused(fused(fused(F(0.5f * 1.061405429f), t, F(0.5f * -1.453152027f)), t, F(0.5f * 1.421413741f)), t, F(0.5f * -0.284496736f)), t, F(0.5f * 0.254829592f));
+    bell = power(z * z * F(-0.5f * LOG2E));
+    return sum * t * bell;
+}
+INSIDE F gelu(F z) {
+    F bell;
+    return fused(F(0.0f) - largest(z, F(0.0f) - z), tail(z, bell), largest(z, F(0.0f)));
+}
+INSIDE F gelu(F z, F& slope) {
+    F bell, below = F(0.5f) + signed_as(F(0.5f) - tail(z, bell), z);
+    slope = fused(z * bell, F(0.39894228f), below);
+    return z * below;
+}
+
+// From the gradient of a norm's output that of its input, in its place.
+INSIDE void lowered(F (&dh)[TILES][4], const F (&hat)[TILES][4], const F (&over)[2], const float* gain) {
+    UNROLL for (int t = 0; t < TILES; t++) {
+        F each[2];
+        load2(gain, column() + 8 * t, each[0], each[1]);
+        UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] * each[i & 1];
+    }
+    UNROLL for (int r = 0; r < 2; r++) {
+        F mean = 0.0f, along = 0.0f;
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) mean = mean + dh[t][i], along = fused(dh[t][i], hat[t][i], along);
+        mean = whole(mean) * (1.0f / WIDTH), along = whole(along) * (1.0f / WIDTH);
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) dh[t][i] = (dh[t][i] - mean - hat[t][i] * along) * over[r];
+    }
+}
+// The sums over a warp's tokens of c, or of c times d, written to WIDTH floats in shared memory or, with `again`, added to those there.
+INSIDE void summed(U to, const F (&c)[TILES][4], bool again) {
+    UNROLL for (int t = 0; t < TILES; t++) {
+        F sum[2] = {c[t][0] + c[t][2], c[t][1] + c[t][3]}, kept[2] = {0.0f, 0.0f};
+        UNROLL for (int i = 0; i < 2; i++) {
+            sum[i] = sum[i] + other<4>(sum[i]);
+            sum[i] = sum[i] + other<8>(sum[i]);
+            sum[i] = sum[i] + other<16>(sum[i]);
+        }
+        U place = to + column() * 4 + 32 * t;  // eight lanes write the same
+        if (again) find2(place, kept[0], kept[1]);
+        same_moment();
+        keep2(place, sum[0] + kept[0], sum[1] + kept[1]);
+    }
+}
+INSIDE void summed(U to, const F (&c)[TILES][4], const F (&d)[TILES][4], bool again) {
+    F both[TILES][4];
+    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) both[t][i] = c[t][i] * d[t][i];
+    summed(to, both, again);
+}
+
+// ---- heads
+
+INSIDE constexpr int first_tile(int h) { return h * R / 8; }
+INSIDE constexpr int end_tile(int h) { return (h * R + R + 7) / 8; }
+INSIDE constexpr bool alone(int h, int t) { return 8 * t >= h * R && 8 * t + 8 <= h * R + R; }
+// All bits where a column is the head's: of a thread's two columns, and of the one that it has in a second operand.
+INSIDE U pair_of(int h, int t) {
+    if (alone(h, t)) return U(~0u);
+    U c = column() + U(8 * t - h * R);
+    return choose(less(c, U(R)), U(0xffffu), U(0u)) | choose(less(c + 1, U(R)), U(0xffff0000u), U(0u));
+}
+INSIDE U column_of(int h, int t) { return alone(h, t) ? U(~0u) : choose(less(token() + U(8 * t - h * R), U(R)), U(~0u), U(0u)); }
+
+// The heads of a warp's tokens, and for every token and head the logarithm of the sum of weights, in base 2 and of scores times `factor`.
+INSIDE void attend(F (&o)[TILES][4], const U (&q)[STEPS][4], U keys, U values, float* peaks, int w, float factor) {
+    UNROLL for (int h = 0; h < HEADS; h++) {
+        constexpr int MOST = (R + 14) / 8;
+        U mine[MOST][2];
+        F s[2 * BLOCKS][4], top[2] = {FAR, FAR}, sum[2] = {0.0f, 0.0f};
+        UNROLL for (int t = first_tile(h); t < end_tile(h); t++) UNROLL for (int r = 0; r < 2; r++) mine[t - first_tile(h)][r] = q[t / 2][2 * (t & 1) + r] & pair_of(h, t);
+        UNROLL for (int j = 0; j < BLOCKS; j++) if (j <= w) {
+            UNROLL for (int n = 2 * j; n < 2 * j + 2; n++) {
+                UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
+                    U b = find(cell(keys, j, t, n & 1)), (&a)[2] = mine[t - first_tile(h)];
+                    if (t == first_tile(h)) mma0(s[n], a[0], a[1], b);
+                    else mma(s[n], a[0], a[1], b);
+                }
+                if (j == w) UNROLL for (int i = 0; i < 4; i++) s[n][i] = choose(less(token() + 8 * (i / 2), column() + (8 * (n & 1) + (i & 1))), F(FAR), s[n][i]);
+                UNROLL for (int i = 0; i < 4; i++) top[i / 2] = largest(top[i / 2], s[n][i]);
+            }
+        }
+        UNROLL for (int r = 0; r < 2; r++) {
+            top[r] = largest(top[r], other<1>(top[r]));
+            top[r] = largest(top[r], other<2>(top[r])) * factor;
+        }
+        F mixed[MOST][4];
+        zero(mixed);
+        UNROLL for (int j = 0; j < BLOCKS; j++) if (j <= w) {
+            U e[4];
+            UNROLL for (int i = 0; i < 4; i++) {
+                F a = power(fused(s[2 * j + i / 2][2 * (i & 1)], F(factor), F(0.0f) - top[i & 1])), b = power(fused(s[2 * j + i / 2][2 * (i & 1) + 1], F(factor), F(0.0f) - top[i & 1]));
+                sum[i & 1] = sum[i & 1] + a + b, e[i] = pack(a, b);
+            }
+            UNROLL for (int t = first_tile(h); t < end_tile(h); t += 2) {
+                U b[4];
+                find4<1>(b, values + down<ROW>() + (16 * j * ROW + 16 * t));  // the second beyond the last column is not used
+                mma(mixed[t - first_tile(h)], e[0], e[1], e[2], e[3], b[0], b[1]);
+                if (t + 1 < end_tile(h)) mma(mixed[t + 1 - first_tile(h)], e[0], e[1], e[2], e[3], b[2], b[3]);
+            }
+        }
+        UNROLL for (int r = 0; r < 2; r++) {
+            sum[r] = whole(sum[r]);
+            U row = row_of(w, r);
+            store(there(row) & ((lane() & 3) == U(0u)), peaks, row * HEADS + h, top[r] + logarithm(sum[r]));
+            sum[r] = inverse(sum[r]);
+        }
+        UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
+            U own = pair_of(h, t);
+            UNROLL for (int i = 0; i < 4; i++) {
+                F y = mixed[t - first_tile(h)][i] * sum[i / 2];
+                o[t][i] = alone(h, t) ? y : choose(own & (i & 1 ? 0xffff0000u : 0xffffu), y, o[t][i]);
+            }
+        }
+    }
+}
+
+// ---- forward
+
+// x1 = x + W_O heads(n(x)) + bias, x2 = x1 + W_2 gelu(W_1 n(x1) + bias) + bias; n(x1), queries, keys, values, heads and `peaks` are kept.
+KERNEL(BLOCKS, 2) forward(
+    const float* x, const float* gain1, const float* shift1, const Half* w, const float* b, const Half* out, const float* out_bias,
+    const float* gain2, const float* shift2, const Half* up, const float* up_bias, const Half* down_, const float* down_bias,
+    float* x1, Half* h2, float* x2, Half* qkv, Half* o, float* peaks, int batch, int pieces, int model, float sharp
+) {
+    const int m = block_y(), me = warp();
+    const size_t row = (size_t)m * model;
+    const U at_w = shared(), at_out = at_w + QKV, at_up = at_out + WIDTH * ROW, at_down = at_up + HIDDEN * ROW;
+    const U keys = at_down + WIDTH * LONG, values = keys + MATRIX;
+    bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row), bring<WIDTH, WIDTH, ROW>(at_out, out + row);
+    bring<HIDDEN, WIDTH, ROW>(at_up, up + row), bring<WIDTH, HIDDEN, LONG>(at_down, down_ + row);
+    send(), arrived<0>();
+    together();
+    for (int s = block_x(); s < batch; s += pieces) {
+        const size_t at = ((size_t)m * batch + s) * TOKENS;
+        F now[TILES][4], c[TILES][4], over[2];
+        U a[STEPS][4], q[STEPS][4];
+        fetch(c, x + at * WIDTH, me);
+        standard(c, over), varied(a, c, gain1 + row, shift1 + row);
+        UNROLL for (int i = 2; i >= 0; i--) {
+            biased(c, b + row + i * WIDTH), by_rows<ROW>(c, a, at_w + i * WIDTH * ROW), packed(q, c);
+            put<3 * WIDTH>(qkv + at * 3 * WIDTH + i * WIDTH, q, me);
+            if (i) keep(i == 1 ? keys : values, q, me);
+        }
+        together();
+        zero(c);
+        attend(c, q, keys, values, peaks + at * HEADS, me, sharp * LOG2E);
+        packed(a, c), put<WIDTH>(o + at * WIDTH, a, me);
+        fetch(now, x + at * WIDTH, me);
+        more(now, out_bias + row), by_rows<ROW>(now, a, at_out), put(x1 + at * WIDTH, now, me);
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) c[t][i] = now[t][i];
+        standard(c, over), varied(a, c, gain2 + row, shift2 + row), put<WIDTH>(h2 + at * WIDTH, a, me);
+        more(now, down_bias + row);
+        for (int f = 0; f < HIDDEN; f += 16) {
+            F z[2][4];
+            U y[1][4];
+            biased(z, up_bias + row + f), by_rows<ROW>(z, a, at_up + f * ROW);
+            UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++) z[n][i] = gelu(z[n][i]);
+            packed(y, z), by_rows<LONG>(now, y, at_down + 2 * f);
+        }
+        put(x2 + at * WIDTH, now, me);
+        together();
+    }
+}
+
+// ---- backward, from the gradients of x1 and of the heads
+
+// The sum of g o of every token and head, and its peak, zeros beyond the last token: two threads a token, half of its columns each.
+INSIDE void weigh(U peaks_at, U sums_at, U give, U heads, const float* peaks, int w) {
+    U row = (lane() >> 1) + 16 * w, side = lane() & 1, some = there(row);
+    constexpr int OWN = HEADS == 1 ? 1 : HEADS / 2;  // of a half
+    F sum[OWN];
+    UNROLL for (int h = 0; h < OWN; h++) sum[h] = 0.0f;
+    UNROLL for (int p = 0; p < WIDTH / 4; p++) {
+        U place = row * ROW + side * WIDTH + 4 * p, g = find(give + place), o = find(heads + place);
+        constexpr int each = HEADS == 1 ? WIDTH : R;
+        sum[2 * p / each] = fused(first_of(g), first_of(o), sum[2 * p / each]);
+        sum[(2 * p + 1) / each] = fused(second_of(g), second_of(o), sum[(2 * p + 1) / each]);
+    }
+    if (HEADS == 1) sum[0] = sum[0] + other<1>(sum[0]);
+    UNROLL for (int h = 0; h < OWN; h++) {
+        U at = row * HEADS + (HEADS == 1 ? U(0u) : side * OWN + h);
+        keep1(sums_at + at * 4, sum[h]), keep1(peaks_at + at * 4, choose(some, load(peaks, choose(some, at, U(0u))), F(0.0f)));
+    }
+}
+
+// 16 tokens' halves of one matrix as first operands of products over 8 columns, [tile][8 tokens].
+INSIDE void take(U (&y)[TILES][2], U from, int block) {
+    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) y[t][r] = find(cell(from, block, t, r));
+}
+
+// The heads' gradients for the keys of block j and the queries of block i.
+INSIDE void attend_back(
+    F (&dq)[TILES][4], F (&dk)[TILES][4], F (&dv)[TILES][4], const U (&q)[TILES][2], const U (&g)[TILES][2], const U (&k)[TILES][2],
+    const U (&v)[TILES][2], U peaks, U sums, int i, bool edge, float sharp
+) {
+    UNROLL for (int h = 0; h < HEADS; h++) {
+        F s[2][4], ds[2][4], peak[2], mean[2];
+        UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
+            U own = pair_of(h, t), q0 = q[t][0] & own, q1 = q[t][1] & own, g0 = g[t][0] & own, g1 = g[t][1] & own;
+            UNROLL for (int n = 0; n < 2; n++) {
+                if (t == first_tile(h)) mma0(s[n], q0, q1, k[t][n]), mma0(ds[n], g0, g1, v[t][n]);
+                else mma(s[n], q0, q1, k[t][n]), mma(ds[n], g0, g1, v[t][n]);
+            }
+        }
+        UNROLL for (int r = 0; r < 2; r++) {
+            U at = (row_of(i, r) * HEADS + h) * 4;
+            peak[r] = find1(peaks + at), mean[r] = find1(sums + at);
+        }
+        UNROLL for (int n = 0; n < 2; n++) UNROLL for (int c = 0; c < 4; c++) {
+            s[n][c] = power(fused(s[n][c], F(sharp * LOG2E), F(0.0f) - peak[c / 2]));
+            if (edge) s[n][c] = choose(less(token() + 8 * (c / 2), column() + (8 * n + (c & 1))), F(0.0f), s[n][c]);
+            ds[n][c] = s[n][c] * (ds[n][c] - mean[c / 2]) * sharp;
+        }
+        U p[1][4], d[1][4];
+        packed(p, s), packed(d, ds);
+        UNROLL for (int n = 0; n < 4; n++) p[0][n] = turned(p[0][n]);
+        U dt[4] = {turned(d[0][0]), turned(d[0][1]), turned(d[0][2]), turned(d[0][3])};
+        UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
+            U own = column_of(h, t);
+            mma(dq[t], d[0][0], d[0][1], d[0][2], d[0][3], turned(k[t][0]) & own, turned(k[t][1]) & own);
+            mma(dk[t], dt[0], dt[2], dt[1], dt[3], turned(q[t][0]) & own, turned(q[t][1]) & own);
+            mma(dv[t], p[0][0], p[0][2], p[0][1], p[0][3], turned(g[t][0]) & own, turned(g[t][1]) & own);
+        }
+    }
+}
+
+// dx = dx1 + dn(W dqkv), and the gradients of the norm and of both maps, a copy for every piece of the sequences, `copy` numbers apart.
+KERNEL(BLOCKS, 2) backward(
+    const float* x, const float* gain, const float* shift, const Half* w, const Half* qkv, const Half* o, const Half* give,
+    const float* dx1, const float* peaks, float* dx, float* dgain, float* dshift, float* dw, float* db, float* dout,
+    int batch, int pieces, int model, int copy_, float sharp, float undo
+) {
+    const int m = block_y(), me = warp();
+    const size_t row = (size_t)m * model, to = (size_t)block_x() * copy_ + row;
+    const U at_w = shared(), parts = at_w + QKV;  // queries, keys, values; gradients of the heads, later of x1; heads
+    const U at_give = parts + 3 * MATRIX, at_o = at_give + MATRIX, at_dq = at_o + MATRIX, at_peaks = at_dq + 16 * BLOCKS * TALL, at_sums = at_peaks + PEAKS, at_norm = at_sums + PEAKS;
+    bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row);
+    for (int s = block_x(); s < batch; s += pieces) {
+        const size_t at = ((size_t)m * batch + s) * TOKENS;
+        UNROLL for (int i = 0; i < 5; i++) {  // rows of 16 bytes a lane, zeros beyond the last
+            constexpr int each = WIDTH / 8;
+            const Half* from = i < 3 ? qkv + at * 3 * WIDTH + i * WIDTH : (i == 3 ? give : o) + at * WIDTH;
+            for (int n = me; n < 16 * BLOCKS * each / 32; n += BLOCKS) {
+                U all = lane() + 32 * n, line = all / each, piece = all - line * each;
+                copy(there(line), parts + i * MATRIX + line * ROW + piece * 16, from, line * ((i < 3 ? 6 : 2) * WIDTH) + piece * 16);
+            }
+        }
+        send(), arrived<0>();
+        together();
+        weigh(at_peaks, at_sums, at_give, at_o, peaks + at * HEADS, me);
+        F dk[TILES][4], dv[TILES][4];
+        zero(dk), zero(dv);
+        {
+            U k[TILES][2], v[TILES][2];
+            take(k, parts + MATRIX, me), take(v, parts + 2 * MATRIX, me);
+            together();
+            for (int step = 0; step < BLOCKS; step++) {
+                int i = me + step;
+                if (i < BLOCKS) {
+                    U q[TILES][2], g[TILES][2];
+                    F dq[TILES][4];
+                    zero(dq);
+                    take(q, parts, i), take(g, at_give, i);
+                    attend_back(dq, dk, dv, q, g, k, v, at_peaks, at_sums, i, step == 0, sharp);
+                    UNROLL for (int r = 0; r < 2; r++) UNROLL for (int t = 0; t < TILES; t++) {
+                        U place = at_dq + row_of(i, r) * TALL + column() * 4 + 32 * t;
+                        F a = 0.0f, b = 0.0f;
+                        if (step) find2(place, a, b);
+                        keep2(place, a + dq[t][2 * r], b + dq[t][2 * r + 1]);
+                    }
+                }
+                together();
+            }
+        }
+        F dh[TILES][4];
+        zero(dh);
+        U a[STEPS][4];
+        packed(a, dv), keep(parts + 2 * MATRIX, a, me), by_columns<ROW>(dh, a, at_w + 2 * WIDTH * ROW);
+        packed(a, dk), keep(parts + MATRIX, a, me), by_columns<ROW>(dh, a, at_w + WIDTH * ROW);
+        UNROLL for (int r = 0; r < 2; r++) UNROLL for (int t = 0; t < TILES; t++) find2(at_dq + row_of(me, r) * TALL + column() * 4 + 32 * t, dk[t][2 * r], dk[t][2 * r + 1]);
+        packed(a, dk), keep(parts, a, me), by_columns<ROW>(dh, a, at_w);
+        F hat[TILES][4], over[2];
+        fetch(hat, x + at * WIDTH, me), standard(hat, over);
+        varied(a, hat, gain + row, shift + row), keep(at_dq + 16 * me * (TALL - ROW), a, me);  // where the warp's own dq was
+        const bool first = s == block_x();
+        summed(at_norm + 8 * WIDTH * me, dh, hat, !first), summed(at_norm + 8 * WIDTH * me + 4 * WIDTH, dh, !first);
+        lowered(dh, hat, over, gain + row);
+        fetch(hat, dx1 + at * WIDTH, me), packed(a, hat), keep(at_give, a, me);
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] + hat[t][i];
+        put(dx + at * WIDTH, dh, me);
+        together();
+        for (int i = me; i < 4 * STEPS; i += BLOCKS) {  // 16 rows of dW_Q, dW_K, dW_V or dW_O
+            int part = i / STEPS, within = i % STEPS;
+            U rows = parts + part * MATRIX + across<ROW>() + 32 * within, by = (part < 3 ? at_dq : at_o) + down<ROW>(), next = U(16 * (part < 3 ? TALL : ROW));
+            F c[TILES][4], bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            zero(c);
+            UNROLL for (int k = 0; k < BLOCKS; k++) {
+                U d[4];
+                find4<1>(d, rows + 16 * k * ROW);
+                UNROLL for (int n = 0; n < TILES; n += 2) {
+                    U y[4];
+                    find4<1>(y, by + next * k + 16 * n);
+                    mma(c[n], d[0], d[1], d[2], d[3], y[0], y[1]), mma(c[n + 1], d[0], d[1], d[2], d[3], y[2], y[3]);
+                }
+                mma(bias, d[0], d[1], d[2], d[3], ONES, ONES);
+            }
+            float* grad = (part < 3 ? dw + part * WIDTH * WIDTH : dout) + to;
+            UNROLL for (int r = 0; r < 2; r++) {
+                U line = token() + (16 * within + 8 * r), place = line * WIDTH + column();
+                UNROLL for (int t = 0; t < TILES; t++) {
+                    F left = 0.0f, right = 0.0f;
+                    if (!first) load2(grad, place + 8 * t, left, right);
+                    store2(grad, place + 8 * t, fused(c[t][2 * r], F(undo), left), fused(c[t][2 * r + 1], F(undo), right));
+                }
+                if (part < 3) {
+                    F kept = 0.0f;
+                    if (!first) kept = load(db + to + part * WIDTH, line);
+                    store((lane() & 3) == U(0u), db + to + part * WIDTH, line, fused(bias[2 * r], F(undo), kept));
+                }
+            }
+        }
+        together();
+    }
+    added<BLOCKS, 2>(dgain + to, at_norm, undo), added<BLOCKS, 2>(dshift + to, at_norm + 4 * WIDTH, undo);
+}
+
+// ---- back through the feed-forward, for tiles of TILE tokens that need not be whole sequences
+
+// Of the hidden units as many as the model is wide are taken at once, forward again and back, and left in shared memory; then every warp
+// adds up its 16 rows and half the columns of one of the two matrices' gradients for them.
+INSIDE void half_product(F (&c)[TILES / 2][4], U rows, U by) {
+    U at = rows + across<ROW>(), to = by + down<ROW>();
+    UNROLL for (int k = 0; k < TEAM; k++) {
+        U d[4], y[4];
+        find4<1>(d, at + 16 * k * ROW);
+        UNROLL for (int n = 0; n < TILES / 2; n++) {
+            if (n % 2 == 0) find4<1>(y, to + (16 * k * ROW + 16 * n));  // the second beyond the last column is not used
+            mma(c[n], d[0], d[1], d[2], d[3], y[n % 2 * 2], y[n % 2 * 2 + 1]);
+        }
+    }
+}
+
+// dx1 = dx2 + dn(W_1 dz), give = W_O dx1; gradients of both matrices, of their biases, of the norm and of the bias before it.
+KERNEL(TEAM, 1) feed_back(
+    const float* dx2, const float* x1, const Half* h2, const float* gain, const Half* up, const float* up_bias, const Half* down_, const Half* out,
+    float* dx1, Half* give, float* dgain, float* dshift, float* dup, float* dup_bias, float* ddown, float* ddown_bias, float* dout_bias,
+    int count, int pieces, int model, int copy_, float undo
+) {
+    const int m = block_y(), me = warp(), matrix = me / (2 * STEPS), within = me / 2 % STEPS, side = me % 2;
+    const size_t row = (size_t)m * model, to = (size_t)block_x() * copy_ + row;
+    const U at_up = shared(), at_down = at_up + HIDDEN * ROW, at_out = at_down + WIDTH * LONG, at_h = at_out + WIDTH * ROW;
+    const U at_g = at_h + TILE * ROW, hidden = at_g + TILE * ROW, at_sums = hidden + 4 * TILE * ROW + 16 * WIDTH * me;
+    bring<HIDDEN, WIDTH, ROW>(at_up, up + row, TEAM), bring<WIDTH, HIDDEN, LONG>(at_down, down_ + row, TEAM), bring<WIDTH, WIDTH, ROW>(at_out, out + row, TEAM);
+    send(), arrived<0>();
+    constexpr int PARTS = HIDDEN / WIDTH;
+    F grad[PARTS][TILES / 2][4], bias[PARTS][2];
+    UNROLL for (int p = 0; p < PARTS; p++) zero(grad[p]), bias[p][0] = 0.0f, bias[p][1] = 0.0f;
+    bool again = false;
+    for (int first = block_x() * TILE; first < count; first += pieces * TILE, again = true) {
+        const size_t at = (size_t)m * count + first;
+        const int rows = count - first;
+        F dh[TILES][4];
+        U h[STEPS][4], g[STEPS][4];
+        together();
+        fetch(dh, dx2 + at * WIDTH, me, rows), packed(g, dh), keep(at_g, g, me);
+        summed(at_sums + 8 * WIDTH, dh, again);
+        UNROLL for (int r = 0; r < 2; r++) {
+            U line = row_of(me, r), some = there(line, rows), from = choose(some, line * WIDTH, U(0u)) + column();
+            UNROLL for (int t = 0; t < TILES; t++) h[t / 2][2 * (t & 1) + r] = choose(some, load2(h2 + at * WIDTH, from + 8 * t), U(0u));
+        }
+        keep(at_h, h, me);
+        zero(dh);
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            const U at_z = hidden + 2 * TILE * ROW * (p & 1), at_a = at_z + TILE * ROW;
+            for (int f = 0; f < WIDTH; f += 16) {
+                F z[2][4], dz[2][4];
+                U a[1][4], d[1][4];
+                biased(z, up_bias + row + p * WIDTH + f), by_rows<ROW>(z, h, at_up + (p * WIDTH + f) * ROW);
+                zero(dz), by_columns<LONG>(dz, g, at_down + 2 * (p * WIDTH + f));
+                UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++) {
+                    F slope;
+                    z[n][i] = gelu(z[n][i], slope), dz[n][i] = dz[n][i] * slope;
+                }
+                packed(a, z), packed(d, dz);
+                UNROLL for (int i = 0; i < 4; i++) {
+                    U place = cell(U(2 * f), me, i / 2, i & 1);
+                    keep(at_a + place, a[0][i]), keep(at_z + place, d[0][i]);
+                }
+                by_columns<ROW>(dh, d, at_up + (p * WIDTH + f) * ROW);
+            }
+            together();
+            const int across_ = side * WIDTH;  // bytes
+            half_product(grad[p], (matrix ? at_g : at_z) + 32 * within, (matrix ? at_a : at_h) + across_);
+            if (matrix == side && side == 0) {
+                F sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                UNROLL for (int k = 0; k < TEAM; k++) {
+                    U d[4];
+                    find4<1>(d, at_z + 32 * within + across<ROW>() + 16 * k * ROW);
+                    mma(sum, d[0], d[1], d[2], d[3], ONES, ONES);
+                }
+                bias[p][0] = bias[p][0] + sum[0], bias[p][1] = bias[p][1] + sum[2];
+            }
+        }
+        F hat[TILES][4], over[2];
+        fetch(hat, x1 + at * WIDTH, me, rows), standard(hat, over);
+        summed(at_sums, dh, hat, again), summed(at_sums + 4 * WIDTH, dh, again);
+        lowered(dh, hat, over, gain + row);
+        fetch(hat, dx2 + at * WIDTH, me, rows);
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] + hat[t][i];
+        put(dx1 + at * WIDTH, dh, me, rows), summed(at_sums + 12 * WIDTH, dh, again);
+        packed(g, dh), zero(dh), by_columns<ROW>(dh, g, at_out);
+        packed(g, dh), put<WIDTH>(give + at * WIDTH, g, me, rows);
+    }
+    UNROLL for (int p = 0; p < PARTS; p++) {
+        UNROLL for (int r = 0; r < 2; r++) {
+            U line = token() + (16 * within + 8 * r);
+            UNROLL for (int n = 0; n < TILES / 2; n++) {
+                F a = grad[p][n][2 * r] * undo, b = grad[p][n][2 * r + 1] * undo;
+                U place = column() + (side * WIDTH / 2 + 8 * n);
+                if (matrix) store2(ddown + to, line * HIDDEN + p * WIDTH + place, a, b);
+                else store2(dup + to, (line + p * WIDTH) * WIDTH + place, a, b);
+            }
+            if (matrix == side && side == 0) store((lane() & 3) == U(0u), dup_bias + to, line + p * WIDTH, bias[p][r] * undo);
+        }
+    }
+    together();
+    const U sums = hidden + 4 * TILE * ROW;
+    added<TEAM, 4>(dgain + to, sums, undo), added<TEAM, 4>(dshift + to, sums + 4 * WIDTH, undo);
+    added<TEAM, 4>(ddown_bias + to, sums + 8 * WIDTH, undo), added<TEAM, 4>(dout_bias + to, sums + 12 * WIDTH, undo);
+}

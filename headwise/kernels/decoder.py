@@ -1,0 +1,144 @@
+"""The block of a narrow causal decoder as two kernels in CUDA C++ (decoder.cu): forward whole, and back through its attention part.
+
+For sequences of up to 96 tokens and widths up to 64, any number of heads; the residual stays in registers from norm to norm. The plain
+twin is what `Trunk` does where they do not apply (pre.py and heads.py), and each is tried on small models before it is trusted.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.kernels import cuda
+
+MOST_SHARED = 227 << 10  # bytes that one block of threads can have
+PIECES = 16  # blocks of threads a model, each with its share of the sequences
+
+
+class Sizes(NamedTuple):
+    """What a compilation is for."""
+
+    width: int
+    hidden: int
+    tokens: int
+    rank: int
+
+    @property
+    def warps(self) -> int:
+        return -(-self.tokens // 16)
+
+    @property
+    def team(self) -> int:
+        """Warps that go back through the feed-forward together, 16 tokens each."""
+        return self.width // 4
+
+    @property
+    def shared(self) -> dict[str, int]:
+        """Bytes of shared memory of each kernel, as in decoder.cu."""
+        row, heads = 2 * self.width + 16, self.width // self.rank
+        matrix, qkv = 16 * self.warps * row, 3 * self.width * row
+        feed = self.hidden * row + self.width * (2 * self.hidden + 16) + self.width * row
+        tall, peaks, sums = 16 * self.warps * (4 * self.width + 32), 16 * self.warps * heads * 4, self.width * 4
+        return {
+            "forward": qkv + feed + 2 * matrix,
+            "backward": qkv + 5 * matrix + tall + 2 * peaks + 2 * self.warps * sums,
+            "feed_back": feed + 6 * 16 * self.team * row + 4 * self.team * sums,
+        }
+
+
+def refusal(sizes: Sizes, columns: int, kind: torch.dtype) -> str:
+    """Why these kernels cannot take a causal block with a GELU feed-forward and biases; empty when they can."""
+    width, hidden, tokens, rank = sizes
+    if kind != torch.float16 or width % 16 or width > 64 or columns != width or hidden != 4 * width:
+        rule = "fp16, a width in 16s up to 64 that the heads fill, four times as many hidden units"
+        return f"they take {rule}, got {kind}, {width}, {columns}, {hidden}"
+    if rank != width and width // 2 % rank:
+        return f"they take ranks that divide half the width or are all of it, got {rank} of {width}"
+    if tokens > 96 or max(sizes.shared.values()) > MOST_SHARED:
+        return f"they take at most 96 tokens and what fits in shared memory, got {tokens} tokens, {max(sizes.shared.values())} bytes"
+    return ""
+
+
+def proven(sizes: Sizes, device: torch.device) -> bool:
+    """Whether the kernels, compiled here, compute a block of small models and its gradients as PyTorch does."""
+    return _proven(sizes, cuda.numbered(device))
+
+
+@functools.cache
+def _proven(sizes: Sizes, device: torch.device) -> bool:
+    return cuda.proven(f"a decoder's block of width {sizes.width} and rank {sizes.rank}", lambda: _trial(sizes, device), device)
+
+
+def _trial(sizes: Sizes, device: torch.device) -> float:
+    """The largest relative error of outputs and gradients against float64: more sequences and tiles than pieces, one tile not full."""
+    D, F, N, R = sizes
+    M, batch, pieces, sharp, undo = 2, max(3, 40 * sizes.team // N), 2, R**-0.5, 0.25
+    T, heads, draw = batch * N, D // R, torch.Generator().manual_seed(R)
+
+    def drawn(*size: int, spread: float = 1.0, around: float = 0.0) -> Tensor:
+        return (torch.randn(M, *size, generator=draw) * spread + around).half().double().to(device)
+
+    x, dx2 = drawn(T, D), drawn(T, D)
+    shapes = [(D,), (D,), (3 * D, D), (3 * D,), (D, D), (D,), (D,), (D,), (F, D), (F,), (D, F), (D,)]
+    params = [drawn(*size, spread=0.25, around=1.0 * (i in (0, 6))) for i, size in enumerate(shapes)]  # gains about 1
+    row = torch.cat([p.flatten(1) for p in params], 1).float().contiguous()
+    starts = [0, *torch.tensor([p[0].numel() for p in params]).cumsum(0).tolist()][:-1]
+    P, grads = row.shape[1], torch.full((pieces, M, row.shape[1]), torch.nan, device=device)
+    given = [(row.half() if len(size) > 1 else row).view(-1)[at:] for size, at in zip(shapes, starts, strict=True)]
+    to = [grads.view(-1)[at:] for at in starts]
+    empty = functools.partial(torch.empty, M, T, device=device)
+    halves = functools.partial(empty, dtype=torch.half)
+    x1, x2, dx1, dx, peaks = empty(D), empty(D), empty(D), empty(D), empty(heads)
+    h2, qkv, o, give = halves(D), halves(3 * D), halves(D), halves(D)
+    forward(sizes, M, pieces, x.float(), *given, x1, h2, x2, qkv, o, peaks, batch, pieces, P, sharp)
+    feed_back(
+        sizes, M, pieces, dx2.float(), x1, h2, given[6], *given[8:11], given[4], dx1, give,
+        *to[6:8], *to[8:11], to[11], to[5], T, pieces, P, M * P, undo,
+    )  # fmt: skip
+    backward(sizes, M, pieces, x.float(), *given[:3], qkv, o, give, dx1, peaks, dx, *to[:5], batch, pieces, P, M * P, sharp, undo)
+    exact = [t.requires_grad_() for t in (x, *params)]
+    with torch.enable_grad():
+        gain, shift, w, b, out, out_bias, gain2, shift2, up, up_bias, down, down_bias = (p if p.ndim > 2 else p[:, None] for p in exact[1:])
+        normed = torch.nn.functional.layer_norm(x, (D,), eps=1e-6) * gain + shift
+        q, k, v = (t.view(M, batch, N, heads, R).transpose(2, 3) for t in (normed @ w.mT + b).split(D, -1))
+        later = torch.ones(N, N, dtype=torch.bool, device=device).triu(1)
+        mixed = (torch.softmax((q @ k.mT * sharp).masked_fill(later, -torch.inf), -1) @ v).transpose(2, 3).reshape(M, T, D)
+        middle = x + mixed @ out.mT + out_bias
+        second = torch.nn.functional.layer_norm(middle, (D,), eps=1e-6) * gain2 + shift2
+        end = middle + torch.nn.functional.gelu(second @ up.mT + up_bias) @ down.mT + down_bias
+        wanted = torch.autograd.grad(end, exact, dx2)
+    sums = (grads.sum(0).double() / undo).split([p[0].numel() for p in params], 1)
+    pairs = [(x1, middle), (h2, second), (x2, end), (o, mixed), (dx, wanted[0])]
+    pairs += [(mine, theirs.flatten(1)) for mine, theirs in zip(sums, wanted[1:], strict=True)]
+    return max(float((a.double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs)
+
+
+def forward(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:
+    """One block of each model, its sequences in pieces; the arguments are those of the kernel."""
+    _run("forward", sizes, (pieces, models), sizes.warps, *args)
+
+
+def feed_back(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:
+    """Back through its feed-forward; no more pieces than tiles of 16 `team` tokens."""
+    _run("feed_back", sizes, (pieces, models), sizes.team, *args)
+
+
+def backward(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:
+    """Back through its attention part; no more pieces than sequences."""
+    _run("backward", sizes, (pieces, models), sizes.warps, *args)
+
+
+def _run(name: str, sizes: Sizes, grid: tuple[int, int], warps: int, *args: Any) -> None:
+    assert args[0].device.index == torch.cuda.current_device()
+    _module(sizes, torch.cuda.current_device()).launch(name, grid, 32 * warps, sizes.shared[name], args)
+
+
+@functools.cache
+def _module(sizes: Sizes, device: int) -> cuda.Module:
+    source = "".join((Path(__file__).parent / name).read_text() for name in ("warp.cuh", "decoder.cu"))
+    defined = {"WIDTH": sizes.width, "HIDDEN": sizes.hidden, "TOKENS": sizes.tokens, "R": sizes.rank}
+    return cuda.Module(cuda.compiled(source, "sm_90a", defined))

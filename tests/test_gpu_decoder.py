@@ -1,0 +1,166 @@
+"""A decoder's block in CUDA C++ (kernels/decoder.cu) against float64: compiled on a GPU, elsewhere the same lines on a CPU (warp.h)."""
+
+import pytest
+import torch
+from tolerance import same
+
+pytest.importorskip("triton", reason="what is around these kernels is written in triton")
+from emulate import call, library, needs_a_compiler
+from gpu import DEVICE, INTERPRETED
+from test_trunk import Net, blocks_only, check_blocks, trained_alike
+
+from headwise.kernels import cuda, decoder
+from headwise.trunk import decoder_refusal
+
+
+def run(name, sizes, grid, warps, *args):
+    made = library("decoder", WIDTH=sizes.width, HIDDEN=sizes.hidden, TOKENS=sizes.tokens, R=sizes.rank)
+    call(made, name, grid, args)
+
+
+@pytest.fixture(autouse=True)
+def whole(monkeypatch):
+    if INTERPRETED:
+        needs_a_compiler()
+        monkeypatch.setattr(decoder, "_run", run)
+        monkeypatch.setattr(cuda, "missing", lambda device: "")
+    decoder._proven.cache_clear()
+    yield
+    decoder._proven.cache_clear()
+
+
+def cut(dim, *heads, depth=1, each=1):
+    return [(each, blocks_only(h, dim=dim, depth=depth, ffn_dim=4 * dim)) for h in heads]
+
+
+CASES = [
+    pytest.param(cut(48, 1, 2, 4, 8, 16), 82, 2, id="width 48 cut five ways, 82 tokens"),
+    pytest.param(cut(48, 16), 37, 5, id="heads of rank 3 across tiles, 37 tokens"),
+    pytest.param(cut(16, 1, 16, each=2), 5, 19, id="width 16, five tokens, more sequences than pieces"),
+    pytest.param(cut(32, 4, 2), 96, 1, id="96 tokens, one sequence"),
+    pytest.param(cut(32, 32), 1, 33, id="rank 1, one token: nothing before it"),
+]
+
+
+def padded(tokens, batch):
+    """A batch whose tokens fill the trunk's tiles."""
+    while batch * tokens % 64:
+        batch += 1
+    return batch
+
+
+@pytest.mark.parametrize(("splits", "tokens", "batch"), CASES)
+def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch):
+    assert check_blocks(Net(splits, tokens, padded(tokens, batch), "fp16")).whole
+
+
+def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
+    net = Net(cut(48, 2, 16, depth=2), 37, 64, "fp16")
+    y, dx, grads = net.exact()
+    errors = []
+    for trusted in (True, False):
+        monkeypatch.setattr(decoder, "proven", lambda sizes, device, trusted=trusted: trusted)
+        made = net.trunk()
+        assert made.whole == trusted
+        got, (got_dx, rows) = made.forward(net.x), made.backward(net.g * made.gain)
+        theirs = [rows[:, at : at + size] for at, size in (net.places[name] for name in grads)]
+        pairs = [(got, y), (got_dx / made.gain, dx), *zip(theirs, (g.flatten(1) for g in grads.values()), strict=True)]
+        errors.append([((a.double() - b).norm() / b.norm()).item() for a, b in pairs])
+    for ours, twin in zip(*errors, strict=True):
+        assert ours <= 1.2 * twin <= 0.01
+
+
+def test_blocks_again_give_the_same_bits_and_alone_the_outputs():
+    net = Net(cut(48, 4, 8, depth=2), 16, 20, "fp16", seed=5)
+    made = net.trunk()
+    y = made.forward(net.x).clone()
+    dx, rows = (t.clone() for t in made.backward(net.g * made.gain))
+    for _ in range(1 if INTERPRETED else 50):
+        same(made.forward(net.x), y, "outputs")
+        for a, b in zip(made.backward(net.g * made.gain), (dx, rows), strict=True):
+            same(a, b, "gradients")
+    same(net.trunk(training=False).forward(net.x), y, "outputs without training")
+
+
+def test_a_model_does_not_see_its_neighbours():
+    splits = cut(48, 4, 8)
+    net = Net(splits, 16, 4, "fp16")
+    made = net.trunk()
+    y, (dx, rows) = made.forward(net.x).clone(), (t.clone() for t in made.backward(net.g * made.gain))
+    net.weights[0] *= 1.5
+    net.half.copy_(net.weights)
+    net.x[0] += 1.0
+    made = net.trunk()
+    same(made.forward(net.x)[1], y[1], "outputs")
+    for a, b in zip(made.backward(net.g * made.gain), (dx, rows), strict=True):
+        same(a[1], b[1], "gradients")
+        assert not torch.equal(a[0], b[0])
+
+
+def test_a_later_token_changes_nothing_before_it():
+    net = Net(cut(48, 2, 16), 64, 1, "fp16")
+    y = net.trunk().forward(net.x).clone()
+    net.x[:, 41:] += 3.0
+    later = net.trunk().forward(net.x)
+    same(later[:, :41], y[:, :41], "outputs")
+    assert not torch.isclose(later[:, 41:], y[:, 41:]).any(-1).all()
+
+
+@pytest.mark.parametrize("sizes", [(48, 192, 82, 48), (48, 192, 82, 3), (16, 64, 4, 8), (32, 128, 33, 2)])
+def test_kernels_are_trusted_after_a_trial(sizes):
+    assert decoder.proven(decoder.Sizes(*sizes), DEVICE)
+
+
+WRITTEN = [
+    *(("forward", i) for i in (13, 15, 17)),  # the residual between the parts and after them, the heads
+    *(("feed_back", i) for i in range(8, 17)),
+    *(("backward", i) for i in range(9, 15)),
+]
+
+
+@pytest.mark.parametrize(("name", "argument"), WRITTEN)
+def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, monkeypatch):
+    real = decoder._run
+
+    def wrong(which, sizes, grid, warps, *args):
+        real(which, sizes, grid, warps, *args)
+        if which == name:
+            args[argument].view(-1)[3:5] += 10.0
+
+    monkeypatch.setattr(decoder, "_run", wrong)
+    with pytest.warns(UserWarning, match=r"width 16 and rank 8 in CUDA C\+\+ is off by"):
+        assert not decoder.proven(decoder.Sizes(16, 64, 4, 8), DEVICE)
+
+
+def test_blocks_that_are_not_trusted_go_the_other_way(monkeypatch):
+    monkeypatch.setattr(decoder, "proven", lambda sizes, device: sizes.rank != 3)
+    assert not Net(cut(48, 1, 16), 16, 4, "fp16").trunk().whole
+    assert Net(cut(48, 1, 2), 16, 4, "fp16").trunk().whole
+
+
+def test_training_on_the_blocks_is_training_on_the_modules(monkeypatch):
+    trained_alike("fp16", 4e-3, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "precision", "said"),
+    [
+        ({"causal": False}, 16, "fp16", "causal"),
+        ({"activation": "relu"}, 16, "fp16", "GELU"),
+        ({}, 16, "tf32", "fp16, a width in 16s"),
+        (
+            {"dim": 80, "num_heads": 5, "num_kv_heads": 5, "head_dim": 16, "v_head_dim": 16, "ffn_dim": 320},
+            16,
+            "fp16",
+            "got torch.float16, 80",
+        ),
+        ({"ffn_dim": 64}, 16, "fp16", "four times"),
+        ({"num_heads": 3, "num_kv_heads": 3, "head_dim": 16, "v_head_dim": 16}, 16, "fp16", "divide half the width"),
+        ({}, 97, "fp16", "at most 96 tokens"),
+        ({"dim": 64, "ffn_dim": 256, "head_dim": 16, "v_head_dim": 16}, 16, "fp16", "fits in shared memory"),
+    ],
+)
+def test_what_they_do_not_take_is_refused(changes, tokens, precision, said):
+    (_, shape), *_ = cut(48, 4)
+    assert decoder_refusal(shape, 16, "fp16") == ""
+    assert said in decoder_refusal(shape.replace(**changes), tokens, precision)
