@@ -58,7 +58,7 @@ def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
     """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Trunk`."""
     T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
     kept = shape.depth * T * (D * (8 + 2 * size) + 4 * C * size + 4 * shape.num_heads)
-    return kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * decoder.PIECES)
+    return kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * decoder.MOST)
 
 
 class Trunk(Flat):
@@ -87,10 +87,11 @@ class Trunk(Flat):
         self.sizes: dict[str, Any] = {"D": self.D, "BD": max(16, wide), "BT": TILE, "IP": self.dot}
         exact = kind == torch.float32
         self.feed_sizes = {"BF": 32 if exact else 64, "GELU": s.activation == "gelu", "STAGES": 1 if exact else 2}
-        self.pieces = min(decoder.PIECES, self.batch) if self.whole else min(SPLIT, tiles)
+        self.pieces = decoder.MOST if self.whole else min(SPLIT, tiles)
         if training:
             self.dx, self.dx1, self.do = empty(self.D), empty(self.D), empty(self.C, kind)
             self.copies = torch.zeros(self.pieces, self.M, self.P, device=weights.device)
+            self.grads = torch.empty_like(weights) if self.whole else weights.new_empty(0)
             self.parts = torch.empty(self.M, s.depth, tiles, 6, self.sizes["BD"], device=weights.device)
             self.index = self._index()
 
@@ -134,11 +135,8 @@ class Trunk(Flat):
         """From the gradient of the last residual, times the gain: that of the input, times the gain, and the flat rows' own."""
         if self.whole:
             dx = dx_MTD.contiguous()
-            for i in reversed(range(self.shape.depth)):
-                self._feed_back(i, dx)
-                dx = self.dx
-                self._each(lambda now, s, i=i: self._attend_back(i, now, s))
-            return dx, self.copies.sum(0)
+            self._each(lambda now, s: self._decode_back(dx[now], now, s))
+            return self.dx, self.grads
         from headwise.kernels import pre
 
         T, C, F, P, D, grid, copy, undo = self.T, self.C, self.F, self.P, self.D, (self.T // TILE, self.M), self.M * self.P, 1 / self.gain
@@ -184,30 +182,32 @@ class Trunk(Flat):
 
     def _decode(self, now: slice, s: Shape) -> None:
         """All blocks of some models."""
-        pieces = min(decoder.PIECES, self.batch)
+        sizes = _sizes(s, self.tokens)
+        pieces = decoder.pieces(sizes, self.batch)
         for i in range(self.shape.depth):
             given = [self._of(f"blocks.{i}.{name}", now.start) for name in (*FIRST, "attention.out_bias", *SECOND)]
             x, *rest = (t[now] for t in self._kept(i))
-            decoder.forward(_sizes(s, self.tokens), len(x), pieces, x, *given, *rest, self.batch, pieces, self.P, s.scale)
+            decoder.forward(sizes, len(x), pieces, x, *given, *rest, self.batch, pieces, self.P, s.scale)
 
-    def _feed_back(self, i: int, dx: Tensor) -> None:
-        sizes, b, (_, x1, h2, *_) = _sizes(self.shape, self.tokens), f"blocks.{i}.", self._kept(i)
-        pieces = min(SPLIT, -(-self.T // (16 * sizes.team)))
-        gain, _, up, up_bias, down, _ = (self._of(b + name) for name in SECOND)
-        grads = (self._g(b + name) for name in (*SECOND, "attention.out_bias"))
-        decoder.feed_back(
-            sizes, self.M, pieces, dx, x1, h2, gain, up, up_bias, down, self._of(b + "attention.out.weight"), self.dx1, self.do, *grads,
-            self.T, pieces, self.P, self.M * self.P, 1 / self.gain,
-        )  # fmt: skip
-
-    def _attend_back(self, i: int, now: slice, s: Shape) -> None:
-        x, _, _, _, qkv, o, peaks = (t[now] for t in self._kept(i))
-        names = [f"blocks.{i}.{name}" for name in FIRST]
-        given, grads = [self._of(name, now.start) for name in names[:3]], [self._f(name, now.start, self.copies) for name in names]
-        decoder.backward(
-            _sizes(s, self.tokens), len(x), self.pieces, x, *given, qkv, o, self.do[now], self.dx1[now], peaks, self.dx[now], *grads,
-            self.batch, self.pieces, self.P, self.M * self.P, s.scale, 1 / self.gain,
-        )  # fmt: skip
+    def _decode_back(self, dx: Tensor, now: slice, s: Shape) -> None:
+        """Back through all of them, from the gradient of what is after the last."""
+        sizes, undo, first, far = _sizes(s, self.tokens), 1 / self.gain, now.start, self.M * self.P
+        tiles, pieces = -(-self.T // (16 * sizes.team)), decoder.pieces(sizes, self.batch, back=True)
+        dx1, give, out, copies = self.dx1[now], self.do[now], self.dx[now], max(pieces, min(decoder.MOST, tiles))
+        for i in reversed(range(self.shape.depth)):
+            x, x1, h2, _, qkv, o, peaks = (t[now] for t in self._kept(i))
+            names, more = [f"blocks.{i}.{name}" for name in FIRST], [f"blocks.{i}.{name}" for name in (*SECOND, "attention.out_bias")]
+            gain, _, up, up_bias, down = (self._of(name, first) for name in more[:5])
+            decoder.feed_back(
+                sizes, len(x), min(decoder.MOST, tiles), dx, x1, h2, gain, up, up_bias, down, self._of(names[4], first), dx1, give,
+                *(self._f(name, first, self.copies) for name in more), self.T, min(decoder.MOST, tiles), self.P, far, undo,
+            )  # fmt: skip
+            decoder.backward(
+                sizes, len(x), pieces, x, *(self._of(name, first) for name in names[:3]), qkv, o, give, dx1, peaks, out,
+                *(self._f(name, first, self.copies) for name in names), self.batch, pieces, self.P, far, s.scale, undo,
+            )  # fmt: skip
+            dx = out
+        torch.sum(self.copies[:copies, now], 0, out=self.grads[now])
 
     def _of(self, name: str, model: int = 0) -> Tensor:
         """A parameter as the kernels take it: matrices in the operands' type."""

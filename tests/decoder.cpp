@@ -8,9 +8,9 @@ extern "C" void run_forward(
     const float* out_bias, const float* gain2, const float* shift2, const Half* up, const float* up_bias, const Half* down_,
     const float* down_bias, float* x1, Half* h2, float* x2, Half* qkv, Half* o, float* peaks, int batch, int pieces, int model, float sharp
 ) {
-    launch(pieces_, models, BLOCKS, FORWARD, [&] {
+    launch(pieces_, models, GROUPS * BLOCKS, FORWARD, [&] {
         forward(x, gain1, shift1, w, b, out, out_bias, gain2, shift2, up, up_bias, down_, down_bias, x1, h2, x2, qkv, o, peaks, batch, pieces, model, sharp);
-    });
+    }, GROUPS);
 }
 
 extern "C" void run_feed_back(

@@ -6,11 +6,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #define INSIDE static inline
 #define UNROLL
+#define ROLLED
+#define TWICE
 #define KERNEL(warps, blocks) extern "C" void
 typedef unsigned short Half;
 
@@ -38,6 +41,7 @@ static inline U operator==(const U& a, const U& b) { return U::each([&](int i) {
 static thread_local int this_warp, this_x, this_y;
 static thread_local char* this_memory;
 static thread_local std::barrier<>* this_barrier;
+static thread_local std::vector<std::unique_ptr<std::barrier<>>>* these_groups;
 
 INSIDE float of_half(uint32_t x) { uint16_t h = x; _Float16 f; memcpy(&f, &h, 2); return f; }
 INSIDE uint32_t to_half(double x) { _Float16 f = x; uint16_t h; memcpy(&h, &f, 2); return h; }
@@ -51,9 +55,13 @@ INSIDE int block_x() { return this_x; }
 INSIDE int block_y() { return this_y; }
 INSIDE void same_moment() {}
 INSIDE void together() { this_barrier->arrive_and_wait(); }
+INSIDE void together(int group, int warps) { (*these_groups)[group]->arrive_and_wait(); }
 INSIDE U choose(U some, U a, U b) { return U::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
 INSIDE F choose(U some, F a, F b) { return F::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
 INSIDE U less(U a, U b) { return U::each([&](int i) { return a.v[i] < b.v[i]; }); }
+INSIDE F size(F a) { return F::each([&](int i) { return fabsf(a.v[i]); }); }
+INSIDE F minus(F a) { return F(0.0f) - a; }
+INSIDE U anew(U x) { return x; }
 INSIDE F signed_as(F a, F b) { return F::each([&](int i) { return copysignf(a.v[i], b.v[i]); }); }
 INSIDE F largest(F a, F b) { return F::each([&](int i) { return fmaxf(a.v[i], b.v[i]); }); }
 INSIDE F power(F x) { return F::each([&](int i) { return exp2f(x.v[i]); }); }
@@ -159,6 +167,7 @@ template <int T> INSIDE void find4(U (&x)[4], U at) {
         if (T) x[m] = turned(x[m]);
     }
 }
+template <int T> INSIDE void known4(U (&x)[4], U at) { find4<T>(x, at); }
 INSIDE void keep1(U at, F x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
 INSIDE F find1(U at) { F x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
 INSIDE void keep2(U at, F a, F b) { for (int i = 0; i < 32; i++) aligned((char*)0 + at.v[i], 8), memcpy(this_memory + at.v[i], &a.v[i], 4), memcpy(this_memory + at.v[i] + 4, &b.v[i], 4); }
@@ -175,25 +184,30 @@ INSIDE void copy(U some, U at, const void* from, U bytes) {
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
 INSIDE F load(const float* p, U j) { return F::each([&](int i) { return p[j.v[i]]; }); }
-INSIDE void load2(const float* p, U j, F& a, F& b) { for (uint32_t i : j.v) aligned(p + i, 8); a = load(p, j), b = load(p, j + 1); }
-INSIDE U load2(const Half* p, U j) { return U::each([&](int i) { uint32_t x; aligned(p + j.v[i], 4), memcpy(&x, p + j.v[i], 4); return x; }); }
+INSIDE void load2(const float* p, U j, F& a, F& b, int more = 0) { for (uint32_t i : j.v) aligned(p + i + more, 8); a = load(p + more, j), b = load(p + more, j + 1); }
+INSIDE void known2(const float* p, U j, F& a, F& b, int more) { load2(p, j, a, b, more); }
+INSIDE U load2(const Half* p, U j, int more) { return U::each([&](int i) { uint32_t x; aligned(p + j.v[i] + more, 4), memcpy(&x, p + j.v[i] + more, 4); return x; }); }
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
-INSIDE void store2(float* p, U j, F a, F b) { for (uint32_t i : j.v) aligned(p + i, 8); store(p, j, a), store(p, j + 1, b); }
+INSIDE void store2(float* p, U j, F a, F b, int more = 0) { for (uint32_t i : j.v) aligned(p + i + more, 8); store(p + more, j, a), store(p + more, j + 1, b); }
 INSIDE void store(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] = x.v[i]; }
-INSIDE void store2(U some, float* p, U j, F a, F b) { store(some, p, j, a), store(some, p, j + 1, b); }
-INSIDE void store2(U some, Half* p, U j, U x) { for (int i = 0; i < 32; i++) if (some.v[i]) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
+INSIDE void store2(U some, float* p, U j, F a, F b, int more) { store(some, p + more, j, a), store(some, p + more, j + 1, b); }
+INSIDE void store2(U some, Half* p, U j, U x, int more) { for (int i = 0; i < 32; i++) if (some.v[i]) aligned(p + j.v[i] + more, 4), memcpy(p + j.v[i] + more, &x.v[i], 4); }
+INSIDE void add(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] += x.v[i]; }
+INSIDE void add2(float* p, U j, F a, F b, int more) { for (int i = 0; i < 32; i++) aligned(p + j.v[i] + more, 8), p[j.v[i] + more] += a.v[i], p[j.v[i] + more + 1] += b.v[i]; }
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
 INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { for (uint32_t i : j.v) aligned(p + i, 16); store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 
-template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel) {
+template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1) {
     for (int y = 0; y < blocks_y; y++)
         for (int x = 0; x < blocks_x; x++) {
             std::vector<char> memory(bytes, 0x7e);  // not numbers, until something is written
             std::barrier<> barrier(warps);
+            std::vector<std::unique_ptr<std::barrier<>>> each;
+            for (int g = 0; g < groups; g++) each.push_back(std::make_unique<std::barrier<>>(warps / groups));
             std::vector<std::thread> threads;
             for (int w = 0; w < warps; w++)
                 threads.emplace_back([&, w] {
-                    this_warp = w, this_x = x, this_y = y, this_memory = memory.data(), this_barrier = &barrier;
+                    this_warp = w, this_x = x, this_y = y, this_memory = memory.data(), this_barrier = &barrier, these_groups = &each;
                     kernel();
                 });
             for (auto& t : threads) t.join();

@@ -18,7 +18,8 @@ constexpr int TALL = 4 * WIDTH + 32;         // of a row of floats
 constexpr int MATRIX = 16 * BLOCKS * ROW;    // a row a token
 constexpr int QKV = 3 * WIDTH * ROW;
 constexpr int PEAKS = 16 * BLOCKS * HEADS * 4;
-constexpr int FORWARD = QKV + WIDTH * ROW + HIDDEN * ROW + WIDTH * LONG + 2 * MATRIX;
+constexpr int GROUPS = 18 / BLOCKS;           // sequences at once, forward
+constexpr int FORWARD = QKV + WIDTH * ROW + HIDDEN * ROW + WIDTH * LONG + 2 * GROUPS * MATRIX;
 constexpr int BACKWARD = QKV + 5 * MATRIX + 16 * BLOCKS * TALL + 2 * PEAKS + BLOCKS * 2 * WIDTH * 4;
 constexpr int TEAM = 4 * STEPS;              // warps that go back through the feed-forward together
 constexpr int TILE = 16 * TEAM;              // their tokens
@@ -51,7 +52,7 @@ INSIDE void fetch(F (&c)[TILES][4], const float* x, int block, int rows = TOKENS
         U row = row_of(block, r), some = there(row, rows), at = choose(some, row * WIDTH, U(0)) + column();
         UNROLL for (int t = 0; t < TILES; t++) {
             F a, b;
-            load2(x, at + 8 * t, a, b);
+            load2(x, at, a, b, 8 * t);
             c[t][2 * r] = choose(some, a, F(0.0f)), c[t][2 * r + 1] = choose(some, b, F(0.0f));
         }
     }
@@ -59,13 +60,13 @@ INSIDE void fetch(F (&c)[TILES][4], const float* x, int block, int rows = TOKENS
 INSIDE void put(float* x, const F (&c)[TILES][4], int block, int rows = TOKENS) {
     UNROLL for (int r = 0; r < 2; r++) {
         U row = row_of(block, r), some = there(row, rows), at = row * WIDTH + column();
-        UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at + 8 * t, c[t][2 * r], c[t][2 * r + 1]);
+        UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at, c[t][2 * r], c[t][2 * r + 1], 8 * t);
     }
 }
 template <int WIDE> INSIDE void put(Half* x, const U (&a)[STEPS][4], int block, int rows = TOKENS) {
     UNROLL for (int r = 0; r < 2; r++) {
         U row = row_of(block, r), some = there(row, rows), at = row * WIDE + column();
-        UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at + 8 * t, a[t / 2][2 * (t & 1) + r]);
+        UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at, a[t / 2][2 * (t & 1) + r], 8 * t);
     }
 }
 INSIDE void keep(U to, const U (&a)[STEPS][4], int block) {
@@ -77,14 +78,14 @@ INSIDE void keep(U to, const U (&a)[STEPS][4], int block) {
 template <int N> INSIDE void zero(F (&c)[N][4]) { UNROLL for (int n = 0; n < N; n++) UNROLL for (int i = 0; i < 4; i++) c[n][i] = 0.0f; }
 template <int N> INSIDE void biased(F (&c)[N][4], const float* b) {
     UNROLL for (int n = 0; n < N; n++) {
-        load2(b, column() + 8 * n, c[n][0], c[n][1]);
+        known2(b, column(), c[n][0], c[n][1], 8 * n);
         c[n][2] = c[n][0], c[n][3] = c[n][1];
     }
 }
 INSIDE void more(F (&c)[TILES][4], const float* b) {
     UNROLL for (int n = 0; n < TILES; n++) {
         F first, second;
-        load2(b, column() + 8 * n, first, second);
+        known2(b, column(), first, second, 8 * n);
         UNROLL for (int r = 0; r < 2; r++) c[n][2 * r] = c[n][2 * r] + first, c[n][2 * r + 1] = c[n][2 * r + 1] + second;
     }
 }
@@ -96,7 +97,7 @@ template <int STRIDE, int N, int K> INSIDE void by_rows(F (&c)[N][4], const U (&
     U at = w + across<STRIDE>();
     UNROLL for (int k = 0; k < K; k++) UNROLL for (int n = 0; n < N; n += 2) {
         U b[4];
-        find4<0>(b, at + (8 * n * STRIDE + 32 * k));
+        known4<0>(b, at + (8 * n * STRIDE + 32 * k));
         mma(c[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
         mma(c[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
     }
@@ -105,7 +106,7 @@ template <int STRIDE, int N, int K> INSIDE void by_columns(F (&c)[N][4], const U
     U at = w + down<STRIDE>();
     UNROLL for (int k = 0; k < K; k++) UNROLL for (int n = 0; n < N; n += 2) {
         U b[4];
-        find4<1>(b, at + (16 * k * STRIDE + 16 * n));
+        known4<1>(b, at + (16 * k * STRIDE + 16 * n));
         mma(c[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
         mma(c[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
     }
@@ -131,7 +132,7 @@ INSIDE void varied(U (&a)[STEPS][4], const F (&hat)[TILES][4], const float* gain
     F y[TILES][4];
     UNROLL for (int t = 0; t < TILES; t++) {
         F g[2], s[2];
-        load2(gain, column() + 8 * t, g[0], g[1]), load2(shift, column() + 8 * t, s[0], s[1]);
+        known2(gain, column(), g[0], g[1], 8 * t), known2(shift, column(), s[0], s[1], 8 * t);
         UNROLL for (int i = 0; i < 4; i++) y[t][i] = fused(hat[t][i], g[i & 1], s[i & 1]);
     }
     packed(a, y);
@@ -147,20 +148,16 @@ template <int WARPS, int EACH> INSIDE void added(float* to, U from, float undo) 
     }
 }
 
-// Phi(-|z|) within 7.5e-8, by Abramowitz and Stegun 7.1.26, and exp(-z^2/2).
-INSIDE F tail(F z, F& bell) {
-    F t = inverse(fused(largest(z, F(0.0f) - z), F(0.3275911f * 0.70710678f), F(1.0f)));
-    F sum = fused(fused(fused(fused(F(0.5f * 1.061405429f), t, F(0.5f * -1.453152027f)), t, F(0.5f * 1.421413741f)), t, F(0.5f * -0.284496736f)), t, F(0.5f * 0.254829592f));
-    bell = power(z * z * F(-0.5f * LOG2E));
-    return sum * t * bell;
+// Phi(-|z|) within 1e-6: a polynomial in |z| for its logarithm in base 2, fitted to the error of Phi and of |z| Phi.
+INSIDE F tail(F z) {
+    F x = size(z), sum = fused(x, F(-5.04430237e-4f), F(7.30864757e-3f));
+    sum = fused(fused(fused(sum, x, F(-5.24021864e-2f)), x, F(-0.459357927f)), x, F(-1.15107230f));
+    return power(fused(sum, x, F(-1.0f)));
 }
-INSIDE F gelu(F z) {
-    F bell;
-    return fused(F(0.0f) - largest(z, F(0.0f) - z), tail(z, bell), largest(z, F(0.0f)));
-}
+INSIDE F gelu(F z) { return fused(minus(size(z)), tail(z), largest(z, F(0.0f))); }
 INSIDE F gelu(F z, F& slope) {
-    F bell, below = F(0.5f) + signed_as(F(0.5f) - tail(z, bell), z);
-    slope = fused(z * bell, F(0.39894228f), below);
+    F below = F(0.5f) + signed_as(F(0.5f) - tail(z), z), bell = power(fused(z * z, F(-0.5f * LOG2E), F(-1.3257480647f)));  // exp(-z^2/2)/sqrt(2 pi)
+    slope = fused(z, bell, below);
     return z * below;
 }
 
@@ -168,7 +165,7 @@ INSIDE F gelu(F z, F& slope) {
 INSIDE void lowered(F (&dh)[TILES][4], const F (&hat)[TILES][4], const F (&over)[2], const float* gain) {
     UNROLL for (int t = 0; t < TILES; t++) {
         F each[2];
-        load2(gain, column() + 8 * t, each[0], each[1]);
+        known2(gain, column(), each[0], each[1], 8 * t);
         UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] * each[i & 1];
     }
     UNROLL for (int r = 0; r < 2; r++) {
@@ -212,77 +209,102 @@ INSIDE U pair_of(int h, int t) {
 }
 INSIDE U column_of(int h, int t) { return alone(h, t) ? U(~0u) : choose(less(token() + U(8 * t - h * R), U(R)), U(~0u), U(0u)); }
 
-// The heads of a warp's tokens, and for every token and head the logarithm of the sum of weights, in base 2 and of scores times `factor`.
-INSIDE void attend(F (&o)[TILES][4], const U (&q)[STEPS][4], U keys, U values, float* peaks, int w, float factor) {
-    UNROLL for (int h = 0; h < HEADS; h++) {
-        constexpr int MOST = (R + 14) / 8;
-        U mine[MOST][2];
-        F s[2 * BLOCKS][4], top[2] = {FAR, FAR}, sum[2] = {0.0f, 0.0f};
-        UNROLL for (int t = first_tile(h); t < end_tile(h); t++) UNROLL for (int r = 0; r < 2; r++) mine[t - first_tile(h)][r] = q[t / 2][2 * (t & 1) + r] & pair_of(h, t);
-        UNROLL for (int j = 0; j < BLOCKS; j++) if (j <= w) {
-            UNROLL for (int n = 2 * j; n < 2 * j + 2; n++) {
-                UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
-                    U b = find(cell(keys, j, t, n & 1)), (&a)[2] = mine[t - first_tile(h)];
-                    if (t == first_tile(h)) mma0(s[n], a[0], a[1], b);
-                    else mma(s[n], a[0], a[1], b);
-                }
-                if (j == w) UNROLL for (int i = 0; i < 4; i++) s[n][i] = choose(less(token() + 8 * (i / 2), column() + (8 * (n & 1) + (i & 1))), F(FAR), s[n][i]);
-                UNROLL for (int i = 0; i < 4; i++) top[i / 2] = largest(top[i / 2], s[n][i]);
-            }
-        }
-        UNROLL for (int r = 0; r < 2; r++) {
-            top[r] = largest(top[r], other<1>(top[r]));
-            top[r] = largest(top[r], other<2>(top[r])) * factor;
-        }
-        F mixed[MOST][4];
-        zero(mixed);
-        UNROLL for (int j = 0; j < BLOCKS; j++) if (j <= w) {
-            U e[4];
-            UNROLL for (int i = 0; i < 4; i++) {
-                F a = power(fused(s[2 * j + i / 2][2 * (i & 1)], F(factor), F(0.0f) - top[i & 1])), b = power(fused(s[2 * j + i / 2][2 * (i & 1) + 1], F(factor), F(0.0f) - top[i & 1]));
-                sum[i & 1] = sum[i & 1] + a + b, e[i] = pack(a, b);
-            }
-            UNROLL for (int t = first_tile(h); t < end_tile(h); t += 2) {
-                U b[4];
-                find4<1>(b, values + down<ROW>() + (16 * j * ROW + 16 * t));  // the second beyond the last column is not used
-                mma(mixed[t - first_tile(h)], e[0], e[1], e[2], e[3], b[0], b[1]);
-                if (t + 1 < end_tile(h)) mma(mixed[t + 1 - first_tile(h)], e[0], e[1], e[2], e[3], b[2], b[3]);
-            }
-        }
-        UNROLL for (int r = 0; r < 2; r++) {
-            sum[r] = whole(sum[r]);
-            U row = row_of(w, r);
-            store(there(row) & ((lane() & 3) == U(0u)), peaks, row * HEADS + h, top[r] + logarithm(sum[r]));
-            sum[r] = inverse(sum[r]);
-        }
+// The first BY of some rows behind the others.
+template <int BY, class T, int M> INSIDE void round(T (&x)[TILES][M]) {
+    T kept[TILES][M];
+    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < M; i++) kept[t][i] = x[(t + BY) % TILES][i];
+    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < M; i++) x[t][i] = kept[t][i];
+}
+
+// Scores of a head, 16 queries and the 16 keys of block j; EDGE: they are the same tokens, and later ones are not seen.
+template <bool EDGE> INSIDE void score(F (&s)[2][4], const U (*mine)[2], U keys, int h, int j) {
+    UNROLL for (int n = 0; n < 2; n++) {
         UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
-            U own = pair_of(h, t);
-            UNROLL for (int i = 0; i < 4; i++) {
-                F y = mixed[t - first_tile(h)][i] * sum[i / 2];
-                o[t][i] = alone(h, t) ? y : choose(own & (i & 1 ? 0xffff0000u : 0xffffu), y, o[t][i]);
+            U b = find(cell(keys, j, t, n));
+            const U(&a)[2] = mine[t - first_tile(h)];
+            if (t == first_tile(h)) mma0(s[n], a[0], a[1], b);
+            else mma(s[n], a[0], a[1], b);
+        }
+        if (EDGE) UNROLL for (int i = 0; i < 4; i++) s[n][i] = choose(less(token() + 8 * (i / 2), column() + (8 * n + (i & 1))), F(FAR), s[n][i]);
+    }
+}
+INSIDE void rise(F (&top)[2], const F (&s)[2][4]) {
+    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++) top[i / 2] = largest(top[i / 2], s[n][i]);
+}
+// Their weights before they are divided, added up and times values.
+INSIDE void mix(F (*mixed)[4], F (&sum)[4], const F (&s)[2][4], const F (&top)[2], U values, float factor, int h, int j) {
+    U e[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+        const F* x = s[i / 2] + 2 * (i & 1);
+        e[i] = pack(power(fused(x[0], F(factor), minus(top[i & 1]))), power(fused(x[1], F(factor), minus(top[i & 1]))));
+    }
+    mma(sum, e[0], e[1], e[2], e[3], ONES, ONES);
+    UNROLL for (int t = first_tile(h); t < end_tile(h); t += 2) {
+        U b[4];
+        find4<1>(b, values + down<ROW>() + 16 * j * ROW + 16 * t);  // the second beyond the last column is not used
+        mma(mixed[t - first_tile(h)], e[0], e[1], e[2], e[3], b[0], b[1]);
+        if (t + 1 < end_tile(h)) mma(mixed[t + 1 - first_tile(h)], e[0], e[1], e[2], e[3], b[2], b[3]);
+    }
+}
+
+// The heads of a warp's tokens, and for every token and head the logarithm of the sum of weights, in base 2 and of scores times `factor`.
+// Heads lie in tiles the same way again after PERIOD tiles; the lines are there once for all such groups, and what they take is turned round.
+INSIDE constexpr int common(int a, int b) { return b ? common(b, a % b) : a; }
+constexpr int PERIOD = R / common(R, 8), GROUP = 8 * PERIOD / R;
+INSIDE void attend(F (&o)[TILES][4], U (&q)[TILES][2], U keys, U values, float* peaks, int w, float factor) {
+    ROLLED for (int part = 0; part < TILES / PERIOD; part++) {
+        UNROLL for (int h = 0; h < GROUP; h++) {
+            constexpr int MOST = (R + 14) / 8;
+            U mine[MOST][2];
+            F s[2][4], top[2] = {FAR, FAR}, mixed[MOST][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            UNROLL for (int t = first_tile(h); t < end_tile(h); t++) UNROLL for (int r = 0; r < 2; r++) mine[t - first_tile(h)][r] = q[t][r] & pair_of(h, t);
+            ROLLED for (int j = 0; j < w; j++) score<false>(s, mine, keys, h, j), rise(top, s);
+            score<true>(s, mine, keys, h, w), rise(top, s);
+            UNROLL for (int r = 0; r < 2; r++) {
+                top[r] = largest(top[r], other<1>(top[r]));
+                top[r] = largest(top[r], other<2>(top[r])) * factor;
+            }
+            zero(mixed);
+            mix(mixed, sum, s, top, values, factor, h, w);
+            ROLLED for (int j = 0; j < w; j++) score<false>(s, mine, keys, h, j), mix(mixed, sum, s, top, values, factor, h, j);
+            F over[2] = {inverse(sum[0]), inverse(sum[2])};
+            UNROLL for (int r = 0; r < 2; r++) {
+                U row = row_of(w, r);
+                store(there(row) & ((lane() & 3) == U(0u)), peaks, row * HEADS + h, top[r] + logarithm(sum[2 * r]));
+            }
+            UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
+                U own = pair_of(h, t);
+                UNROLL for (int i = 0; i < 4; i++) {
+                    F y = mixed[t - first_tile(h)][i] * over[i / 2];
+                    o[t][i] = alone(h, t) ? y : choose(own & (i & 1 ? 0xffff0000u : 0xffffu), y, o[t][i]);
+                }
             }
         }
+        round<PERIOD>(o), round<PERIOD>(q);
+        keys = keys + 16 * PERIOD, values = values + 16 * PERIOD, peaks += GROUP;
     }
 }
 
 // ---- forward
 
 // x1 = x + W_O heads(n(x)) + bias, x2 = x1 + W_2 gelu(W_1 n(x1) + bias) + bias; n(x1), queries, keys, values, heads and `peaks` are kept.
-KERNEL(BLOCKS, 2) forward(
+KERNEL(GROUPS * BLOCKS, 1) forward(
     const float* x, const float* gain1, const float* shift1, const Half* w, const float* b, const Half* out, const float* out_bias,
     const float* gain2, const float* shift2, const Half* up, const float* up_bias, const Half* down_, const float* down_bias,
     float* x1, Half* h2, float* x2, Half* qkv, Half* o, float* peaks, int batch, int pieces, int model, float sharp
 ) {
-    const int m = block_y(), me = warp();
+    const int m = block_y(), me = warp() % BLOCKS, group = warp() / BLOCKS;
     const size_t row = (size_t)m * model;
-    const U at_w = shared(), at_out = at_w + QKV, at_up = at_out + WIDTH * ROW, at_down = at_up + HIDDEN * ROW;
-    const U keys = at_down + WIDTH * LONG, values = keys + MATRIX;
-    bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row), bring<WIDTH, WIDTH, ROW>(at_out, out + row);
-    bring<HIDDEN, WIDTH, ROW>(at_up, up + row), bring<WIDTH, HIDDEN, LONG>(at_down, down_ + row);
+    U at_w = shared(), at_out = at_w + QKV, at_up = at_out + WIDTH * ROW, at_down = at_up + HIDDEN * ROW;
+    const U keys = at_down + WIDTH * LONG + 2 * group * MATRIX, values = keys + MATRIX;
+    constexpr int ALL = GROUPS * BLOCKS;
+    bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row, ALL), bring<WIDTH, WIDTH, ROW>(at_out, out + row, ALL);
+    bring<HIDDEN, WIDTH, ROW>(at_up, up + row, ALL), bring<WIDTH, HIDDEN, LONG>(at_down, down_ + row, ALL);
     send(), arrived<0>();
     together();
-    for (int s = block_x(); s < batch; s += pieces) {
+    for (int s = block_x() * GROUPS + group; s < batch; s += pieces * GROUPS) {
         const size_t at = ((size_t)m * batch + s) * TOKENS;
+        at_w = anew(at_w), at_out = at_w + QKV, at_up = at_out + WIDTH * ROW, at_down = at_up + HIDDEN * ROW;
         F now[TILES][4], c[TILES][4], over[2];
         U a[STEPS][4], q[STEPS][4];
         fetch(c, x + at * WIDTH, me);
@@ -292,16 +314,18 @@ KERNEL(BLOCKS, 2) forward(
             put<3 * WIDTH>(qkv + at * 3 * WIDTH + i * WIDTH, q, me);
             if (i) keep(i == 1 ? keys : values, q, me);
         }
-        together();
+        together(group, BLOCKS);
         zero(c);
-        attend(c, q, keys, values, peaks + at * HEADS, me, sharp * LOG2E);
+        U queries[TILES][2];
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) queries[t][r] = q[t / 2][2 * (t & 1) + r];
+        attend(c, queries, keys, values, peaks + at * HEADS, me, sharp * LOG2E);
         packed(a, c), put<WIDTH>(o + at * WIDTH, a, me);
         fetch(now, x + at * WIDTH, me);
         more(now, out_bias + row), by_rows<ROW>(now, a, at_out), put(x1 + at * WIDTH, now, me);
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) c[t][i] = now[t][i];
         standard(c, over), varied(a, c, gain2 + row, shift2 + row), put<WIDTH>(h2 + at * WIDTH, a, me);
         more(now, down_bias + row);
-        for (int f = 0; f < HIDDEN; f += 16) {
+        TWICE for (int f = 0; f < HIDDEN; f += 16) {
             F z[2][4];
             U y[1][4];
             biased(z, up_bias + row + f), by_rows<ROW>(z, a, at_up + f * ROW);
@@ -309,7 +333,7 @@ KERNEL(BLOCKS, 2) forward(
             packed(y, z), by_rows<LONG>(now, y, at_down + 2 * f);
         }
         put(x2 + at * WIDTH, now, me);
-        together();
+        together(group, BLOCKS);
     }
 }
 
@@ -339,11 +363,16 @@ INSIDE void take(U (&y)[TILES][2], U from, int block) {
     UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) y[t][r] = find(cell(from, block, t, r));
 }
 
-// The heads' gradients for the keys of block j and the queries of block i.
+// The heads' gradients for the keys of block j and the queries of block i; those of queries and keys lack the scores' factor.
 INSIDE void attend_back(
     F (&dq)[TILES][4], F (&dk)[TILES][4], F (&dv)[TILES][4], const U (&q)[TILES][2], const U (&g)[TILES][2], const U (&k)[TILES][2],
-    const U (&v)[TILES][2], U peaks, U sums, int i, bool edge, float sharp
+    const U (&v)[TILES][2], U peaks, U sums, int i, bool edge, float factor
 ) {
+    U seen[4];  // all bits, but for later tokens where queries and keys are the same ones
+    UNROLL for (int n = 0; n < 4; n++) {
+        U query = token() + 8 * (n & 1), key = column() + 8 * (n / 2);
+        seen[n] = edge ? choose(less(query, key), U(0u), U(0xffffu)) | choose(less(query, key + 1), U(0u), U(0xffff0000u)) : U(~0u);
+    }
     UNROLL for (int h = 0; h < HEADS; h++) {
         F s[2][4], ds[2][4], peak[2], mean[2];
         UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
@@ -358,13 +387,12 @@ INSIDE void attend_back(
             peak[r] = find1(peaks + at), mean[r] = find1(sums + at);
         }
         UNROLL for (int n = 0; n < 2; n++) UNROLL for (int c = 0; c < 4; c++) {
-            s[n][c] = power(fused(s[n][c], F(sharp * LOG2E), F(0.0f) - peak[c / 2]));
-            if (edge) s[n][c] = choose(less(token() + 8 * (c / 2), column() + (8 * n + (c & 1))), F(0.0f), s[n][c]);
-            ds[n][c] = s[n][c] * (ds[n][c] - mean[c / 2]) * sharp;
+            s[n][c] = power(fused(s[n][c], F(factor), minus(peak[c / 2])));
+            ds[n][c] = s[n][c] * (ds[n][c] - mean[c / 2]);
         }
         U p[1][4], d[1][4];
         packed(p, s), packed(d, ds);
-        UNROLL for (int n = 0; n < 4; n++) p[0][n] = turned(p[0][n]);
+        UNROLL for (int n = 0; n < 4; n++) p[0][n] = turned(p[0][n] & seen[n]), d[0][n] = d[0][n] & seen[n];
         U dt[4] = {turned(d[0][0]), turned(d[0][1]), turned(d[0][2]), turned(d[0][3])};
         UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
             U own = column_of(h, t);
@@ -383,7 +411,8 @@ KERNEL(BLOCKS, 2) backward(
 ) {
     const int m = block_y(), me = warp();
     const size_t row = (size_t)m * model, to = (size_t)block_x() * copy_ + row;
-    const U at_w = shared(), parts = at_w + QKV;  // queries, keys, values; gradients of the heads, later of x1; heads
+    U at_w = shared();
+    const U parts = at_w + QKV;  // queries, keys, values; gradients of the heads, later of x1; heads
     const U at_give = parts + 3 * MATRIX, at_o = at_give + MATRIX, at_dq = at_o + MATRIX, at_peaks = at_dq + 16 * BLOCKS * TALL, at_sums = at_peaks + PEAKS, at_norm = at_sums + PEAKS;
     bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row);
     for (int s = block_x(); s < batch; s += pieces) {
@@ -412,7 +441,7 @@ KERNEL(BLOCKS, 2) backward(
                     F dq[TILES][4];
                     zero(dq);
                     take(q, parts, i), take(g, at_give, i);
-                    attend_back(dq, dk, dv, q, g, k, v, at_peaks, at_sums, i, step == 0, sharp);
+                    attend_back(dq, dk, dv, q, g, k, v, at_peaks, at_sums, i, step == 0, sharp * LOG2E);
                     UNROLL for (int r = 0; r < 2; r++) UNROLL for (int t = 0; t < TILES; t++) {
                         U place = at_dq + row_of(i, r) * TALL + column() * 4 + 32 * t;
                         F a = 0.0f, b = 0.0f;
@@ -426,9 +455,12 @@ KERNEL(BLOCKS, 2) backward(
         F dh[TILES][4];
         zero(dh);
         U a[STEPS][4];
+        at_w = anew(at_w);
         packed(a, dv), keep(parts + 2 * MATRIX, a, me), by_columns<ROW>(dh, a, at_w + 2 * WIDTH * ROW);
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dk[t][i] = dk[t][i] * sharp;
         packed(a, dk), keep(parts + MATRIX, a, me), by_columns<ROW>(dh, a, at_w + WIDTH * ROW);
         UNROLL for (int r = 0; r < 2; r++) UNROLL for (int t = 0; t < TILES; t++) find2(at_dq + row_of(me, r) * TALL + column() * 4 + 32 * t, dk[t][2 * r], dk[t][2 * r + 1]);
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dk[t][i] = dk[t][i] * sharp;
         packed(a, dk), keep(parts, a, me), by_columns<ROW>(dh, a, at_w);
         F hat[TILES][4], over[2];
         fetch(hat, x + at * WIDTH, me), standard(hat, over);
@@ -459,14 +491,14 @@ KERNEL(BLOCKS, 2) backward(
             UNROLL for (int r = 0; r < 2; r++) {
                 U line = token() + (16 * within + 8 * r), place = line * WIDTH + column();
                 UNROLL for (int t = 0; t < TILES; t++) {
-                    F left = 0.0f, right = 0.0f;
-                    if (!first) load2(grad, place + 8 * t, left, right);
-                    store2(grad, place + 8 * t, fused(c[t][2 * r], F(undo), left), fused(c[t][2 * r + 1], F(undo), right));
+                    F left = c[t][2 * r] * undo, right = c[t][2 * r + 1] * undo;
+                    if (first) store2(grad, place, left, right, 8 * t);
+                    else add2(grad, place, left, right, 8 * t);
                 }
                 if (part < 3) {
-                    F kept = 0.0f;
-                    if (!first) kept = load(db + to + part * WIDTH, line);
-                    store((lane() & 3) == U(0u), db + to + part * WIDTH, line, fused(bias[2 * r], F(undo), kept));
+                    U mine = (lane() & 3) == U(0u);
+                    if (first) store(mine, db + to + part * WIDTH, line, bias[2 * r] * undo);
+                    else add(mine, db + to + part * WIDTH, line, bias[2 * r] * undo);
                 }
             }
         }
@@ -479,7 +511,7 @@ KERNEL(BLOCKS, 2) backward(
 
 // Of the hidden units as many as the model is wide are taken at once, forward again and back, and left in shared memory; then every warp
 // adds up its 16 rows and half the columns of one of the two matrices' gradients for them.
-INSIDE void half_product(F (&c)[TILES / 2][4], U rows, U by) {
+INSIDE void half_product(F (&c)[TILES / 2][4], F (&sum)[4], U rows, U by, bool bias) {
     U at = rows + across<ROW>(), to = by + down<ROW>();
     UNROLL for (int k = 0; k < TEAM; k++) {
         U d[4], y[4];
@@ -488,6 +520,7 @@ INSIDE void half_product(F (&c)[TILES / 2][4], U rows, U by) {
             if (n % 2 == 0) find4<1>(y, to + (16 * k * ROW + 16 * n));  // the second beyond the last column is not used
             mma(c[n], d[0], d[1], d[2], d[3], y[n % 2 * 2], y[n % 2 * 2 + 1]);
         }
+        if (bias) mma(sum, d[0], d[1], d[2], d[3], ONES, ONES);
     }
 }
 
@@ -499,8 +532,8 @@ KERNEL(TEAM, 1) feed_back(
 ) {
     const int m = block_y(), me = warp(), matrix = me / (2 * STEPS), within = me / 2 % STEPS, side = me % 2;
     const size_t row = (size_t)m * model, to = (size_t)block_x() * copy_ + row;
-    const U at_up = shared(), at_down = at_up + HIDDEN * ROW, at_out = at_down + WIDTH * LONG, at_h = at_out + WIDTH * ROW;
-    const U at_g = at_h + TILE * ROW, hidden = at_g + TILE * ROW, at_sums = hidden + 4 * TILE * ROW + 16 * WIDTH * me;
+    U at_up = shared(), at_down = at_up + HIDDEN * ROW, at_out = at_down + WIDTH * LONG;
+    const U at_h = at_out + WIDTH * ROW, at_g = at_h + TILE * ROW, hidden = at_g + TILE * ROW, at_sums = hidden + 4 * TILE * ROW + 16 * WIDTH * me;
     bring<HIDDEN, WIDTH, ROW>(at_up, up + row, TEAM), bring<WIDTH, HIDDEN, LONG>(at_down, down_ + row, TEAM), bring<WIDTH, WIDTH, ROW>(at_out, out + row, TEAM);
     send(), arrived<0>();
     constexpr int PARTS = HIDDEN / WIDTH;
@@ -513,11 +546,12 @@ KERNEL(TEAM, 1) feed_back(
         F dh[TILES][4];
         U h[STEPS][4], g[STEPS][4];
         together();
+        at_up = anew(at_up), at_down = at_up + HIDDEN * ROW, at_out = at_down + WIDTH * LONG;
         fetch(dh, dx2 + at * WIDTH, me, rows), packed(g, dh), keep(at_g, g, me);
         summed(at_sums + 8 * WIDTH, dh, again);
         UNROLL for (int r = 0; r < 2; r++) {
             U line = row_of(me, r), some = there(line, rows), from = choose(some, line * WIDTH, U(0u)) + column();
-            UNROLL for (int t = 0; t < TILES; t++) h[t / 2][2 * (t & 1) + r] = choose(some, load2(h2 + at * WIDTH, from + 8 * t), U(0u));
+            UNROLL for (int t = 0; t < TILES; t++) h[t / 2][2 * (t & 1) + r] = choose(some, load2(h2 + at * WIDTH, from, 8 * t), U(0u));
         }
         keep(at_h, h, me);
         zero(dh);
@@ -540,17 +574,9 @@ KERNEL(TEAM, 1) feed_back(
                 by_columns<ROW>(dh, d, at_up + (p * WIDTH + f) * ROW);
             }
             together();
-            const int across_ = side * WIDTH;  // bytes
-            half_product(grad[p], (matrix ? at_g : at_z) + 32 * within, (matrix ? at_a : at_h) + across_);
-            if (matrix == side && side == 0) {
-                F sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                UNROLL for (int k = 0; k < TEAM; k++) {
-                    U d[4];
-                    find4<1>(d, at_z + 32 * within + across<ROW>() + 16 * k * ROW);
-                    mma(sum, d[0], d[1], d[2], d[3], ONES, ONES);
-                }
-                bias[p][0] = bias[p][0] + sum[0], bias[p][1] = bias[p][1] + sum[2];
-            }
+            F sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            half_product(grad[p], sum, (matrix ? at_g : at_z) + 32 * within, (matrix ? at_a : at_h) + side * WIDTH, matrix + side == 0);
+            bias[p][0] = bias[p][0] + sum[0], bias[p][1] = bias[p][1] + sum[2];
         }
         F hat[TILES][4], over[2];
         fetch(hat, x1 + at * WIDTH, me, rows), standard(hat, over);
@@ -571,7 +597,7 @@ KERNEL(TEAM, 1) feed_back(
                 if (matrix) store2(ddown + to, line * HIDDEN + p * WIDTH + place, a, b);
                 else store2(dup + to, (line + p * WIDTH) * WIDTH + place, a, b);
             }
-            if (matrix == side && side == 0) store((lane() & 3) == U(0u), dup_bias + to, line + p * WIDTH, bias[p][r] * undo);
+            if (matrix + side == 0) store((lane() & 3) == U(0u), dup_bias + to, line + p * WIDTH, bias[p][r] * undo);
         }
     }
     together();

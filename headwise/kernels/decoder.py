@@ -16,7 +16,7 @@ from torch import Tensor
 from headwise.kernels import cuda
 
 MOST_SHARED = 227 << 10  # bytes that one block of threads can have
-PIECES = 16  # blocks of threads a model, each with its share of the sequences
+MOST = 32  # pieces that sequences are cut into on the way back, each with a copy of the gradients
 
 
 class Sizes(NamedTuple):
@@ -32,6 +32,11 @@ class Sizes(NamedTuple):
         return -(-self.tokens // 16)
 
     @property
+    def groups(self) -> int:
+        """Sequences that one block of threads has at once, forward."""
+        return 18 // self.warps
+
+    @property
     def team(self) -> int:
         """Warps that go back through the feed-forward together, 16 tokens each."""
         return self.width // 4
@@ -44,7 +49,7 @@ class Sizes(NamedTuple):
         feed = self.hidden * row + self.width * (2 * self.hidden + 16) + self.width * row
         tall, peaks, sums = 16 * self.warps * (4 * self.width + 32), 16 * self.warps * heads * 4, self.width * 4
         return {
-            "forward": qkv + feed + 2 * matrix,
+            "forward": qkv + feed + 2 * self.groups * matrix,
             "backward": qkv + 5 * matrix + tall + 2 * peaks + 2 * self.warps * sums,
             "feed_back": feed + 6 * 16 * self.team * row + 4 * self.team * sums,
         }
@@ -61,6 +66,11 @@ def refusal(sizes: Sizes, columns: int, kind: torch.dtype) -> str:
     if tokens > 96 or max(sizes.shared.values()) > MOST_SHARED:
         return f"they take at most 96 tokens and what fits in shared memory, got {tokens} tokens, {max(sizes.shared.values())} bytes"
     return ""
+
+
+def pieces(sizes: Sizes, batch: int, back: bool = False) -> int:
+    """In how many pieces a model's sequences are taken: as many as there are, but for the copies of gradients."""
+    return min(batch, MOST) if back else -(-batch // sizes.groups)
 
 
 def proven(sizes: Sizes, device: torch.device) -> bool:
@@ -119,7 +129,7 @@ def _trial(sizes: Sizes, device: torch.device) -> float:
 
 def forward(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:
     """One block of each model, its sequences in pieces; the arguments are those of the kernel."""
-    _run("forward", sizes, (pieces, models), sizes.warps, *args)
+    _run("forward", sizes, (pieces, models), sizes.groups * sizes.warps, *args)
 
 
 def feed_back(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:

@@ -6,6 +6,8 @@ typedef unsigned U;
 typedef unsigned short Half;
 #define INSIDE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
+#define TWICE _Pragma("unroll 2")
 #define KERNEL(warps, blocks) extern "C" __global__ void __launch_bounds__(32 * warps, blocks)
 
 INSIDE int warp() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }  // known to be one number
@@ -14,9 +16,13 @@ INSIDE int block_x() { return blockIdx.x; }
 INSIDE int block_y() { return blockIdx.y; }
 INSIDE void same_moment() { __syncwarp(); }  // the lanes of a warp
 INSIDE void together() { __syncthreads(); }
+INSIDE void together(int group, int warps) { asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "r"(32 * warps) : "memory"); }  // of one group of warps
 INSIDE U choose(U some, U a, U b) { U y = some ? a : b; asm volatile("" : "+r"(y)); return y; }  // kept, not made again
 INSIDE F choose(U some, F a, F b) { return some ? a : b; }
 INSIDE U less(U a, U b) { return a < b; }
+INSIDE F size(F a) { return fabsf(a); }
+INSIDE F minus(F a) { return -a; }
+INSIDE U anew(U x) { asm volatile("" : "+r"(x)); return x; }  // a number the compiler does not know: what is read there is not kept from before
 INSIDE F signed_as(F a, F b) { return copysignf(a, b); }
 INSIDE F largest(F a, F b) { return fmaxf(a, b); }
 INSIDE F power(F x) { F y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
@@ -114,7 +120,11 @@ INSIDE U shared() { extern __shared__ __align__(1024) char memory[]; return (U)_
 INSIDE void visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // what was written here, to products of four warps
 INSIDE void keep(U at, U x) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(x) : "memory"); }
 INSIDE U find(U at) { U x; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory"); return x; }
-// Four matrices of 8 x 8 halves, a row's place in every lane; T: turned.
+// Four matrices of 8 x 8 halves, a row's place in every lane; T: turned. `known4`: of what is not written any more.
+template <int T> INSIDE void known4(U (&x)[4], U at) {
+    if (T) asm("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
+    else asm("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
+}
 template <int T> INSIDE void find4(U (&x)[4], U at) {
     if (T) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
     else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
@@ -131,12 +141,15 @@ INSIDE void copy(U some, U at, const void* from, U bytes_) {
 INSIDE void send() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INSIDE void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 INSIDE F load(const float* p, U i) { return p[i]; }
-INSIDE void load2(const float* p, U i, F& a, F& b) { float2 x = *(const float2*)(p + i); a = x.x; b = x.y; }
-INSIDE U load2(const Half* p, U i) { return *(const U*)(p + i); }
+INSIDE void load2(const float* p, U i, F& a, F& b, int more = 0) { float2 x = *(const float2*)(p + i + more); a = x.x; b = x.y; }
+INSIDE void known2(const float* p, U i, F& a, F& b, int more) { float2 x = __ldg((const float2*)(p + i + more)); a = x.x; b = x.y; }
+INSIDE U load2(const Half* p, U i, int more) { return *(const U*)(p + i + more); }
 INSIDE void store(float* p, U i, F x) { p[i] = x; }
-INSIDE void store2(float* p, U i, F a, F b) { *(float2*)(p + i) = make_float2(a, b); }
+INSIDE void store2(float* p, U i, F a, F b, int more = 0) { *(float2*)(p + i + more) = make_float2(a, b); }
 INSIDE void store(U some, float* p, U i, F x) { if (some) p[i] = x; }
-INSIDE void store2(U some, float* p, U i, F a, F b) { if (some) store2(p, i, a, b); }
-INSIDE void store2(U some, Half* p, U i, U x) { if (some) *(U*)(p + i) = x; }
+INSIDE void store2(U some, float* p, U i, F a, F b, int more) { if (some) *(float2*)(p + i + more) = make_float2(a, b); }
+INSIDE void store2(U some, Half* p, U i, U x, int more) { if (some) *(U*)(p + i + more) = x; }
+INSIDE void add(U some, float* p, U i, F x) { if (some) atomicAdd(p + i, x); }  // nobody waits; one thread's own are added in its order
+INSIDE void add2(float* p, U i, F a, F b, int more) { atomicAdd((float2*)(p + i + more), make_float2(a, b)); }
 INSIDE void store2(Half* p, U i, U x) { *(U*)(p + i) = x; }
 INSIDE void store8(Half* p, U i, U a, U b, U c, U d) { *(uint4*)(p + i) = make_uint4(a, b, c, d); }
