@@ -96,7 +96,7 @@ class Stack:
 
     def _kernels(self, batch: int, training: bool = True) -> Fused | Trunk | None:
         """The step, or its blocks, as kernels of our own, where there is a GPU and they take the shapes."""
-        for kind, refuse in ((Fused, fused_refusal), (Trunk, trunk_refusal)):
+        for kind, refuse in ((Fused, fused_refusal), (trunk.blocks, trunk_refusal)):
             if not any(refuse(run, self.device) for run in self.runs):
                 return kind(*self.layout, batch, self.task.tokens, self.recipe.precision, training=training)
         return None

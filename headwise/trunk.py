@@ -2,8 +2,8 @@
 
 `Trunk` computes what the blocks of `models` compute, for the shapes that `refusal` lets through: layer norms before each part, as
 GPT-2 has them. What is before and after the blocks (embedding, positions, last norm, read-out, loss) stays with the modules.
-Products take operands of one type as in `fused`; the residual, norms, sums and weights are float32. On an H100 or H200 a block of short
-causal sequences is three kernels in CUDA C++ (`kernels.decoder`); elsewhere, and for other sizes, it is made of Triton kernels.
+Products take operands of one type as in `fused`; the residual, norms, sums and weights are float32. `Trunk` is made of Triton kernels;
+`Decoder` is the same for short causal sequences on an H100 or H200, three kernels a block in CUDA C++ (`kernels.decoder`).
 """
 
 from __future__ import annotations
@@ -55,10 +55,24 @@ def _sizes(shape: Shape, tokens: int) -> decoder.Sizes:
 
 
 def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
-    """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Trunk`."""
+    """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Trunk` or `Decoder`, whichever has more."""
     T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
-    kept = shape.depth * T * (D * (8 + 2 * size) + 4 * C * size + 4 * shape.num_heads)
-    return kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * decoder.MOST)
+    kept = shape.depth * T * (D * (8 + 2 * size) + 4 * C * size)
+    most = kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * SPLIT)
+    if not decoder_refusal(shape, tokens, precision):
+        T = batch * _sizes(shape, tokens).padded
+        kept = shape.depth * T * (18 * D + 4 * shape.num_heads)
+        most = max(most, kept + T * 18 * D + shape.params * (22 + 4 * decoder.MOST))
+    return most
+
+
+def blocks(
+    splits: Any, places: Any, weights: Tensor, half: Tensor, batch: int, tokens: int, precision: str, training: bool = True
+) -> Trunk:
+    """The blocks of a stack as kernels, the fastest that there are. The arguments are those of `Flat`."""
+    possible = not any(decoder_refusal(shape, tokens, precision) for _, shape in splits) and not cuda.missing(weights.device)
+    whole = possible and all(decoder.proven(_sizes(shape, tokens), weights.device) for _, shape in splits)
+    return (Decoder if whole else Trunk)(splits, places, weights, half, batch, tokens, precision, training=training)
 
 
 class Trunk(Flat):
@@ -77,21 +91,14 @@ class Trunk(Flat):
         self.h = [empty(self.D, kind) for _ in range(2 * kept)]  # its normed input
         self.qkv = [empty(3 * self.C, kind) for _ in range(kept)]
         self.o = [empty(self.C, kind) for _ in range(kept)]
-        where = weights.device
-        possible = not any(decoder_refusal(shape, self.tokens, self.precision) for _, shape in self.splits) and not cuda.missing(where)
-        self.whole = possible and all(decoder.proven(_sizes(shape, self.tokens), where) for _, shape in self.splits)
-        if self.whole:
-            heads = max(shape.num_heads for _, shape in self.splits)
-            self.peaks = [empty(heads) for _ in range(kept)]  # logarithms of the softmaxes' denominators, a split's heads side by side
         wide = 1 << (self.D - 1).bit_length()
         self.sizes: dict[str, Any] = {"D": self.D, "BD": max(16, wide), "BT": TILE, "IP": self.dot}
         exact = kind == torch.float32
         self.feed_sizes = {"BF": 32 if exact else 64, "GELU": s.activation == "gelu", "STAGES": 1 if exact else 2}
-        self.pieces = decoder.MOST if self.whole else min(SPLIT, tiles)
+        self.pieces = min(SPLIT, tiles)
         if training:
             self.dx, self.dx1, self.do = empty(self.D), empty(self.D), empty(self.C, kind)
             self.copies = torch.zeros(self.pieces, self.M, self.P, device=weights.device)
-            self.grads = torch.empty_like(weights) if self.whole else weights.new_empty(0)
             self.parts = torch.empty(self.M, s.depth, tiles, 6, self.sizes["BD"], device=weights.device)
             self.index = self._index()
 
@@ -107,10 +114,6 @@ class Trunk(Flat):
 
     def forward(self, x_MTD: Tensor) -> Tensor:
         """The residual after the last block; (models, batch x tokens, dim), as the input."""
-        if self.whole:
-            self.first = x_MTD.contiguous()
-            self._each(self._decode)
-            return self.x[-1]
         from headwise.kernels import pre
 
         T, C, F, P, grid = self.T, self.C, self.F, self.P, (self.T // TILE, self.M)
@@ -133,10 +136,6 @@ class Trunk(Flat):
 
     def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
         """From the gradient of the last residual, times the gain: that of the input, times the gain, and the flat rows' own."""
-        if self.whole:
-            dx = dx_MTD.contiguous()
-            self._each(lambda now, s: self._decode_back(dx[now], now, s))
-            return self.dx, self.grads
         from headwise.kernels import pre
 
         T, C, F, P, D, grid, copy, undo = self.T, self.C, self.F, self.P, self.D, (self.T // TILE, self.M), self.M * self.P, 1 / self.gain
@@ -174,45 +173,6 @@ class Trunk(Flat):
         grads[:, self.index] = self.parts.sum(2)[..., :D].flatten(1) * undo
         return dx, grads
 
-    def _kept(self, i: int) -> tuple[Tensor, ...]:
-        """What block i leaves for the way back: its input, the residual between its parts, normed, and after it, projections and heads."""
-        k = i if len(self.o) > 1 else 0
-        x = self.first if i == 0 else self.x[(2 * i - 1) % len(self.x)]
-        return x, self.x[2 * k], self.h[2 * k + 1], self.x[2 * k + 1], self.qkv[k], self.o[k], self.peaks[k]
-
-    def _decode(self, now: slice, s: Shape) -> None:
-        """All blocks of some models."""
-        sizes = _sizes(s, self.tokens)
-        pieces = decoder.pieces(sizes, self.batch)
-        for i in range(self.shape.depth):
-            given = [self._of(f"blocks.{i}.{name}", now.start) for name in (*FIRST, "attention.out_bias", *SECOND)]
-            x, *rest = (t[now] for t in self._kept(i))
-            decoder.forward(sizes, len(x), pieces, x, *given, *rest, self.batch, pieces, self.P, s.scale)
-
-    def _decode_back(self, dx: Tensor, now: slice, s: Shape) -> None:
-        """Back through all of them, from the gradient of what is after the last."""
-        sizes, undo, first, far = _sizes(s, self.tokens), 1 / self.gain, now.start, self.M * self.P
-        tiles, pieces = -(-self.T // (16 * sizes.team)), decoder.pieces(sizes, self.batch, back=True)
-        dx1, give, out, copies = self.dx1[now], self.do[now], self.dx[now], max(pieces, min(decoder.MOST, tiles))
-        for i in reversed(range(self.shape.depth)):
-            x, x1, h2, _, qkv, o, peaks = (t[now] for t in self._kept(i))
-            names, more = [f"blocks.{i}.{name}" for name in FIRST], [f"blocks.{i}.{name}" for name in (*SECOND, "attention.out_bias")]
-            gain, _, up, up_bias, down = (self._of(name, first) for name in more[:5])
-            decoder.feed_back(
-                sizes, len(x), min(decoder.MOST, tiles), dx, x1, h2, gain, up, up_bias, down, self._of(names[4], first), dx1, give,
-                *(self._f(name, first, self.copies) for name in more), self.T, min(decoder.MOST, tiles), self.P, far, undo,
-            )  # fmt: skip
-            decoder.backward(
-                sizes, len(x), pieces, x, *(self._of(name, first) for name in names[:3]), qkv, o, give, dx1, peaks, out,
-                *(self._f(name, first, self.copies) for name in names), self.batch, pieces, self.P, far, s.scale, undo,
-            )  # fmt: skip
-            dx = out
-        torch.sum(self.copies[:copies, now], 0, out=self.grads[now])
-
-    def _of(self, name: str, model: int = 0) -> Tensor:
-        """A parameter as the kernels take it: matrices in the operands' type."""
-        return (self._w if name.endswith(("qkv.weight", "out.weight", "up.weight", "down.weight")) else self._f)(name, model)
-
     def _heads(self, qkv: Tensor, o: Tensor, s: Shape) -> None:
         from headwise.kernels import heads
 
@@ -228,3 +188,68 @@ class Trunk(Flat):
 
     def _sequences(self, t: Tensor, width: int) -> Tensor:
         return t.view(-1, self.tokens, width)
+
+
+class Decoder(Trunk):
+    """The same for short causal sequences, every split on its own from the first block to the last and back."""
+
+    def __init__(self, *flat: Any, training: bool = True) -> None:
+        """The arguments of `Flat`."""
+        Flat.__init__(self, *flat)
+        sizes, where = _sizes(self.shape, self.tokens), self.weights.device
+        heads = max(shape.num_heads for _, shape in self.splits)
+        self.kept = [decoder.buffers(sizes, self.M, self.batch, where, heads) for _ in range(self.shape.depth if training else 1)]
+        self.out = torch.empty(self.M, self.T, self.D, device=where)
+        if training:
+            self.dx1, self.do, self.between = decoder.gradients(sizes, self.M, self.batch, where)
+            self.dx = torch.empty_like(self.out)
+            self.copies = torch.zeros(decoder.MOST, self.M, self.P, device=where)
+            self.grads = torch.zeros_like(self.weights)
+
+    def forward(self, x_MTD: Tensor) -> Tensor:
+        self.first = x_MTD.contiguous()
+        self._each(self._decode)
+        return self.out
+
+    def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
+        dx = dx_MTD.contiguous()
+        self._each(lambda now, s: self._decode_back(dx[now], now, s))
+        return self.dx, self.grads
+
+    def _decode(self, now: slice, s: Shape) -> None:
+        """All blocks of some models."""
+        sizes, last, x = _sizes(s, self.tokens), self.shape.depth - 1, self.first[now]
+        pieces = decoder.pieces(sizes, self.batch)
+        for i in range(self.shape.depth):
+            kept = self.kept[i % len(self.kept)].of(now)
+            to = kept._replace(x2=self.out[now]) if i == last else kept
+            given = (self._of(i, name, now) for name in (*FIRST, "attention.out_bias", *SECOND))
+            decoder.forward(sizes, len(x), pieces, x, *given, *to, self.batch, pieces, self.P, s.scale, i == 0, i == last)
+            x = kept.x2
+
+    def _decode_back(self, dx: Tensor, now: slice, s: Shape) -> None:
+        """Back through all of them, from the gradient of what is after the last."""
+        sizes, last, undo, far = _sizes(s, self.tokens), self.shape.depth - 1, 1 / self.gain, self.M * self.P
+        tiles, pieces = min(decoder.MOST, -(-self.batch * sizes.warps // sizes.team)), decoder.pieces(sizes, self.batch, back=True)
+        dx1, give, between = self.dx1[now], self.do[now], self.between[now]
+        for i in reversed(range(self.shape.depth)):
+            kept, x = self.kept[i].of(now), self.kept[i - 1].x2[now] if i else self.first[now]
+            gain, _, up, up_bias, down, _ = (self._of(i, name, now) for name in SECOND)
+            decoder.feed_back(
+                sizes, len(x), tiles, dx, kept.x1, kept.h2, gain, up, up_bias, down, self._of(i, FIRST[-1], now), dx1, give,
+                *self._grads(i, now, (*SECOND, "attention.out_bias")), self.batch, tiles, self.P, far, undo, i == last,
+            )  # fmt: skip
+            dx = between if i else self.dx[now]
+            decoder.backward(
+                sizes, len(x), pieces, x, *(self._of(i, name, now) for name in FIRST[:3]), kept.qkv, kept.o, give, dx1, kept.peaks, dx,
+                *self._grads(i, now, FIRST), self.batch, pieces, self.P, far, s.scale, undo, i == 0,
+            )  # fmt: skip
+        torch.sum(self.copies[: max(tiles, pieces), now], 0, out=self.grads[now])
+
+    def _of(self, i: int, name: str, now: slice) -> Tensor:
+        """A block's parameter as the kernels take it: matrices in the operands' type."""
+        find = self._w if name.endswith("weight") and "norm" not in name else self._f
+        return find(f"blocks.{i}.{name}", now.start)
+
+    def _grads(self, i: int, now: slice, names: tuple[str, ...]) -> list[Tensor]:
+        return [self._f(f"blocks.{i}.{name}", now.start, self.copies) for name in names]

@@ -10,7 +10,7 @@ from gpu import DEVICE, INTERPRETED
 from test_trunk import Net, blocks_only, check_blocks, trained_alike
 
 from headwise.kernels import cuda, decoder
-from headwise.trunk import decoder_refusal
+from headwise.trunk import Decoder, decoder_refusal
 
 
 def run(name, sizes, grid, warps, *args):
@@ -51,7 +51,7 @@ def padded(tokens, batch):
 
 @pytest.mark.parametrize(("splits", "tokens", "batch"), CASES)
 def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch):
-    assert check_blocks(Net(splits, tokens, padded(tokens, batch), "fp16")).whole
+    assert isinstance(check_blocks(Net(splits, tokens, padded(tokens, batch), "fp16")), Decoder)
 
 
 def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
@@ -61,7 +61,7 @@ def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
     for trusted in (True, False):
         monkeypatch.setattr(decoder, "proven", lambda sizes, device, trusted=trusted: trusted)
         made = net.trunk()
-        assert made.whole == trusted
+        assert isinstance(made, Decoder) == trusted
         got, (got_dx, rows) = made.forward(net.x), made.backward(net.g * made.gain)
         theirs = [rows[:, at : at + size] for at, size in (net.places[name] for name in grads)]
         pairs = [(got, y), (got_dx / made.gain, dx), *zip(theirs, (g.flatten(1) for g in grads.values()), strict=True)]
@@ -134,12 +134,12 @@ def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, mo
 
 def test_blocks_that_are_not_trusted_go_the_other_way(monkeypatch):
     monkeypatch.setattr(decoder, "proven", lambda sizes, device: sizes.rank != 3)
-    assert not Net(cut(48, 1, 16), 16, 4, "fp16").trunk().whole
-    assert Net(cut(48, 1, 2), 16, 4, "fp16").trunk().whole
+    assert not isinstance(Net(cut(48, 1, 16), 16, 4, "fp16").trunk(), Decoder)
+    assert isinstance(Net(cut(48, 1, 2), 16, 4, "fp16").trunk(), Decoder)
 
 
 def test_training_on_the_blocks_is_training_on_the_modules(monkeypatch):
-    trained_alike("fp16", 4e-3, monkeypatch)
+    trained_alike("fp16", 4e-3, monkeypatch, Decoder)
 
 
 @pytest.mark.parametrize(

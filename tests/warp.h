@@ -168,6 +168,10 @@ template <int T> INSIDE void find4(U (&x)[4], U at) {
     }
 }
 template <int T> INSIDE void known4(U (&x)[4], U at) { find4<T>(x, at); }
+template <class L> INSIDE void find16(L (&x)[4], U at) {
+    for (int i = 0; i < 32; i++) for (int n = 0; n < 4; n++) aligned((char*)0 + at.v[i], 16), memcpy(&x[n].v[i], this_memory + at.v[i] + 4 * n, 4);
+}
+INSIDE void keep16(U at, const F (&x)[4]) { for (int i = 0; i < 32; i++) for (int n = 0; n < 4; n++) aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i] + 4 * n, &x[n].v[i], 4); }
 INSIDE void keep1(U at, F x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
 INSIDE F find1(U at) { F x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
 INSIDE void keep2(U at, F a, F b) { for (int i = 0; i < 32; i++) aligned((char*)0 + at.v[i], 8), memcpy(this_memory + at.v[i], &a.v[i], 4), memcpy(this_memory + at.v[i] + 4, &b.v[i], 4); }
@@ -175,23 +179,25 @@ INSIDE void find2(U at, F& a, F& b) { for (int i = 0; i < 32; i++) memcpy(&a.v[i
 INSIDE void copy(U at, const void* from, U bytes) {
     for (int i = 0; i < 32; i++) aligned((const char*)from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);
 }
-INSIDE void copy(U some, U at, const void* from, U bytes) {
-    for (int i = 0; i < 32; i++) {
-        aligned((char*)0 + at.v[i], 16), memset(this_memory + at.v[i], 0, 16);
-        if (some.v[i]) aligned((const char*)from + bytes.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);
-    }
-}
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
 INSIDE F load(const float* p, U j) { return F::each([&](int i) { return p[j.v[i]]; }); }
 INSIDE void load2(const float* p, U j, F& a, F& b, int more = 0) { for (uint32_t i : j.v) aligned(p + i + more, 8); a = load(p + more, j), b = load(p + more, j + 1); }
 INSIDE void known2(const float* p, U j, F& a, F& b, int more) { load2(p, j, a, b, more); }
-INSIDE U load2(const Half* p, U j, int more) { return U::each([&](int i) { uint32_t x; aligned(p + j.v[i] + more, 4), memcpy(&x, p + j.v[i] + more, 4); return x; }); }
+template <class T, class L> INSIDE void all4(const T* p, U j, L (&x)[4], int more) {
+    for (int i = 0; i < 32; i++) for (int n = 0; n < 4; n++) aligned(p + j.v[i] + more, 16), memcpy(&x[n].v[i], (const char*)(p + j.v[i] + more) + 4 * n, 4);
+}
+INSIDE void load4(const float* p, U j, F (&x)[4], int more) { all4(p, j, x, more); }
+INSIDE void load8(const Half* p, U j, U (&x)[4], int more) { all4(p, j, x, more); }
+template <class T, class L> INSIDE void put4(T* p, U j, const L (&x)[4], int more) {
+    for (int i = 0; i < 32; i++) for (int n = 0; n < 4; n++) aligned(p + j.v[i] + more, 16), memcpy((char*)(p + j.v[i] + more) + 4 * n, &x[n].v[i], 4);
+}
+INSIDE void store4(float* p, U j, const F (&x)[4], int more) { put4(p, j, x, more); }
+INSIDE void store8(Half* p, U j, const U (&x)[4], int more) { put4(p, j, x, more); }
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
 INSIDE void store2(float* p, U j, F a, F b, int more = 0) { for (uint32_t i : j.v) aligned(p + i + more, 8); store(p + more, j, a), store(p + more, j + 1, b); }
 INSIDE void store(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] = x.v[i]; }
 INSIDE void store2(U some, float* p, U j, F a, F b, int more) { store(some, p + more, j, a), store(some, p + more, j + 1, b); }
-INSIDE void store2(U some, Half* p, U j, U x, int more) { for (int i = 0; i < 32; i++) if (some.v[i]) aligned(p + j.v[i] + more, 4), memcpy(p + j.v[i] + more, &x.v[i], 4); }
 INSIDE void add(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] += x.v[i]; }
 INSIDE void add2(float* p, U j, F a, F b, int more) { for (int i = 0; i < 32; i++) aligned(p + j.v[i] + more, 8), p[j.v[i] + more] += a.v[i], p[j.v[i] + more + 1] += b.v[i]; }
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }

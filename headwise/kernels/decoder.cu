@@ -14,8 +14,9 @@ constexpr int HEADS = WIDTH / R;
 constexpr int BLOCKS = (TOKENS + 15) / 16;   // of 16 tokens, a warp each
 constexpr int ROW = 2 * WIDTH + 16;          // bytes of a row in shared memory: eight rows' pieces of 16 lie in different banks
 constexpr int LONG = 2 * HIDDEN + 16;
-constexpr int TALL = 4 * WIDTH + 32;         // of a row of floats
+constexpr int TALL = 4 * WIDTH;              // of a row of floats
 constexpr int MATRIX = 16 * BLOCKS * ROW;    // a row a token
+constexpr int FOLDED = 16 * BLOCKS * WIDTH;   // numbers of a sequence in our own order
 constexpr int QKV = 3 * WIDTH * ROW;
 constexpr int PEAKS = 16 * BLOCKS * HEADS * 4;
 constexpr int GROUPS = 18 / BLOCKS;           // sequences at once, forward
@@ -44,12 +45,12 @@ template <int ROWS, int COLUMNS, int STRIDE> INSIDE void bring(U to, const Half*
     }
 }
 
-// 16 tokens of a sequence, zeros beyond the last.
+// 16 tokens of a sequence as others have them, zeros beyond the last.
 INSIDE U row_of(int block, int r) { return token() + (16 * block + 8 * r); }
-INSIDE U there(U row, int rows = TOKENS) { return less(row, U(rows)); }
-INSIDE void fetch(F (&c)[TILES][4], const float* x, int block, int rows = TOKENS) {
+INSIDE U there(U row) { return less(row, U(TOKENS)); }
+INSIDE void fetch(F (&c)[TILES][4], const float* x, int block) {
     UNROLL for (int r = 0; r < 2; r++) {
-        U row = row_of(block, r), some = there(row, rows), at = choose(some, row * WIDTH, U(0)) + column();
+        U row = row_of(block, r), some = there(row), at = choose(some, row * WIDTH, U(0)) + column();
         UNROLL for (int t = 0; t < TILES; t++) {
             F a, b;
             load2(x, at, a, b, 8 * t);
@@ -57,18 +58,18 @@ INSIDE void fetch(F (&c)[TILES][4], const float* x, int block, int rows = TOKENS
         }
     }
 }
-INSIDE void put(float* x, const F (&c)[TILES][4], int block, int rows = TOKENS) {
+INSIDE void put(float* x, const F (&c)[TILES][4], int block) {
     UNROLL for (int r = 0; r < 2; r++) {
-        U row = row_of(block, r), some = there(row, rows), at = row * WIDTH + column();
+        U row = row_of(block, r), some = there(row), at = row * WIDTH + column();
         UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at, c[t][2 * r], c[t][2 * r + 1], 8 * t);
     }
 }
-template <int WIDE> INSIDE void put(Half* x, const U (&a)[STEPS][4], int block, int rows = TOKENS) {
-    UNROLL for (int r = 0; r < 2; r++) {
-        U row = row_of(block, r), some = there(row, rows), at = row * WIDE + column();
-        UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at, a[t / 2][2 * (t & 1) + r], 8 * t);
-    }
-}
+// The same in our own order, in which a warp reads and writes whole lines: what a thread has of a tile or of two side by side. Tokens beyond
+// the last are there too; what they become is finite, and no gradient comes from them.
+INSIDE void unfold(F (&c)[TILES][4], const float* x, int block) { UNROLL for (int t = 0; t < TILES; t++) load4(x, lane() * 4, c[t], (block * TILES + t) * 128); }
+INSIDE void unfold(U (&a)[STEPS][4], const Half* x, int block) { UNROLL for (int k = 0; k < STEPS; k++) load8(x, lane() * 8, a[k], (block * STEPS + k) * 256); }
+INSIDE void fold(float* x, const F (&c)[TILES][4], int block) { UNROLL for (int t = 0; t < TILES; t++) store4(x, lane() * 4, c[t], (block * TILES + t) * 128); }
+INSIDE void fold(Half* x, const U (&a)[STEPS][4], int block) { UNROLL for (int k = 0; k < STEPS; k++) store8(x, lane() * 8, a[k], (block * STEPS + k) * 256); }
 INSIDE void keep(U to, const U (&a)[STEPS][4], int block) {
     UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) keep(cell(to, block, t, r), a[t / 2][2 * (t & 1) + r]);
 }
@@ -270,7 +271,7 @@ INSIDE void attend(F (&o)[TILES][4], U (&q)[TILES][2], U keys, U values, float* 
             F over[2] = {inverse(sum[0]), inverse(sum[2])};
             UNROLL for (int r = 0; r < 2; r++) {
                 U row = row_of(w, r);
-                store(there(row) & ((lane() & 3) == U(0u)), peaks, row * HEADS + h, top[r] + logarithm(sum[2 * r]));
+                store((lane() & 3) == U(0u), peaks, row * HEADS + h, top[r] + logarithm(sum[2 * r]));
             }
             UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
                 U own = pair_of(h, t);
@@ -291,7 +292,7 @@ INSIDE void attend(F (&o)[TILES][4], U (&q)[TILES][2], U keys, U values, float* 
 KERNEL(GROUPS * BLOCKS, 1) forward(
     const float* x, const float* gain1, const float* shift1, const Half* w, const float* b, const Half* out, const float* out_bias,
     const float* gain2, const float* shift2, const Half* up, const float* up_bias, const Half* down_, const float* down_bias,
-    float* x1, Half* h2, float* x2, Half* qkv, Half* o, float* peaks, int batch, int pieces, int model, float sharp
+    float* x1, Half* h2, float* x2, Half* qkv, Half* o, float* peaks, int batch, int pieces, int model, float sharp, int first, int last
 ) {
     const int m = block_y(), me = warp() % BLOCKS, group = warp() / BLOCKS;
     const size_t row = (size_t)m * model;
@@ -303,27 +304,29 @@ KERNEL(GROUPS * BLOCKS, 1) forward(
     send(), arrived<0>();
     together();
     for (int s = block_x() * GROUPS + group; s < batch; s += pieces * GROUPS) {
-        const size_t at = ((size_t)m * batch + s) * TOKENS;
+        const size_t sequence = (size_t)m * batch + s, at = sequence * FOLDED;
         at_w = anew(at_w), at_out = at_w + QKV, at_up = at_out + WIDTH * ROW, at_down = at_up + HIDDEN * ROW;
         F now[TILES][4], c[TILES][4], over[2];
         U a[STEPS][4], q[STEPS][4];
-        fetch(c, x + at * WIDTH, me);
+        if (first) fetch(c, x + sequence * TOKENS * WIDTH, me);
+        else unfold(c, x + at, me);
         standard(c, over), varied(a, c, gain1 + row, shift1 + row);
         UNROLL for (int i = 2; i >= 0; i--) {
             biased(c, b + row + i * WIDTH), by_rows<ROW>(c, a, at_w + i * WIDTH * ROW), packed(q, c);
-            put<3 * WIDTH>(qkv + at * 3 * WIDTH + i * WIDTH, q, me);
+            fold(qkv + 3 * at + i * FOLDED, q, me);
             if (i) keep(i == 1 ? keys : values, q, me);
         }
         together(group, BLOCKS);
         zero(c);
         U queries[TILES][2];
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) queries[t][r] = q[t / 2][2 * (t & 1) + r];
-        attend(c, queries, keys, values, peaks + at * HEADS, me, sharp * LOG2E);
-        packed(a, c), put<WIDTH>(o + at * WIDTH, a, me);
-        fetch(now, x + at * WIDTH, me);
-        more(now, out_bias + row), by_rows<ROW>(now, a, at_out), put(x1 + at * WIDTH, now, me);
+        attend(c, queries, keys, values, peaks + sequence * 16 * BLOCKS * HEADS, me, sharp * LOG2E);
+        packed(a, c), fold(o + at, a, me);
+        if (first) fetch(now, x + sequence * TOKENS * WIDTH, me);
+        else unfold(now, x + at, me);
+        more(now, out_bias + row), by_rows<ROW>(now, a, at_out), fold(x1 + at, now, me);
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) c[t][i] = now[t][i];
-        standard(c, over), varied(a, c, gain2 + row, shift2 + row), put<WIDTH>(h2 + at * WIDTH, a, me);
+        standard(c, over), varied(a, c, gain2 + row, shift2 + row), fold(h2 + at, a, me);
         more(now, down_bias + row);
         TWICE for (int f = 0; f < HIDDEN; f += 16) {
             F z[2][4];
@@ -332,35 +335,38 @@ KERNEL(GROUPS * BLOCKS, 1) forward(
             UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++) z[n][i] = gelu(z[n][i]);
             packed(y, z), by_rows<LONG>(now, y, at_down + 2 * f);
         }
-        put(x2 + at * WIDTH, now, me);
+        if (last) put(x2 + sequence * TOKENS * WIDTH, now, me);
+        else fold(x2 + at, now, me);
         together(group, BLOCKS);
     }
 }
 
 // ---- backward, from the gradients of x1 and of the heads
 
-// The sum of g o of every token and head, and its peak, zeros beyond the last token: two threads a token, half of its columns each.
-INSIDE void weigh(U peaks_at, U sums_at, U give, U heads, const float* peaks, int w) {
-    U row = (lane() >> 1) + 16 * w, side = lane() & 1, some = there(row);
-    constexpr int OWN = HEADS == 1 ? 1 : HEADS / 2;  // of a half
-    F sum[OWN];
-    UNROLL for (int h = 0; h < OWN; h++) sum[h] = 0.0f;
-    UNROLL for (int p = 0; p < WIDTH / 4; p++) {
-        U place = row * ROW + side * WIDTH + 4 * p, g = find(give + place), o = find(heads + place);
-        constexpr int each = HEADS == 1 ? WIDTH : R;
-        sum[2 * p / each] = fused(first_of(g), first_of(o), sum[2 * p / each]);
-        sum[(2 * p + 1) / each] = fused(second_of(g), second_of(o), sum[(2 * p + 1) / each]);
+// The sum of g o over a head's columns, of every token of block w and head.
+INSIDE void weigh(U to, const U (&g)[STEPS][4], const U (&o)[STEPS][4], int w) {
+    F p[TILES][4];
+    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) {
+        U a = g[t / 2][2 * (t & 1) + r], b = o[t / 2][2 * (t & 1) + r];
+        p[t][2 * r] = first_of(a) * first_of(b), p[t][2 * r + 1] = second_of(a) * second_of(b);
     }
-    if (HEADS == 1) sum[0] = sum[0] + other<1>(sum[0]);
-    UNROLL for (int h = 0; h < OWN; h++) {
-        U at = row * HEADS + (HEADS == 1 ? U(0u) : side * OWN + h);
-        keep1(sums_at + at * 4, sum[h]), keep1(peaks_at + at * 4, choose(some, load(peaks, choose(some, at, U(0u))), F(0.0f)));
+    UNROLL for (int h = 0; h < HEADS; h++) UNROLL for (int r = 0; r < 2; r++) {
+        F sum = 0.0f;
+        UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
+            U own = pair_of(h, t);
+            UNROLL for (int i = 0; i < 2; i++) sum = sum + (alone(h, t) ? p[t][2 * r + i] : choose(own & (i ? 0xffff0000u : 0xffffu), p[t][2 * r + i], F(0.0f)));
+        }
+        keep1(to + (row_of(w, r) * HEADS + h) * 4, whole(sum));  // four lanes write the same
     }
 }
 
 // 16 tokens' halves of one matrix as first operands of products over 8 columns, [tile][8 tokens].
 INSIDE void take(U (&y)[TILES][2], U from, int block) {
-    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) y[t][r] = find(cell(from, block, t, r));
+    UNROLL for (int k = 0; k < STEPS; k++) {
+        U x[4];
+        find16(x, from + lane() * 16 + (block * STEPS + k) * 512);
+        UNROLL for (int i = 0; i < 4; i++) y[2 * k + i / 2][i & 1] = x[i];
+    }
 }
 
 // The heads' gradients for the keys of block j and the queries of block i; those of queries and keys lack the scores' factor.
@@ -407,7 +413,7 @@ INSIDE void attend_back(
 KERNEL(BLOCKS, 2) backward(
     const float* x, const float* gain, const float* shift, const Half* w, const Half* qkv, const Half* o, const Half* give,
     const float* dx1, const float* peaks, float* dx, float* dgain, float* dshift, float* dw, float* db, float* dout,
-    int batch, int pieces, int model, int copy_, float sharp, float undo
+    int batch, int pieces, int model, int copy_, float sharp, float undo, int lowest
 ) {
     const int m = block_y(), me = warp();
     const size_t row = (size_t)m * model, to = (size_t)block_x() * copy_ + row;
@@ -416,24 +422,28 @@ KERNEL(BLOCKS, 2) backward(
     const U at_give = parts + 3 * MATRIX, at_o = at_give + MATRIX, at_dq = at_o + MATRIX, at_peaks = at_dq + 16 * BLOCKS * TALL, at_sums = at_peaks + PEAKS, at_norm = at_sums + PEAKS;
     bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row);
     for (int s = block_x(); s < batch; s += pieces) {
-        const size_t at = ((size_t)m * batch + s) * TOKENS;
-        UNROLL for (int i = 0; i < 5; i++) {  // rows of 16 bytes a lane, zeros beyond the last
-            constexpr int each = WIDTH / 8;
-            const Half* from = i < 3 ? qkv + at * 3 * WIDTH + i * WIDTH : (i == 3 ? give : o) + at * WIDTH;
-            for (int n = me; n < 16 * BLOCKS * each / 32; n += BLOCKS) {
-                U all = lane() + 32 * n, line = all / each, piece = all - line * each;
-                copy(there(line), parts + i * MATRIX + line * ROW + piece * 16, from, line * ((i < 3 ? 6 : 2) * WIDTH) + piece * 16);
+        const size_t sequence = (size_t)m * batch + s, at = sequence * FOLDED;
+        UNROLL for (int i = 0; i < 4; i++) {
+            const Half* from = i < 3 ? qkv + 3 * at + i * FOLDED : give + at;
+            for (int n = me; n < BLOCKS * STEPS; n += BLOCKS) copy(parts + i * MATRIX + (lane() + 32 * n) * 16, from, (lane() + 32 * n) * 16);
+        }
+        send();
+        {
+            U g[STEPS][4], heads[STEPS][4];
+            unfold(g, give + at, me), unfold(heads, o + at, me);
+            keep(at_o, heads, me), weigh(at_sums, g, heads, me);
+            UNROLL for (int i = 0; i < (HEADS + 1) / 2; i++) {
+                U n = (HEADS == 1 ? lane() & 15 : lane() + 32 * i) + 16 * HEADS * me;
+                keep1(at_peaks + n * 4, load(peaks + sequence * 16 * BLOCKS * HEADS, n));
             }
         }
-        send(), arrived<0>();
+        arrived<0>();
         together();
-        weigh(at_peaks, at_sums, at_give, at_o, peaks + at * HEADS, me);
         F dk[TILES][4], dv[TILES][4];
         zero(dk), zero(dv);
         {
             U k[TILES][2], v[TILES][2];
             take(k, parts + MATRIX, me), take(v, parts + 2 * MATRIX, me);
-            together();
             for (int step = 0; step < BLOCKS; step++) {
                 int i = me + step;
                 if (i < BLOCKS) {
@@ -442,11 +452,12 @@ KERNEL(BLOCKS, 2) backward(
                     zero(dq);
                     take(q, parts, i), take(g, at_give, i);
                     attend_back(dq, dk, dv, q, g, k, v, at_peaks, at_sums, i, step == 0, sharp * LOG2E);
-                    UNROLL for (int r = 0; r < 2; r++) UNROLL for (int t = 0; t < TILES; t++) {
-                        U place = at_dq + row_of(i, r) * TALL + column() * 4 + 32 * t;
-                        F a = 0.0f, b = 0.0f;
-                        if (step) find2(place, a, b);
-                        keep2(place, a + dq[t][2 * r], b + dq[t][2 * r + 1]);
+                    UNROLL for (int t = 0; t < TILES; t++) {
+                        U place = at_dq + lane() * 16 + (i * TILES + t) * 512;
+                        F kept[4];
+                        if (step) find16(kept, place);
+                        UNROLL for (int c = 0; c < 4; c++) dq[t][c] = step ? dq[t][c] + kept[c] : dq[t][c];
+                        keep16(place, dq[t]);
                     }
                 }
                 together();
@@ -459,18 +470,21 @@ KERNEL(BLOCKS, 2) backward(
         packed(a, dv), keep(parts + 2 * MATRIX, a, me), by_columns<ROW>(dh, a, at_w + 2 * WIDTH * ROW);
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dk[t][i] = dk[t][i] * sharp;
         packed(a, dk), keep(parts + MATRIX, a, me), by_columns<ROW>(dh, a, at_w + WIDTH * ROW);
-        UNROLL for (int r = 0; r < 2; r++) UNROLL for (int t = 0; t < TILES; t++) find2(at_dq + row_of(me, r) * TALL + column() * 4 + 32 * t, dk[t][2 * r], dk[t][2 * r + 1]);
+        UNROLL for (int t = 0; t < TILES; t++) find16(dk[t], at_dq + lane() * 16 + (me * TILES + t) * 512);
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dk[t][i] = dk[t][i] * sharp;
         packed(a, dk), keep(parts, a, me), by_columns<ROW>(dh, a, at_w);
         F hat[TILES][4], over[2];
-        fetch(hat, x + at * WIDTH, me), standard(hat, over);
+        if (lowest) fetch(hat, x + sequence * TOKENS * WIDTH, me);
+        else unfold(hat, x + at, me);
+        standard(hat, over);
         varied(a, hat, gain + row, shift + row), keep(at_dq + 16 * me * (TALL - ROW), a, me);  // where the warp's own dq was
         const bool first = s == block_x();
         summed(at_norm + 8 * WIDTH * me, dh, hat, !first), summed(at_norm + 8 * WIDTH * me + 4 * WIDTH, dh, !first);
         lowered(dh, hat, over, gain + row);
-        fetch(hat, dx1 + at * WIDTH, me), packed(a, hat), keep(at_give, a, me);
+        unfold(hat, dx1 + at, me), packed(a, hat), keep(at_give, a, me);
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] + hat[t][i];
-        put(dx + at * WIDTH, dh, me);
+        if (lowest) put(dx + sequence * TOKENS * WIDTH, dh, me);
+        else fold(dx + at, dh, me);
         together();
         for (int i = me; i < 4 * STEPS; i += BLOCKS) {  // 16 rows of dW_Q, dW_K, dW_V or dW_O
             int part = i / STEPS, within = i % STEPS;
@@ -507,7 +521,7 @@ KERNEL(BLOCKS, 2) backward(
     added<BLOCKS, 2>(dgain + to, at_norm, undo), added<BLOCKS, 2>(dshift + to, at_norm + 4 * WIDTH, undo);
 }
 
-// ---- back through the feed-forward, for tiles of TILE tokens that need not be whole sequences
+// ---- back through the feed-forward, for tiles of TEAM blocks that need not be whole sequences
 
 // Of the hidden units as many as the model is wide are taken at once, forward again and back, and left in shared memory; then every warp
 // adds up its 16 rows and half the columns of one of the two matrices' gradients for them.
@@ -528,7 +542,7 @@ INSIDE void half_product(F (&c)[TILES / 2][4], F (&sum)[4], U rows, U by, bool b
 KERNEL(TEAM, 1) feed_back(
     const float* dx2, const float* x1, const Half* h2, const float* gain, const Half* up, const float* up_bias, const Half* down_, const Half* out,
     float* dx1, Half* give, float* dgain, float* dshift, float* dup, float* dup_bias, float* ddown, float* ddown_bias, float* dout_bias,
-    int count, int pieces, int model, int copy_, float undo
+    int batch, int pieces, int model, int copy_, float undo, int highest
 ) {
     const int m = block_y(), me = warp(), matrix = me / (2 * STEPS), within = me / 2 % STEPS, side = me % 2;
     const size_t row = (size_t)m * model, to = (size_t)block_x() * copy_ + row;
@@ -540,19 +554,20 @@ KERNEL(TEAM, 1) feed_back(
     F grad[PARTS][TILES / 2][4], bias[PARTS][2];
     UNROLL for (int p = 0; p < PARTS; p++) zero(grad[p]), bias[p][0] = 0.0f, bias[p][1] = 0.0f;
     bool again = false;
-    for (int first = block_x() * TILE; first < count; first += pieces * TILE, again = true) {
-        const size_t at = (size_t)m * count + first;
-        const int rows = count - first;
+    const int blocks = batch * BLOCKS;
+    for (int first = block_x() * TEAM; first < blocks; first += pieces * TEAM, again = true) {
+        const int block = first + me < blocks ? first + me : blocks - 1;  // of all sequences; a warp without one takes the last, and no gradient
+        const bool idle = first + me >= blocks;
+        const size_t at = (size_t)m * batch * FOLDED, rows = ((size_t)m * batch + block / BLOCKS) * TOKENS * WIDTH;
         F dh[TILES][4];
         U h[STEPS][4], g[STEPS][4];
         together();
         at_up = anew(at_up), at_down = at_up + HIDDEN * ROW, at_out = at_down + WIDTH * LONG;
-        fetch(dh, dx2 + at * WIDTH, me, rows), packed(g, dh), keep(at_g, g, me);
-        summed(at_sums + 8 * WIDTH, dh, again);
-        UNROLL for (int r = 0; r < 2; r++) {
-            U line = row_of(me, r), some = there(line, rows), from = choose(some, line * WIDTH, U(0u)) + column();
-            UNROLL for (int t = 0; t < TILES; t++) h[t / 2][2 * (t & 1) + r] = choose(some, load2(h2 + at * WIDTH, from, 8 * t), U(0u));
-        }
+        if (highest) fetch(dh, dx2 + rows, block % BLOCKS);
+        else unfold(dh, dx2 + at, block);
+        if (idle) zero(dh);
+        packed(g, dh), keep(at_g, g, me), summed(at_sums + 8 * WIDTH, dh, again);
+        unfold(h, h2 + at, block);
         keep(at_h, h, me);
         zero(dh);
         UNROLL for (int p = 0; p < PARTS; p++) {
@@ -579,14 +594,18 @@ KERNEL(TEAM, 1) feed_back(
             bias[p][0] = bias[p][0] + sum[0], bias[p][1] = bias[p][1] + sum[2];
         }
         F hat[TILES][4], over[2];
-        fetch(hat, x1 + at * WIDTH, me, rows), standard(hat, over);
+        unfold(hat, x1 + at, block), standard(hat, over);
         summed(at_sums, dh, hat, again), summed(at_sums + 4 * WIDTH, dh, again);
         lowered(dh, hat, over, gain + row);
-        fetch(hat, dx2 + at * WIDTH, me, rows);
-        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] + hat[t][i];
-        put(dx1 + at * WIDTH, dh, me, rows), summed(at_sums + 12 * WIDTH, dh, again);
+        if (!idle) {
+            if (highest) fetch(hat, dx2 + rows, block % BLOCKS);
+            else unfold(hat, dx2 + at, block);
+            UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] + hat[t][i];
+            fold(dx1 + at, dh, block);
+        }
+        summed(at_sums + 12 * WIDTH, dh, again);
         packed(g, dh), zero(dh), by_columns<ROW>(dh, g, at_out);
-        packed(g, dh), put<WIDTH>(give + at * WIDTH, g, me, rows);
+        if (!idle) packed(g, dh), fold(give + at, g, block);
     }
     UNROLL for (int p = 0; p < PARTS; p++) {
         UNROLL for (int r = 0; r < 2; r++) {

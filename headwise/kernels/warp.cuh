@@ -129,26 +129,27 @@ template <int T> INSIDE void find4(U (&x)[4], U at) {
     if (T) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
     else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }
+INSIDE void find16(U (&x)[4], U at) { asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory"); }
+INSIDE void find16(F (&x)[4], U at) { asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at) : "memory"); }
+INSIDE void keep16(U at, const F (&x)[4]) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" :: "r"(at), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory"); }
 INSIDE void keep1(U at, F x) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(at), "f"(x) : "memory"); }
 INSIDE F find1(U at) { F x; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory"); return x; }
 INSIDE void keep2(U at, F a, F b) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(a), "f"(b) : "memory"); }
 INSIDE void find2(U at, F& a, F& b) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory"); }
 INSIDE void copy(U at, const void* from, U bytes_) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_) : "memory"); }
-// The same where there is something, else zeros.
-INSIDE void copy(U some, U at, const void* from, U bytes_) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"((const char*)from + (some ? bytes_ : 0)), "r"(some ? 16 : 0) : "memory");
-}
 INSIDE void send() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INSIDE void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 INSIDE F load(const float* p, U i) { return p[i]; }
 INSIDE void load2(const float* p, U i, F& a, F& b, int more = 0) { float2 x = *(const float2*)(p + i + more); a = x.x; b = x.y; }
 INSIDE void known2(const float* p, U i, F& a, F& b, int more) { float2 x = __ldg((const float2*)(p + i + more)); a = x.x; b = x.y; }
-INSIDE U load2(const Half* p, U i, int more) { return *(const U*)(p + i + more); }
+INSIDE void load4(const float* p, U i, F (&x)[4], int more) { float4 y = *(const float4*)(p + i + more); x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w; }
+INSIDE void load8(const Half* p, U i, U (&x)[4], int more) { uint4 y = *(const uint4*)(p + i + more); x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w; }
+INSIDE void store4(float* p, U i, const F (&x)[4], int more) { *(float4*)(p + i + more) = make_float4(x[0], x[1], x[2], x[3]); }
+INSIDE void store8(Half* p, U i, const U (&x)[4], int more) { *(uint4*)(p + i + more) = make_uint4(x[0], x[1], x[2], x[3]); }
 INSIDE void store(float* p, U i, F x) { p[i] = x; }
 INSIDE void store2(float* p, U i, F a, F b, int more = 0) { *(float2*)(p + i + more) = make_float2(a, b); }
 INSIDE void store(U some, float* p, U i, F x) { if (some) p[i] = x; }
 INSIDE void store2(U some, float* p, U i, F a, F b, int more) { if (some) *(float2*)(p + i + more) = make_float2(a, b); }
-INSIDE void store2(U some, Half* p, U i, U x, int more) { if (some) *(U*)(p + i + more) = x; }
 INSIDE void add(U some, float* p, U i, F x) { if (some) atomicAdd(p + i, x); }  // nobody waits; one thread's own are added in its order
 INSIDE void add2(float* p, U i, F a, F b, int more) { atomicAdd((float2*)(p + i + more), make_float2(a, b)); }
 INSIDE void store2(Half* p, U i, U x) { *(U*)(p + i) = x; }
