@@ -1,9 +1,9 @@
-"""Were the published runs of budget d^3 cut off by their jobs' time limits? How long ours train until they reach the published values.
+"""Were the longest of the published runs cut off by their jobs' time limits? How long ours train until they reach the published values.
 
-    python -m benchmarks.unfinished results/fig1/rows.jsonl results/fig1/supplement.jsonl results/length/rows.jsonl
+    cd results; python -m benchmarks.unfinished fig1/rows.jsonl fig1/supplement.jsonl length/rows.jsonl positions/rows.jsonl
 
-The published job files give a run 6 hours (main figure), 2 (its supplement) or 4 (sequence length) and do not go on afterwards; the
-smallest training loss of whatever epochs there are is what is drawn. If that is what happened, the time limit over the steps that ours
+The published job files give a run 6 hours (main figure), 2 (its supplement) or 4 (sequence length, positions) and do not go on
+afterwards; the smallest training loss of whatever epochs there are is what is drawn. If that is what happened, the time limit over the steps that ours
 need to reach the published value is the time of a published step: about the same per layer in every experiment, and about what the
 stock way takes. Points that ours do not reach are left out.
 """
@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from headwise.experiments import fig1, length
+from headwise.experiments import fig1, length, positions
 from headwise.runs import REPLAYED, Row
 from headwise.stats import group
 
@@ -23,6 +23,8 @@ WIDTH = 64  # attention modules side by side: budget d^3
 
 def limit(row: Row) -> tuple[str, float]:
     """The figure a run belongs to and the hours its published job had."""
+    if row["positions"] != "none":
+        return f"positions, {row['positions']}", 4
     if row["depth"] == 2:
         return f"sequence length, {row['task_points']} points", 4
     return ("main figure", 6) if row["batch"] == 256 else (f"its supplement, batch {row['batch']}", 2)
@@ -30,12 +32,14 @@ def limit(row: Row) -> tuple[str, float]:
 
 def table(rows: list[Row]) -> list[dict]:
     """One entry a point whose published value our best run reaches: after how many epochs, and what a step then took per layer."""
-    known = {(16, layers, rank): value for (layers, width, rank), value in fig1.published().items() if width == WIDTH}
-    known |= {(points, 2, rank): value for (points, rank), value in length.published().items()}
-    ours = [row for row in rows if row["average"] == WIDTH and row["protocol"] in REPLAYED and row["status"] == "done"]
+    known = {("none", 16, layers, rank): value for (layers, width, rank), value in fig1.published().items() if width == WIDTH}
+    known |= {("none", points, 2, rank): value for (points, rank), value in length.published().items()}
+    known |= {(kind, 16, layers, rank): value for (layers, kind, rank), value in positions.published().items() if kind != "none"}
+    large = [row for row in rows if row["average"] == WIDTH or (row["positions"] != "none" and row["depth"] > 1)]
+    ours = [row for row in large if row["protocol"] in REPLAYED and row["status"] == "done"]
     out = []
-    for (points, layers, rank, _), same in group(ours, "task_points", "depth", "head_dim", "batch").items():
-        value = known.get((points, layers, rank))
+    for (kind, points, layers, rank, _), same in group(ours, "positions", "task_points", "depth", "head_dim", "batch").items():
+        value = known.get((kind, points, layers, rank))
         best = [min(losses) for losses in zip(*(row["curve"] for row in same), strict=True)]
         epochs = next((i + 1 for i, loss in enumerate(best) if value is not None and loss <= value), None)
         if epochs is not None:

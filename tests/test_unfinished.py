@@ -6,7 +6,8 @@ from benchmarks.unfinished import table
 
 
 def a_run(curve, **changes):
-    row = {"status": "done", "protocol": "replay", "average": 64, "task_points": 16, "depth": 5, "head_dim": 8, "batch": 256, "epoch": 100}
+    row = {"status": "done", "protocol": "replay", "average": 64, "task_points": 16, "depth": 5, "head_dim": 8, "batch": 256}
+    row |= {"epoch": 100, "positions": "none"}
     return {**row, "curve": curve, **changes}
 
 
@@ -29,6 +30,8 @@ def test_the_best_seed_counts_and_recipes_stay_apart():
     ]
     (short,) = table([a_run([0.0064], task_points=4, depth=2, head_dim=64)])
     assert (short["figure"], short["hours"]) == ("sequence length, 4 points", 4)
+    (placed,) = table([a_run([0.5, 0.48], depth=3, head_dim=1, average=8, positions="additive")])
+    assert (placed["figure"], placed["hours"], placed["published"], placed["epochs"]) == ("positions, additive", 4, 0.4839, 2)
 
 
 @pytest.mark.parametrize(
