@@ -3,9 +3,9 @@
     cd results; python -m benchmarks.unfinished fig1/rows.jsonl fig1/supplement.jsonl length/rows.jsonl positions/rows.jsonl
 
 The published job files give a run 6 hours (main figure), 2 (its supplement) or 4 (sequence length, positions) and do not go on
-afterwards; the smallest training loss of whatever epochs there are is what is drawn. If that is what happened, the time limit over the steps that ours
-need to reach the published value is the time of a published step: about the same per layer in every experiment, and about what the
-stock way takes. Points that ours do not reach are left out.
+afterwards; the smallest training loss of whatever epochs there are is what is drawn. If that is what happened, the time limit over the
+steps that ours need to reach the published value is the time of a published step: about the same per layer in every experiment, and about
+what the stock way takes. Points that ours do not reach are left out.
 """
 
 from __future__ import annotations

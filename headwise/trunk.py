@@ -203,7 +203,7 @@ class Decoder(Trunk):
         if training:
             self.dx1, self.do, self.between = decoder.gradients(sizes, self.M, self.batch, where)
             self.dx = torch.empty_like(self.out)
-            self.copies = torch.zeros(decoder.MOST, self.M, self.P, device=where)
+            self.copies = torch.zeros(decoder.copies(self.M), self.M, self.P, device=where)
             self.grads = torch.zeros_like(self.weights)
 
     def forward(self, x_MTD: Tensor) -> Tensor:
@@ -212,14 +212,17 @@ class Decoder(Trunk):
         return self.out
 
     def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
+        from headwise.kernels import layer as K
+
         dx = dx_MTD.contiguous()
         self._each(lambda now, s: self._decode_back(dx[now], now, s))
+        K.add_shares[(-(-self.P // 1024), self.M)](self.copies, self.grads, self.P, self.P, len(self.copies), BLOCK=1024)
         return self.dx, self.grads
 
     def _decode(self, now: slice, s: Shape) -> None:
         """All blocks of some models."""
         sizes, last, x = _sizes(s, self.tokens), self.shape.depth - 1, self.first[now]
-        pieces = decoder.pieces(sizes, self.batch)
+        pieces = -(-self.batch // sizes.groups)
         for i in range(self.shape.depth):
             kept = self.kept[i % len(self.kept)].of(now)
             to = kept._replace(x2=self.out[now]) if i == last else kept
@@ -230,7 +233,7 @@ class Decoder(Trunk):
     def _decode_back(self, dx: Tensor, now: slice, s: Shape) -> None:
         """Back through all of them, from the gradient of what is after the last."""
         sizes, last, undo, far = _sizes(s, self.tokens), self.shape.depth - 1, 1 / self.gain, self.M * self.P
-        tiles, pieces = min(decoder.MOST, -(-self.batch * sizes.warps // sizes.team)), decoder.pieces(sizes, self.batch, back=True)
+        pieces, tiles = min(len(self.copies), self.batch), min(len(self.copies) // 2, -(-self.batch * sizes.warps // sizes.team))
         dx1, give, between = self.dx1[now], self.do[now], self.between[now]
         for i in reversed(range(self.shape.depth)):
             kept, x = self.kept[i].of(now), self.kept[i - 1].x2[now] if i else self.first[now]
@@ -244,7 +247,6 @@ class Decoder(Trunk):
                 sizes, len(x), pieces, x, *(self._of(i, name, now) for name in FIRST[:3]), kept.qkv, kept.o, give, dx1, kept.peaks, dx,
                 *self._grads(i, now, FIRST), self.batch, pieces, self.P, far, s.scale, undo, i == 0,
             )  # fmt: skip
-        torch.sum(self.copies[: max(tiles, pieces), now], 0, out=self.grads[now])
 
     def _of(self, i: int, name: str, now: slice) -> Tensor:
         """A block's parameter as the kernels take it: matrices in the operands' type."""

@@ -56,11 +56,11 @@ def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
         made = net.trunk()
         assert isinstance(made, Decoder) == trusted
         got, (got_dx, rows) = made.forward(net.x), made.backward(net.g * made.gain)
-        theirs = [rows[:, at : at + size] for at, size in (net.places[name] for name in grads)]
-        pairs = [(got, y), (got_dx / made.gain, dx), *zip(theirs, (g.flatten(1) for g in grads.values()), strict=True)]
+        ours = torch.cat([rows[:, at : at + size] for at, size in (net.places[name] for name in grads)], 1)
+        pairs = (got, y), (got_dx / made.gain, dx), (ours, torch.cat([g.flatten(1) for g in grads.values()], 1))
         errors.append([((a.double() - b).norm() / b.norm()).item() for a, b in pairs])
     for ours, twin in zip(*errors, strict=True):
-        assert ours <= 1.2 * twin <= 0.01
+        assert ours <= 1.1 * twin <= 0.005, f"{ours:.2g}, the twin {twin:.2g}"
 
 
 def test_blocks_again_give_the_same_bits_and_alone_the_outputs():

@@ -16,7 +16,7 @@ from torch import Tensor
 from headwise.kernels import cuda
 
 MOST_SHARED = 227 << 10  # bytes that one block of threads can have
-MOST = 32  # pieces that sequences are cut into on the way back, each with a copy of the gradients
+MOST = 32  # copies of the gradients
 
 
 class Sizes(NamedTuple):
@@ -73,9 +73,9 @@ def refusal(sizes: Sizes, columns: int, kind: torch.dtype) -> str:
     return ""
 
 
-def pieces(sizes: Sizes, batch: int, back: bool = False) -> int:
-    """In how many pieces a model's sequences are taken: as many as there are, but for the copies of gradients."""
-    return min(batch, MOST) if back else -(-batch // sizes.groups)
+def copies(models: int) -> int:
+    """Of the gradients on the way back, and pieces that a model's sequences are cut into there: few models need more to fill a GPU."""
+    return MOST if models < 10 else MOST // 2
 
 
 def proven(sizes: Sizes, device: torch.device) -> bool:
