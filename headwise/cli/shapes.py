@@ -145,18 +145,20 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         told["step"], told["blocks"] = (kind.refusal(shape, args.tokens, args.batch, precision) for kind in (fused, trunk))
         if not told["step"]:
             told["chain"] = fused.chain_refusal(shape, args.tokens, args.batch, precision)
-            how = (
-                f"in Triton; kernels that have it whole cannot: {told['chain']}"
-                if told["chain"]
-                else "one kernel each way on an H100 or H200, else in Triton"
-            )
+            how = _how(told["chain"], "one kernel each way")
             print(f"a training step in {precision}: fused, from data to optimiser; its attention part {how}")
         elif not told["blocks"]:
-            print(f"a training step in {precision}: fused blocks, modules around them")
+            told["decoder"] = trunk.decoder_refusal(shape, args.tokens, precision)
+            print(f"a training step in {precision}: fused blocks, modules around them; each {_how(told['decoder'], 'in three kernels')}")
         else:
             why = f"The fused step cannot: {told['step']}. Fused blocks cannot: {told['blocks']}."
             print(f"a training step in {precision}: plain modules. {why}")
     return told
+
+
+def _how(refused: str, whole: str) -> str:
+    """What runs a part of the step, by why our kernels in CUDA C++ cannot."""
+    return f"in Triton; kernels that have it whole cannot: {refused}" if refused else f"{whole} on an H100 or H200, else in Triton"
 
 
 def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
