@@ -43,6 +43,7 @@ class Stock(nn.Module):
 
         super().__init__()
         sizes: dict[str, Any] = {"n_positions": task.tokens, "n_embd": 48, "n_layer": 12, "n_head": heads, "vocab_size": 1}
+        sizes |= {"bos_token_id": 0, "eos_token_id": 0}
         self.blocks = GPT2Model(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
         self.read_in, self.read_out = nn.Linear(task.dim, 48), nn.Linear(48, 1)
 
@@ -67,7 +68,7 @@ def time_stock(heads: int) -> float:
 
 def time_ours(way: str, seeds: int) -> dict[str, Any]:
     """Whole blocks of steps with their data."""
-    refused = unittest.mock.patch.object(cuda, "missing", lambda device: "not now") if way == "triton" else contextlib.nullcontext()
+    refused = unittest.mock.patch.object(cuda, "missing", return_value="not now") if way == "triton" else contextlib.nullcontext()
     chosen = runs(dataclasses.replace(PAPER, seeds=seeds))
     with numerics(PAPER.precision, GPU), refused:
         stack, blocks = Stack([begin(run) for run in chosen], GPU), iter(range(1000))
