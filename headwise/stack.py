@@ -20,7 +20,7 @@ from headwise.kernels import has_triton
 from headwise.models import build, fresh
 from headwise.runs import Recipe, Run, block_steps, derive, draw_block, generator_of
 from headwise.shape import Shape, UsageError
-from headwise.trunk import Trunk
+from headwise.trunk import Blocks
 
 ALIGN = 16  # floats: a model's numbers start on a 64-byte line, so that products take the same path at any place in a stack
 HELD_OUT_SEED = 0x48454C44  # one held-out set a task, the same for every run
@@ -94,7 +94,7 @@ class Stack:
             module, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(module), leaf, view)
 
-    def _kernels(self, batch: int, training: bool = True) -> Fused | Trunk | None:
+    def _kernels(self, batch: int, training: bool = True) -> Fused | Blocks | None:
         """The step, or its blocks, as kernels of our own, where there is a GPU and they take the shapes."""
         for kind, refuse in ((Fused, fused_refusal), (trunk.blocks, trunk_refusal)):
             if not any(refuse(run, self.device) for run in self.runs):
@@ -133,7 +133,7 @@ class Stack:
         assert self.targets is not None
         if isinstance(self.kernels, Fused):
             return self.kernels.gradient(self.inputs[i], self.targets[i], self.losses[i])
-        if isinstance(self.kernels, Trunk):
+        if isinstance(self.kernels, Blocks):
             return self._around(self.kernels, self.inputs[i], self.targets[i], self.losses[i])
         with _autocast(self.recipe.precision, self.device):
             outputs, _ = self.model(self.inputs[i])
@@ -144,7 +144,7 @@ class Stack:
         flat = _flatten(grads, self.places, self.weights)
         return flat if gain == 1 else flat / gain
 
-    def _around(self, blocks: Trunk, inputs: Tensor, targets: Tensor, losses_M: Tensor) -> Tensor:
+    def _around(self, blocks: Blocks, inputs: Tensor, targets: Tensor, losses_M: Tensor) -> Tensor:
         """Losses (written) and gradients with the blocks as kernels and what is around them as modules."""
         given = dict(self.model.named_parameters())
         before = self.model.enter(inputs)
@@ -227,7 +227,7 @@ class Stack:
             with torch.no_grad():
                 if isinstance(kernels, Fused):
                     outputs = kernels.forward(x.expand(wide))
-                elif isinstance(kernels, Trunk):
+                elif isinstance(kernels, Blocks):
                     before = self.model.enter(x.expand(wide))
                     outputs = self.model.leave(kernels.forward(before.flatten(1, -2)).view(before.shape))
                 else:

@@ -1,6 +1,6 @@
 """The blocks of a stack of narrow pre-norm models as kernels of our own, forward and backward, for GPUs.
 
-`Trunk` computes what the blocks of `models` compute, for the shapes that `refusal` lets through: layer norms before each part, as
+`Blocks` compute what the blocks of `models` compute, for the shapes that `refusal` lets through: layer norms before each part, as
 GPT-2 has them. What is before and after the blocks (embedding, positions, last norm, read-out, loss) stays with the modules.
 Products take operands of one type as in `fused`; the residual, norms, sums and weights are float32. `Trunk` is made of Triton kernels;
 `Decoder` is the same for short causal sequences on an H100 or H200, three kernels a block in CUDA C++ (`kernels.decoder`).
@@ -68,15 +68,27 @@ def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
 
 def blocks(
     splits: Any, places: Any, weights: Tensor, half: Tensor, batch: int, tokens: int, precision: str, training: bool = True
-) -> Trunk:
+) -> Blocks:
     """The blocks of a stack as kernels, the fastest that there are. The arguments are those of `Flat`."""
     possible = not any(decoder_refusal(shape, tokens, precision) for _, shape in splits) and not cuda.missing(weights.device)
     whole = possible and all(decoder.proven(_sizes(shape, tokens), weights.device) for _, shape in splits)
     return (Decoder if whole else Trunk)(splits, places, weights, half, batch, tokens, precision, training=training)
 
 
-class Trunk(Flat):
+class Blocks(Flat):
     """Buffers for one stack and one batch size, and the kernels over them."""
+
+    def forward(self, x_MTD: Tensor) -> Tensor:
+        """The residual after the last block; (models, batch x tokens, dim), as the input."""
+        raise NotImplementedError
+
+    def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
+        """From the gradient of the last residual, times the gain: that of the input, times the gain, and the flat rows' own."""
+        raise NotImplementedError
+
+
+class Trunk(Blocks):
+    """In Triton."""
 
     def __init__(self, *flat: Any, training: bool = True) -> None:
         """The arguments of `Flat`."""
@@ -113,7 +125,6 @@ class Trunk(Flat):
         return self._f(name, of=self.copies)
 
     def forward(self, x_MTD: Tensor) -> Tensor:
-        """The residual after the last block; (models, batch x tokens, dim), as the input."""
         from headwise.kernels import pre
 
         T, C, F, P, grid = self.T, self.C, self.F, self.P, (self.T // TILE, self.M)
@@ -135,7 +146,6 @@ class Trunk(Flat):
         return x
 
     def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
-        """From the gradient of the last residual, times the gain: that of the input, times the gain, and the flat rows' own."""
         from headwise.kernels import pre
 
         T, C, F, P, D, grid, copy, undo = self.T, self.C, self.F, self.P, self.D, (self.T // TILE, self.M), self.M * self.P, 1 / self.gain
@@ -190,12 +200,12 @@ class Trunk(Flat):
         return t.view(-1, self.tokens, width)
 
 
-class Decoder(Trunk):
-    """The same for short causal sequences, every split on its own from the first block to the last and back."""
+class Decoder(Blocks):
+    """In CUDA C++, for short causal sequences, every split on its own from the first block to the last and back."""
 
     def __init__(self, *flat: Any, training: bool = True) -> None:
         """The arguments of `Flat`."""
-        Flat.__init__(self, *flat)
+        super().__init__(*flat)
         sizes, where = _sizes(self.shape, self.tokens), self.weights.device
         heads = max(shape.num_heads for _, shape in self.splits)
         self.kept = [decoder.buffers(sizes, self.M, self.batch, where, heads) for _ in range(self.shape.depth if training else 1)]
@@ -222,12 +232,11 @@ class Decoder(Trunk):
     def _decode(self, now: slice, s: Shape) -> None:
         """All blocks of some models."""
         sizes, last, x = _sizes(s, self.tokens), self.shape.depth - 1, self.first[now]
-        pieces = -(-self.batch // sizes.groups)
         for i in range(self.shape.depth):
             kept = self.kept[i % len(self.kept)].of(now)
             to = kept._replace(x2=self.out[now]) if i == last else kept
             given = (self._of(i, name, now) for name in (*FIRST, "attention.out_bias", *SECOND))
-            decoder.forward(sizes, len(x), pieces, x, *given, *to, self.batch, pieces, self.P, s.scale, i == 0, i == last)
+            decoder.forward(sizes, len(x), x, *given, *to, self.batch, self.P, s.scale, i == 0, i == last)
             x = kept.x2
 
     def _decode_back(self, dx: Tensor, now: slice, s: Shape) -> None:

@@ -4,21 +4,23 @@
 #include "chain.cu"
 
 extern "C" void run_forward(
-    int blocks, int models, const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0,
+    int blocks, int models, int warps, int bytes, const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0,
     const float* u0, const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp,
     int average, int first, float* partial, int pieces
 ) {
-    launch(blocks, models, FORWARD_WARPS, 2 * WEIGHTS + TILE, [&] {
+    equal(warps, FORWARD_WARPS), equal(bytes, 2 * WEIGHTS + TILE);
+    launch(blocks, models, warps, bytes, [&] {
         forward(x, w, b, out, bias, scale0, u0, scale, u, y, inv, T, C, model, alpha, sharp, average, first, partial, pieces);
     });
 }
 
 extern "C" void run_backward(
-    int blocks, int models, const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw,
+    int blocks, int models, int warps, int bytes, const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw,
     float* db, float* dout, int T, int C, int model, float alpha, float sharp, float undo,
     int first, int models_, int shares, int grown
 ) {
-    launch(blocks, models, BACKWARD_WARPS, WEIGHTS + 8 * TILE + 1024, [&] {
+    equal(warps, BACKWARD_WARPS), equal(bytes, WEIGHTS + 8 * TILE + 1024);
+    launch(blocks, models, warps, bytes, [&] {
         backward(x, dz, w, b, out, parts, dw, db, dout, T, C, model, alpha, sharp, undo, first, models_, shares, grown);
     });
 }

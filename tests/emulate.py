@@ -31,9 +31,9 @@ def library(name, **defined):
     return ctypes.CDLL(str(made))
 
 
-def call(made, name, grid, args):
+def call(made, name, grid, warps, shared, args):
     """A kernel of such a library on a grid of blocks."""
-    getattr(made, f"run_{name}")(*grid, *map(cuda._argument, args))
+    getattr(made, f"run_{name}")(*grid, warps, shared, *map(cuda._argument, args))
 
 
 def needs_a_compiler():

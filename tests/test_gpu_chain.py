@@ -16,7 +16,7 @@ from headwise.kernels import chain, cuda
 
 
 def run(name, rank, blocks, models, warps, shared, *args):
-    call(library("chain", R=rank, WARPS=chain.WARPS[rank]), name, (blocks, models), args)
+    call(library("chain", R=rank, WARPS=chain.WARPS[rank]), name, (blocks, models), warps, shared, args)
 
 
 @pytest.fixture(autouse=True)
@@ -76,14 +76,15 @@ WRITTEN = [
 ]
 
 
+@pytest.mark.parametrize("amount", [10.0, NAN])
 @pytest.mark.parametrize(("name", "argument"), WRITTEN)
-def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, monkeypatch):
+def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
     real = chain._run
 
     def wrong(which, rank, blocks, models, warps, shared, *args):
         real(which, rank, blocks, models, warps, shared, *args)
         if which == name:
-            args[argument].view(-1)[3:5] += 10.0
+            args[argument].view(-1)[3:5] += amount
 
     monkeypatch.setattr(chain, "_run", wrong)
     with pytest.warns(UserWarning, match=r"rank 8 in CUDA C\+\+ is off by"):

@@ -6,7 +6,7 @@ from tolerance import same
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
 from emulate import call, library, needs_a_compiler
-from gpu import DEVICE, INTERPRETED
+from gpu import DEVICE, INTERPRETED, NAN
 from test_trunk import Net, blocks_only, check_blocks, trained_alike
 
 from headwise.kernels import cuda, decoder
@@ -15,7 +15,7 @@ from headwise.trunk import Decoder, decoder_refusal
 
 def run(name, sizes, grid, warps, *args):
     made = library("decoder", WIDTH=sizes.width, HIDDEN=sizes.hidden, TOKENS=sizes.tokens, R=sizes.rank)
-    call(made, name, grid, args)
+    call(made, name, grid, warps, sizes.shared[name], args)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def cut(dim, *heads, depth=1, each=1):
 CASES = [
     pytest.param(cut(48, 1, 2, 4, 8, 16), 82, 2, id="width 48 cut five ways, 82 tokens"),
     pytest.param(cut(48, 16), 37, 5, id="heads of rank 3 across tiles, 37 tokens"),
-    pytest.param(cut(16, 1, 16, each=2), 5, 19, id="width 16, five tokens, more sequences than pieces"),
+    pytest.param(cut(16, 2, each=10), 17, 40, id="width 16, more sequences and tiles than copies"),
     pytest.param(cut(32, 4, 2), 96, 1, id="96 tokens, one sequence"),
     pytest.param(cut(32, 32), 1, 33, id="rank 1, one token: nothing before it"),
 ]
@@ -105,20 +105,21 @@ def test_kernels_are_trusted_after_a_trial(sizes):
 
 
 WRITTEN = [
-    *(("forward", i) for i in (13, 15, 17)),  # the residual between the parts and after them, the heads
+    *(("forward", i) for i in range(13, 19)),
     *(("feed_back", i) for i in range(8, 17)),
     *(("backward", i) for i in range(9, 15)),
 ]
 
 
+@pytest.mark.parametrize("amount", [10.0, NAN])
 @pytest.mark.parametrize(("name", "argument"), WRITTEN)
-def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, monkeypatch):
+def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
     real = decoder._run
 
     def wrong(which, sizes, grid, warps, *args):
         real(which, sizes, grid, warps, *args)
         if which == name:
-            args[argument].view(-1)[3:5] += 10.0
+            args[argument].view(-1)[3:5] += amount
 
     monkeypatch.setattr(decoder, "_run", wrong)
     with pytest.warns(UserWarning, match=r"width 16 and rank 8 in CUDA C\+\+ is off by"):
@@ -150,7 +151,7 @@ def test_training_on_the_blocks_is_training_on_the_modules(monkeypatch):
         ({"ffn_dim": 64}, 16, "fp16", "four times"),
         ({"num_heads": 3, "num_kv_heads": 3, "head_dim": 16, "v_head_dim": 16}, 16, "fp16", "divide half the width"),
         ({}, 97, "fp16", "at most 96 tokens"),
-        ({"dim": 64, "ffn_dim": 256, "head_dim": 16, "v_head_dim": 16}, 16, "fp16", "fits in shared memory"),
+        ({"dim": 64, "ffn_dim": 256, "head_dim": 16, "v_head_dim": 16}, 16, "fp16", "up to 48"),
     ],
 )
 def test_what_they_do_not_take_is_refused(changes, tokens, precision, said):

@@ -203,6 +203,7 @@ INSIDE void add2(float* p, U j, F a, F b, int more) { for (int i = 0; i < 32; i+
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
 INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { for (uint32_t i : j.v) aligned(p + i, 16); store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 
+INSIDE void equal(int told, int known) { if (told != known) fprintf(stderr, "%d was told, it is %d\n", told, known), abort(); }
 template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1) {
     for (int y = 0; y < blocks_y; y++)
         for (int x = 0; x < blocks_x; x++) {

@@ -62,6 +62,11 @@ def numbered(device: torch.device) -> torch.device:
     return torch.device(device.type, index)
 
 
+def farthest(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """The largest relative error of what was computed against what was wanted; not a number where one is not."""
+    return float(torch.stack([(a.double() - b.detach()).norm() / b.detach().norm() for a, b in pairs]).max())
+
+
 def proven(what: str, trial: Callable[[], float], device: torch.device) -> bool:
     """Whether a trial's relative error is that of the operands' rounding. Where it is not, or nothing could be compiled, a warning
     says so."""

@@ -19,7 +19,7 @@ constexpr int MATRIX = 16 * BLOCKS * ROW;    // a row a token
 constexpr int FOLDED = 16 * BLOCKS * WIDTH;   // numbers of a sequence in our own order
 constexpr int QKV = 3 * WIDTH * ROW;
 constexpr int PEAKS = 16 * BLOCKS * HEADS * 4;
-constexpr int GROUPS = 18 / BLOCKS;           // sequences at once, forward
+constexpr int GROUPS = BLOCKS > 1 ? 18 / BLOCKS : 15;  // sequences at once, forward; a GPU has 15 barriers for them
 constexpr int FORWARD = QKV + WIDTH * ROW + HIDDEN * ROW + WIDTH * LONG + 2 * GROUPS * MATRIX;
 constexpr int BACKWARD = QKV + 5 * MATRIX + 16 * BLOCKS * TALL + 2 * PEAKS + BLOCKS * 2 * WIDTH * 4;
 constexpr int TEAM = 4 * STEPS;              // warps that go back through the feed-forward together
@@ -32,8 +32,9 @@ constexpr float LOG2E = 1.4426950408889634f, EPS = 1e-6f, FAR = -1e30f;
 
 INSIDE U token() { return lane() >> 2; }         // of eight; a thread has two columns of it and of the one eight below
 INSIDE U column() { return (lane() & 3) * 2; }   // of eight, the first of the two
-template <int STRIDE> INSIDE U down() { return ((lane() & 7) + (lane() >> 3 & 1) * 8) * STRIDE + (lane() >> 4) * 16; }
-template <int STRIDE> INSIDE U across() { return ((lane() & 7) + (lane() >> 4) * 8) * STRIDE + (lane() >> 3 & 1) * 16; }
+// A row of one of four matrices of 8 x 8 halves side by side for `find4`, the second below the first or beside it.
+template <int STRIDE> INSIDE U rows_first() { return ((lane() & 7) + (lane() >> 3 & 1) * 8) * STRIDE + (lane() >> 4) * 16; }
+template <int STRIDE> INSIDE U columns_first() { return ((lane() & 7) + (lane() >> 4) * 8) * STRIDE + (lane() >> 3 & 1) * 16; }
 INSIDE U cell(U at, int block, int t, int r) { return at + (token() + (16 * block + 8 * r)) * ROW + column() * 2 + 16 * t; }
 
 // A matrix of half on its way to shared memory.
@@ -66,10 +67,27 @@ INSIDE void put(float* x, const F (&c)[TILES][4], int block) {
 }
 // The same in our own order, in which a warp reads and writes whole lines: what a thread has of a tile or of two side by side. Tokens beyond
 // the last are there too; what they become is finite, and no gradient comes from them.
-INSIDE void unfold(F (&c)[TILES][4], const float* x, int block) { UNROLL for (int t = 0; t < TILES; t++) load4(x, lane() * 4, c[t], (block * TILES + t) * 128); }
-INSIDE void unfold(U (&a)[STEPS][4], const Half* x, int block) { UNROLL for (int k = 0; k < STEPS; k++) load8(x, lane() * 8, a[k], (block * STEPS + k) * 256); }
-INSIDE void fold(float* x, const F (&c)[TILES][4], int block) { UNROLL for (int t = 0; t < TILES; t++) store4(x, lane() * 4, c[t], (block * TILES + t) * 128); }
-INSIDE void fold(Half* x, const U (&a)[STEPS][4], int block) { UNROLL for (int k = 0; k < STEPS; k++) store8(x, lane() * 8, a[k], (block * STEPS + k) * 256); }
+INSIDE void unfold(F (&c)[TILES][4], const float* x, int block) {
+    UNROLL for (int t = 0; t < TILES; t++) load4(x, lane() * 4, c[t], (block * TILES + t) * 128);
+}
+INSIDE void unfold(U (&a)[STEPS][4], const Half* x, int block) {
+    UNROLL for (int k = 0; k < STEPS; k++) load8(x, lane() * 8, a[k], (block * STEPS + k) * 256);
+}
+INSIDE void fold(float* x, const F (&c)[TILES][4], int block) {
+    UNROLL for (int t = 0; t < TILES; t++) store4(x, lane() * 4, c[t], (block * TILES + t) * 128);
+}
+INSIDE void fold(Half* x, const U (&a)[STEPS][4], int block) {
+    UNROLL for (int k = 0; k < STEPS; k++) store8(x, lane() * 8, a[k], (block * STEPS + k) * 256);
+}
+// Either, by who is on the other side.
+INSIDE void read(F (&c)[TILES][4], const float* x, size_t sequence, int block, bool others) {
+    if (others) fetch(c, x + sequence * TOKENS * WIDTH, block);
+    else unfold(c, x + sequence * FOLDED, block);
+}
+INSIDE void write(float* x, const F (&c)[TILES][4], size_t sequence, int block, bool others) {
+    if (others) put(x + sequence * TOKENS * WIDTH, c, block);
+    else fold(x + sequence * FOLDED, c, block);
+}
 INSIDE void keep(U to, const U (&a)[STEPS][4], int block) {
     UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) keep(cell(to, block, t, r), a[t / 2][2 * (t & 1) + r]);
 }
@@ -95,7 +113,7 @@ template <int K> INSIDE void packed(U (&a)[K][4], const F (&c)[2 * K][4]) {
 }
 // c += a w^T, w (8 N, 16 K) in rows; and c += a w, w (16 K, 8 N).
 template <int STRIDE, int N, int K> INSIDE void by_rows(F (&c)[N][4], const U (&a)[K][4], U w) {
-    U at = w + across<STRIDE>();
+    U at = w + columns_first<STRIDE>();
     UNROLL for (int k = 0; k < K; k++) UNROLL for (int n = 0; n < N; n += 2) {
         U b[4];
         known4<0>(b, at + (8 * n * STRIDE + 32 * k));
@@ -104,7 +122,7 @@ template <int STRIDE, int N, int K> INSIDE void by_rows(F (&c)[N][4], const U (&
     }
 }
 template <int STRIDE, int N, int K> INSIDE void by_columns(F (&c)[N][4], const U (&a)[K][4], U w) {
-    U at = w + down<STRIDE>();
+    U at = w + rows_first<STRIDE>();
     UNROLL for (int k = 0; k < K; k++) UNROLL for (int n = 0; n < N; n += 2) {
         U b[4];
         known4<1>(b, at + (16 * k * STRIDE + 16 * n));
@@ -211,7 +229,7 @@ INSIDE U pair_of(int h, int t) {
 INSIDE U column_of(int h, int t) { return alone(h, t) ? U(~0u) : choose(less(token() + U(8 * t - h * R), U(R)), U(~0u), U(0u)); }
 
 // The first BY of some rows behind the others.
-template <int BY, class T, int M> INSIDE void round(T (&x)[TILES][M]) {
+template <int BY, class T, int M> INSIDE void rotate(T (&x)[TILES][M]) {
     T kept[TILES][M];
     UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < M; i++) kept[t][i] = x[(t + BY) % TILES][i];
     UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < M; i++) x[t][i] = kept[t][i];
@@ -242,7 +260,7 @@ INSIDE void mix(F (*mixed)[4], F (&sum)[4], const F (&s)[2][4], const F (&top)[2
     mma(sum, e[0], e[1], e[2], e[3], ONES, ONES);
     UNROLL for (int t = first_tile(h); t < end_tile(h); t += 2) {
         U b[4];
-        find4<1>(b, values + down<ROW>() + 16 * j * ROW + 16 * t);  // the second beyond the last column is not used
+        find4<1>(b, values + rows_first<ROW>() + 16 * j * ROW + 16 * t);  // the second beyond the last column is not used
         mma(mixed[t - first_tile(h)], e[0], e[1], e[2], e[3], b[0], b[1]);
         if (t + 1 < end_tile(h)) mma(mixed[t + 1 - first_tile(h)], e[0], e[1], e[2], e[3], b[2], b[3]);
     }
@@ -255,9 +273,9 @@ constexpr int PERIOD = R / common(R, 8), GROUP = 8 * PERIOD / R;
 INSIDE void attend(F (&o)[TILES][4], U (&q)[TILES][2], U keys, U values, float* peaks, int w, float factor) {
     ROLLED for (int part = 0; part < TILES / PERIOD; part++) {
         UNROLL for (int h = 0; h < GROUP; h++) {
-            constexpr int MOST = (R + 14) / 8;
-            U mine[MOST][2];
-            F s[2][4], top[2] = {FAR, FAR}, mixed[MOST][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            constexpr int TOUCHED = (R + 14) / 8;
+            U mine[TOUCHED][2];
+            F s[2][4], top[2] = {FAR, FAR}, mixed[TOUCHED][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             UNROLL for (int t = first_tile(h); t < end_tile(h); t++) UNROLL for (int r = 0; r < 2; r++) mine[t - first_tile(h)][r] = q[t][r] & pair_of(h, t);
             ROLLED for (int j = 0; j < w; j++) score<false>(s, mine, keys, h, j), rise(top, s);
             score<true>(s, mine, keys, h, w), rise(top, s);
@@ -281,7 +299,7 @@ INSIDE void attend(F (&o)[TILES][4], U (&q)[TILES][2], U keys, U values, float* 
                 }
             }
         }
-        round<PERIOD>(o), round<PERIOD>(q);
+        rotate<PERIOD>(o), rotate<PERIOD>(q);
         keys = keys + 16 * PERIOD, values = values + 16 * PERIOD, peaks += GROUP;
     }
 }
@@ -291,54 +309,45 @@ INSIDE void attend(F (&o)[TILES][4], U (&q)[TILES][2], U keys, U values, float* 
 // x1 = x + W_O heads(n(x)) + bias, x2 = x1 + W_2 gelu(W_1 n(x1) + bias) + bias; n(x1), queries, keys, values, heads and `peaks` are kept.
 KERNEL(GROUPS * BLOCKS, 1) forward(
     const float* x, const float* gain1, const float* shift1, const Half* w, const float* b, const Half* out, const float* out_bias,
-    const float* gain2, const float* shift2, const Half* up, const float* up_bias, const Half* down_, const float* down_bias,
-    float* x1, Half* h2, float* x2, Half* qkv, Half* o, float* peaks, int batch, int pieces, int model, float sharp, int first, int last
+    const float* gain2, const float* shift2, const Half* up, const float* up_bias, const Half* down, const float* down_bias,
+    float* x1, Half* h2, float* x2, Half* qkv, Half* o, float* peaks, int batch, int model, float sharp, int lowest_layer, int highest_layer
 ) {
-    const int m = block_y(), me = warp() % BLOCKS, group = warp() / BLOCKS;
-    const size_t row = (size_t)m * model;
-    U at_w = shared(), at_out = at_w + QKV, at_up = at_out + WIDTH * ROW, at_down = at_up + HIDDEN * ROW;
-    const U keys = at_down + WIDTH * LONG + 2 * group * MATRIX, values = keys + MATRIX;
-    constexpr int ALL = GROUPS * BLOCKS;
-    bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row, ALL), bring<WIDTH, WIDTH, ROW>(at_out, out + row, ALL);
-    bring<HIDDEN, WIDTH, ROW>(at_up, up + row, ALL), bring<WIDTH, HIDDEN, LONG>(at_down, down_ + row, ALL);
+    const int m = block_y(), me = warp() % BLOCKS, group = warp() / BLOCKS, s = block_x() * GROUPS + group;
+    const size_t row = (size_t)m * model, sequence = (size_t)m * batch + s, at = sequence * FOLDED;
+    constexpr int ALL = GROUPS * BLOCKS, WEIGHTS = QKV + WIDTH * ROW + HIDDEN * ROW;
+    const U keys = shared() + WEIGHTS + WIDTH * LONG + 2 * group * MATRIX, values = keys + MATRIX;
+    bring<3 * WIDTH, WIDTH, ROW>(shared(), w + row, ALL), bring<WIDTH, WIDTH, ROW>(shared() + QKV, out + row, ALL);
+    bring<HIDDEN, WIDTH, ROW>(shared() + QKV + WIDTH * ROW, up + row, ALL), bring<WIDTH, HIDDEN, LONG>(shared() + WEIGHTS, down + row, ALL);
     send(), arrived<0>();
     together();
-    for (int s = block_x() * GROUPS + group; s < batch; s += pieces * GROUPS) {
-        const size_t sequence = (size_t)m * batch + s, at = sequence * FOLDED;
-        at_w = anew(at_w), at_out = at_w + QKV, at_up = at_out + WIDTH * ROW, at_down = at_up + HIDDEN * ROW;
-        F now[TILES][4], c[TILES][4], over[2];
-        U a[STEPS][4], q[STEPS][4];
-        if (first) fetch(c, x + sequence * TOKENS * WIDTH, me);
-        else unfold(c, x + at, me);
-        standard(c, over), varied(a, c, gain1 + row, shift1 + row);
-        UNROLL for (int i = 2; i >= 0; i--) {
-            biased(c, b + row + i * WIDTH), by_rows<ROW>(c, a, at_w + i * WIDTH * ROW), packed(q, c);
-            fold(qkv + 3 * at + i * FOLDED, q, me);
-            if (i) keep(i == 1 ? keys : values, q, me);
-        }
-        together(group, BLOCKS);
-        zero(c);
-        U queries[TILES][2];
-        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) queries[t][r] = q[t / 2][2 * (t & 1) + r];
-        attend(c, queries, keys, values, peaks + sequence * 16 * BLOCKS * HEADS, me, sharp * LOG2E);
-        packed(a, c), fold(o + at, a, me);
-        if (first) fetch(now, x + sequence * TOKENS * WIDTH, me);
-        else unfold(now, x + at, me);
-        more(now, out_bias + row), by_rows<ROW>(now, a, at_out), fold(x1 + at, now, me);
-        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) c[t][i] = now[t][i];
-        standard(c, over), varied(a, c, gain2 + row, shift2 + row), fold(h2 + at, a, me);
-        more(now, down_bias + row);
-        TWICE for (int f = 0; f < HIDDEN; f += 16) {
-            F z[2][4];
-            U y[1][4];
-            biased(z, up_bias + row + f), by_rows<ROW>(z, a, at_up + f * ROW);
-            UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++) z[n][i] = gelu(z[n][i]);
-            packed(y, z), by_rows<LONG>(now, y, at_down + 2 * f);
-        }
-        if (last) put(x2 + sequence * TOKENS * WIDTH, now, me);
-        else fold(x2 + at, now, me);
-        together(group, BLOCKS);
+    if (s >= batch) return;
+    const U at_w = anew(shared()), at_out = at_w + QKV, at_up = at_out + WIDTH * ROW, at_down = at_up + HIDDEN * ROW;
+    F now[TILES][4], c[TILES][4], over[2];
+    U a[STEPS][4], q[STEPS][4];
+    read(c, x, sequence, me, lowest_layer), standard(c, over), varied(a, c, gain1 + row, shift1 + row);
+    UNROLL for (int i = 2; i >= 0; i--) {
+        biased(c, b + row + i * WIDTH), by_rows<ROW>(c, a, at_w + i * WIDTH * ROW), packed(q, c);
+        fold(qkv + 3 * at + i * FOLDED, q, me);
+        if (i) keep(i == 1 ? keys : values, q, me);
     }
+    together(group, BLOCKS);
+    U queries[TILES][2];
+    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int r = 0; r < 2; r++) queries[t][r] = q[t / 2][2 * (t & 1) + r];
+    zero(c), attend(c, queries, keys, values, peaks + sequence * 16 * BLOCKS * HEADS, me, sharp * LOG2E);
+    packed(a, c), fold(o + at, a, me);
+    read(now, x, sequence, me, lowest_layer);
+    more(now, out_bias + row), by_rows<ROW>(now, a, at_out), fold(x1 + at, now, me);
+    UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) c[t][i] = now[t][i];
+    standard(c, over), varied(a, c, gain2 + row, shift2 + row), fold(h2 + at, a, me);
+    more(now, down_bias + row);
+    TWICE for (int f = 0; f < HIDDEN; f += 16) {
+        F z[2][4];
+        U y[1][4];
+        biased(z, up_bias + row + f), by_rows<ROW>(z, a, at_up + f * ROW);
+        UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++) z[n][i] = gelu(z[n][i]);
+        packed(y, z), by_rows<LONG>(now, y, at_down + 2 * f);
+    }
+    write(x2, now, sequence, me, highest_layer);
 }
 
 // ---- backward, from the gradients of x1 and of the heads
@@ -409,23 +418,27 @@ INSIDE void attend_back(
     }
 }
 
-// dx = dx1 + dn(W dqkv), and the gradients of the norm and of both maps, a copy for every piece of the sequences, `copy` numbers apart.
+// dx = dx1 + dn(W dqkv), and the gradients of the norm and of both maps, a copy for every piece of the sequences, `apart` numbers from one to the next.
 KERNEL(BLOCKS, 2) backward(
     const float* x, const float* gain, const float* shift, const Half* w, const Half* qkv, const Half* o, const Half* give,
     const float* dx1, const float* peaks, float* dx, float* dgain, float* dshift, float* dw, float* db, float* dout,
-    int batch, int pieces, int model, int copy_, float sharp, float undo, int lowest
+    int batch, int pieces, int model, int apart, float sharp, float undo, int lowest_layer
 ) {
     const int m = block_y(), me = warp();
-    const size_t row = (size_t)m * model, to = (size_t)block_x() * copy_ + row;
+    const size_t row = (size_t)m * model, to = (size_t)block_x() * apart + row;
     U at_w = shared();
     const U parts = at_w + QKV;  // queries, keys, values; gradients of the heads, later of x1; heads
-    const U at_give = parts + 3 * MATRIX, at_o = at_give + MATRIX, at_dq = at_o + MATRIX, at_peaks = at_dq + 16 * BLOCKS * TALL, at_sums = at_peaks + PEAKS, at_norm = at_sums + PEAKS;
+    const U at_give = parts + 3 * MATRIX, at_o = at_give + MATRIX, at_dq = at_o + MATRIX;
+    const U at_peaks = at_dq + 16 * BLOCKS * TALL, at_sums = at_peaks + PEAKS, at_norm = at_sums + PEAKS;
     bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row);
     for (int s = block_x(); s < batch; s += pieces) {
         const size_t sequence = (size_t)m * batch + s, at = sequence * FOLDED;
         UNROLL for (int i = 0; i < 4; i++) {
             const Half* from = i < 3 ? qkv + 3 * at + i * FOLDED : give + at;
-            for (int n = me; n < BLOCKS * STEPS; n += BLOCKS) copy(parts + i * MATRIX + (lane() + 32 * n) * 16, from, (lane() + 32 * n) * 16);
+            for (int n = me; n < BLOCKS * STEPS; n += BLOCKS) {
+                U byte = (lane() + 32 * n) * 16;
+                copy(parts + i * MATRIX + byte, from, byte);
+            }
         }
         send();
         {
@@ -474,21 +487,18 @@ KERNEL(BLOCKS, 2) backward(
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dk[t][i] = dk[t][i] * sharp;
         packed(a, dk), keep(parts, a, me), by_columns<ROW>(dh, a, at_w);
         F hat[TILES][4], over[2];
-        if (lowest) fetch(hat, x + sequence * TOKENS * WIDTH, me);
-        else unfold(hat, x + at, me);
-        standard(hat, over);
+        read(hat, x, sequence, me, lowest_layer), standard(hat, over);
         varied(a, hat, gain + row, shift + row), keep(at_dq + 16 * me * (TALL - ROW), a, me);  // where the warp's own dq was
         const bool first = s == block_x();
         summed(at_norm + 8 * WIDTH * me, dh, hat, !first), summed(at_norm + 8 * WIDTH * me + 4 * WIDTH, dh, !first);
         lowered(dh, hat, over, gain + row);
         unfold(hat, dx1 + at, me), packed(a, hat), keep(at_give, a, me);
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] + hat[t][i];
-        if (lowest) put(dx + sequence * TOKENS * WIDTH, dh, me);
-        else fold(dx + at, dh, me);
+        write(dx, dh, sequence, me, lowest_layer);
         together();
         for (int i = me; i < 4 * STEPS; i += BLOCKS) {  // 16 rows of dW_Q, dW_K, dW_V or dW_O
             int part = i / STEPS, within = i % STEPS;
-            U rows = parts + part * MATRIX + across<ROW>() + 32 * within, by = (part < 3 ? at_dq : at_o) + down<ROW>(), next = U(16 * (part < 3 ? TALL : ROW));
+            U rows = parts + part * MATRIX + columns_first<ROW>() + 32 * within, by = (part < 3 ? at_dq : at_o) + rows_first<ROW>(), next = U(16 * (part < 3 ? TALL : ROW));
             F c[TILES][4], bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             zero(c);
             UNROLL for (int k = 0; k < BLOCKS; k++) {
@@ -526,7 +536,7 @@ KERNEL(BLOCKS, 2) backward(
 // Of the hidden units as many as the model is wide are taken at once, forward again and back, and left in shared memory; then every warp
 // adds up its 16 rows and half the columns of one of the two matrices' gradients for them.
 INSIDE void half_product(F (&c)[TILES / 2][4], F (&sum)[4], U rows, U by, bool bias) {
-    U at = rows + across<ROW>(), to = by + down<ROW>();
+    U at = rows + columns_first<ROW>(), to = by + rows_first<ROW>();
     UNROLL for (int k = 0; k < TEAM; k++) {
         U d[4], y[4];
         find4<1>(d, at + 16 * k * ROW);
@@ -540,15 +550,15 @@ INSIDE void half_product(F (&c)[TILES / 2][4], F (&sum)[4], U rows, U by, bool b
 
 // dx1 = dx2 + dn(W_1 dz), give = W_O dx1; gradients of both matrices, of their biases, of the norm and of the bias before it.
 KERNEL(TEAM, 1) feed_back(
-    const float* dx2, const float* x1, const Half* h2, const float* gain, const Half* up, const float* up_bias, const Half* down_, const Half* out,
+    const float* dx2, const float* x1, const Half* h2, const float* gain, const Half* up, const float* up_bias, const Half* down, const Half* out,
     float* dx1, Half* give, float* dgain, float* dshift, float* dup, float* dup_bias, float* ddown, float* ddown_bias, float* dout_bias,
-    int batch, int pieces, int model, int copy_, float undo, int highest
+    int batch, int pieces, int model, int apart, float undo, int highest_layer
 ) {
     const int m = block_y(), me = warp(), matrix = me / (2 * STEPS), within = me / 2 % STEPS, side = me % 2;
-    const size_t row = (size_t)m * model, to = (size_t)block_x() * copy_ + row;
+    const size_t row = (size_t)m * model, to = (size_t)block_x() * apart + row;
     U at_up = shared(), at_down = at_up + HIDDEN * ROW, at_out = at_down + WIDTH * LONG;
     const U at_h = at_out + WIDTH * ROW, at_g = at_h + TILE * ROW, hidden = at_g + TILE * ROW, at_sums = hidden + 4 * TILE * ROW + 16 * WIDTH * me;
-    bring<HIDDEN, WIDTH, ROW>(at_up, up + row, TEAM), bring<WIDTH, HIDDEN, LONG>(at_down, down_ + row, TEAM), bring<WIDTH, WIDTH, ROW>(at_out, out + row, TEAM);
+    bring<HIDDEN, WIDTH, ROW>(at_up, up + row, TEAM), bring<WIDTH, HIDDEN, LONG>(at_down, down + row, TEAM), bring<WIDTH, WIDTH, ROW>(at_out, out + row, TEAM);
     send(), arrived<0>();
     constexpr int PARTS = HIDDEN / WIDTH;
     F grad[PARTS][TILES / 2][4], bias[PARTS][2];
@@ -558,13 +568,12 @@ KERNEL(TEAM, 1) feed_back(
     for (int first = block_x() * TEAM; first < blocks; first += pieces * TEAM, again = true) {
         const int block = first + me < blocks ? first + me : blocks - 1;  // of all sequences; a warp without one takes the last, and no gradient
         const bool idle = first + me >= blocks;
-        const size_t at = (size_t)m * batch * FOLDED, rows = ((size_t)m * batch + block / BLOCKS) * TOKENS * WIDTH;
+        const size_t at = (size_t)m * batch * FOLDED, sequence = (size_t)m * batch + block / BLOCKS;
         F dh[TILES][4];
         U h[STEPS][4], g[STEPS][4];
         together();
         at_up = anew(at_up), at_down = at_up + HIDDEN * ROW, at_out = at_down + WIDTH * LONG;
-        if (highest) fetch(dh, dx2 + rows, block % BLOCKS);
-        else unfold(dh, dx2 + at, block);
+        read(dh, dx2, sequence, block % BLOCKS, highest_layer);
         if (idle) zero(dh);
         packed(g, dh), keep(at_g, g, me), summed(at_sums + 8 * WIDTH, dh, again);
         unfold(h, h2 + at, block);
@@ -598,8 +607,7 @@ KERNEL(TEAM, 1) feed_back(
         summed(at_sums, dh, hat, again), summed(at_sums + 4 * WIDTH, dh, again);
         lowered(dh, hat, over, gain + row);
         if (!idle) {
-            if (highest) fetch(hat, dx2 + rows, block % BLOCKS);
-            else unfold(hat, dx2 + at, block);
+            read(hat, dx2, sequence, block % BLOCKS, highest_layer);
             UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 0; i < 4; i++) dh[t][i] = dh[t][i] + hat[t][i];
             fold(dx1 + at, dh, block);
         }

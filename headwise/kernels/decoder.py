@@ -1,6 +1,6 @@
-"""The block of a narrow causal decoder as two kernels in CUDA C++ (decoder.cu): forward whole, and back through its attention part.
+"""The block of a narrow causal decoder as three kernels in CUDA C++ (decoder.cu): forward, and back through each of its two parts.
 
-For sequences of up to 96 tokens and widths up to 64, any number of heads; the residual stays in registers from norm to norm. The plain
+For sequences of up to 96 tokens and widths up to 48, any number of heads; the residual stays in registers from norm to norm. The plain
 twin is what `Trunk` does where they do not apply (pre.py and heads.py), and each is tried on small models before it is trusted.
 """
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from headwise.kernels import cuda
 
-MOST_SHARED = 227 << 10  # bytes that one block of threads can have
 MOST = 32  # copies of the gradients
 
 
@@ -39,7 +38,7 @@ class Sizes(NamedTuple):
     @property
     def groups(self) -> int:
         """Sequences that one block of threads has at once, forward."""
-        return 18 // self.warps
+        return min(15, 18 // self.warps)
 
     @property
     def team(self) -> int:
@@ -63,18 +62,19 @@ class Sizes(NamedTuple):
 def refusal(sizes: Sizes, columns: int, kind: torch.dtype) -> str:
     """Why these kernels cannot take a causal block with a GELU feed-forward and biases; empty when they can."""
     width, hidden, tokens, rank = sizes
-    if kind != torch.float16 or width % 16 or width > 64 or columns != width or hidden != 4 * width:
-        rule = "fp16, a width in 16s up to 64 that the heads fill, four times as many hidden units"
+    if kind != torch.float16 or width % 16 or width > 48 or columns != width or hidden != 4 * width:
+        rule = "fp16, a width in 16s up to 48 that the heads fill, four times as many hidden units"
         return f"they take {rule}, got {kind}, {width}, {columns}, {hidden}"
     if rank != width and width // 2 % rank:
         return f"they take ranks that divide half the width or are all of it, got {rank} of {width}"
-    if tokens > 96 or max(sizes.shared.values()) > MOST_SHARED:
-        return f"they take at most 96 tokens and what fits in shared memory, got {tokens} tokens, {max(sizes.shared.values())} bytes"
+    if tokens > 96:
+        return f"they take at most 96 tokens, got {tokens}"
     return ""
 
 
 def copies(models: int) -> int:
-    """Of the gradients on the way back, and pieces that a model's sequences are cut into there: few models need more to fill a GPU."""
+    """Of the gradients on the way back, and pieces that a model's sequences are cut into there: few models need more to fill a GPU. Its
+    feed-forward takes half as many, since a block of threads has a multiprocessor to itself there."""
     return MOST if models < 10 else MOST // 2
 
 
@@ -109,7 +109,7 @@ def _trial(sizes: Sizes, device: torch.device) -> float:
     now = y
     for i, (weights, made) in enumerate(zip(given, kept, strict=True)):
         made = made if i == 0 else made._replace(x2=y.clone())
-        forward(sizes, M, pieces, now, *weights, *made, batch, pieces, P, sharp, i == 0, i == 1)
+        forward(sizes, M, now, *weights, *made, batch, P, sharp, i == 0, i == 1)
         now = made.x2
     out, back = now, dx2.float()
     for i in (1, 0):
@@ -128,7 +128,7 @@ def _trial(sizes: Sizes, device: torch.device) -> float:
         wanted = torch.autograd.grad(end, exact, dx2)
     sums = [part for g in grads for part in (g.sum(0).double() / undo).split([p[0].numel() for p in params[0]], 1)]
     pairs = [(out, end), (dx, wanted[0]), *zip(sums, (g.flatten(1) for g in wanted[1:]), strict=True)]
-    return max(float((a.double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs)
+    return cuda.farthest(pairs)
 
 
 def _block(x: Tensor, params: list[Tensor], batch: int, rank: int, sharp: float) -> Tensor:
@@ -174,9 +174,10 @@ def gradients(sizes: Sizes, models: int, batch: int, device: torch.device) -> tu
     return dx1, give, dx
 
 
-def forward(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:
-    """One block of each model, its sequences in pieces; the arguments are those of the kernel."""
-    _run("forward", sizes, (pieces, models), sizes.groups * sizes.warps, *args)
+def forward(sizes: Sizes, models: int, *args: Any) -> None:
+    """One block of each model; the arguments are those of the kernel."""
+    batch = args[-5]
+    _run("forward", sizes, (-(-batch // sizes.groups), models), sizes.groups * sizes.warps, *args)
 
 
 def feed_back(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:

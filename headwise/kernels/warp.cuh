@@ -1,5 +1,5 @@
 // What one warp does on a Hopper GPU, under short names. F is a float of a lane, U 32 bits, often two halves; tests/warp.h has the same
-// names for a CPU. It is put before a source when that is compiled (chain.py).
+// names for a CPU. It is put before a source when that is compiled (chain.py, decoder.py).
 
 typedef float F;
 typedef unsigned U;
