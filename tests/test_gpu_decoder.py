@@ -1,11 +1,14 @@
 """A decoder's block in CUDA C++ (kernels/decoder.cu) against float64: compiled on a GPU, elsewhere the same lines on a CPU (warp.h)."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 from tolerance import same
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from emulate import call, library, needs_a_compiler
+from emulate import HERE, call, library, needs_a_compiler
 from gpu import DEVICE, INTERPRETED, NAN
 from test_trunk import Net, blocks_only, check_blocks, trained_alike
 
@@ -158,3 +161,31 @@ def test_what_they_do_not_take_is_refused(changes, tokens, precision, said):
     (_, shape), *_ = cut(48, 4)
     assert decoder_refusal(shape, 16, "fp16") == ""
     assert said in decoder_refusal(shape.replace(**changes), tokens, precision)
+
+
+BARRIERS = {  # what is dropped, and where: nothing, or one of the waits that keep warps apart
+    "none": ("", ""),
+    "keys and values before they are read": ("together(group, BLOCKS);", ""),
+    "hidden units before they are summed": ("            together();\n            F sum[4]", "            F sum[4]"),
+    "queries' gradients, block by block": ("                }\n                together();\n", "                }\n"),
+}
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="races are looked for on a CPU")
+@pytest.mark.parametrize("dropped", BARRIERS)
+def test_warps_wait_for_each_other(dropped, tmp_path):
+    source, (line, without) = Path(decoder.__file__).with_name("decoder.cu").read_text(), BARRIERS[dropped]
+    assert source.count(line) == 1 or not line
+    (tmp_path / "decoder.cu").write_text(source.replace(line, without) if line else source)
+    words = ["g++", "-std=c++20", "-O1", "-fsanitize=thread", "-pthread", "-DWIDTH=16", "-DHIDDEN=64", "-DTOKENS=40", "-DR=2"]
+    made = subprocess.run(
+        [*words, f"-I{tmp_path}", f"-I{HERE}", "-o", tmp_path / "races", HERE / "races.cpp"], capture_output=True, text=True
+    )
+    if made.returncode:
+        assert "tsan" in made.stderr, made.stderr
+        pytest.skip("g++ has no thread sanitizer here")
+    ran = subprocess.run([tmp_path / "races"], capture_output=True, text=True, env={"TSAN_OPTIONS": "halt_on_error=1"})
+    if "unexpected memory mapping" in ran.stderr:
+        pytest.skip("the thread sanitizer does not know this kernel's memory")
+    assert ("data race" in ran.stderr) == (dropped != "none"), ran.stdout + ran.stderr
+    assert dropped != "none" or ran.stdout == "finite\n"

@@ -168,43 +168,53 @@ template <int T> INSIDE void find4(U (&x)[4], U at) {
     }
 }
 template <int T> INSIDE void known4(U (&x)[4], U at) { find4<T>(x, at); }
-template <class L> INSIDE void find16(L (&x)[4], U at) {
-    for (int i = 0; i < 32; i++) for (int n = 0; n < 4; n++) aligned((char*)0 + at.v[i], 16), memcpy(&x[n].v[i], this_memory + at.v[i] + 4 * n, 4);
+// Four numbers of 32 bits that lie side by side, of every lane.
+template <class P, class L> INSIDE void four(P* place, L (&x)[4], int i, bool out) {
+    aligned(place, 16);
+    for (int n = 0; n < 4; n++) out ? memcpy((char*)place + 4 * n, &x[n].v[i], 4) : memcpy((void*)&x[n].v[i], (char*)place + 4 * n, 4);
 }
-INSIDE void keep16(U at, const F (&x)[4]) { for (int i = 0; i < 32; i++) for (int n = 0; n < 4; n++) aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i] + 4 * n, &x[n].v[i], 4); }
+template <class L> INSIDE void find16(L (&x)[4], U at) { for (int i = 0; i < 32; i++) four(this_memory + at.v[i], x, i, false); }
+INSIDE void keep16(U at, const F (&x)[4]) { for (int i = 0; i < 32; i++) four(this_memory + at.v[i], x, i, true); }
 INSIDE void keep1(U at, F x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
 INSIDE F find1(U at) { F x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
-INSIDE void keep2(U at, F a, F b) { for (int i = 0; i < 32; i++) aligned((char*)0 + at.v[i], 8), memcpy(this_memory + at.v[i], &a.v[i], 4), memcpy(this_memory + at.v[i] + 4, &b.v[i], 4); }
-INSIDE void find2(U at, F& a, F& b) { for (int i = 0; i < 32; i++) memcpy(&a.v[i], this_memory + at.v[i], 4), memcpy(&b.v[i], this_memory + at.v[i] + 4, 4); }
+INSIDE void keep2(U at, F a, F b) { for (uint32_t i : at.v) aligned(this_memory + i, 8); keep1(at, a), keep1(at + 4, b); }
+INSIDE void find2(U at, F& a, F& b) { for (uint32_t i : at.v) aligned(this_memory + i, 8); a = find1(at), b = find1(at + 4); }
 INSIDE void copy(U at, const void* from, U bytes) {
     for (int i = 0; i < 32; i++) aligned((const char*)from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);
 }
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
 INSIDE F load(const float* p, U j) { return F::each([&](int i) { return p[j.v[i]]; }); }
-INSIDE void load2(const float* p, U j, F& a, F& b, int more = 0) { for (uint32_t i : j.v) aligned(p + i + more, 8); a = load(p + more, j), b = load(p + more, j + 1); }
+INSIDE void load2(const float* p, U j, F& a, F& b, int more = 0) {
+    for (uint32_t i : j.v) aligned(p + i + more, 8);
+    a = load(p + more, j), b = load(p + more, j + 1);
+}
 INSIDE void known2(const float* p, U j, F& a, F& b, int more) { load2(p, j, a, b, more); }
-template <class T, class L> INSIDE void all4(const T* p, U j, L (&x)[4], int more) {
-    for (int i = 0; i < 32; i++) for (int n = 0; n < 4; n++) aligned(p + j.v[i] + more, 16), memcpy(&x[n].v[i], (const char*)(p + j.v[i] + more) + 4 * n, 4);
-}
-INSIDE void load4(const float* p, U j, F (&x)[4], int more) { all4(p, j, x, more); }
-INSIDE void load8(const Half* p, U j, U (&x)[4], int more) { all4(p, j, x, more); }
-template <class T, class L> INSIDE void put4(T* p, U j, const L (&x)[4], int more) {
-    for (int i = 0; i < 32; i++) for (int n = 0; n < 4; n++) aligned(p + j.v[i] + more, 16), memcpy((char*)(p + j.v[i] + more) + 4 * n, &x[n].v[i], 4);
-}
-INSIDE void store4(float* p, U j, const F (&x)[4], int more) { put4(p, j, x, more); }
-INSIDE void store8(Half* p, U j, const U (&x)[4], int more) { put4(p, j, x, more); }
+INSIDE void load4(const float* p, U j, F (&x)[4], int more) { for (int i = 0; i < 32; i++) four((float*)p + j.v[i] + more, x, i, false); }
+INSIDE void load8(const Half* p, U j, U (&x)[4], int more) { for (int i = 0; i < 32; i++) four((Half*)p + j.v[i] + more, x, i, false); }
+INSIDE void store4(float* p, U j, const F (&x)[4], int more) { for (int i = 0; i < 32; i++) four(p + j.v[i] + more, x, i, true); }
+INSIDE void store8(Half* p, U j, const U (&x)[4], int more) { for (int i = 0; i < 32; i++) four(p + j.v[i] + more, x, i, true); }
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
-INSIDE void store2(float* p, U j, F a, F b, int more = 0) { for (uint32_t i : j.v) aligned(p + i + more, 8); store(p + more, j, a), store(p + more, j + 1, b); }
+INSIDE void store2(float* p, U j, F a, F b, int more = 0) {
+    for (uint32_t i : j.v) aligned(p + i + more, 8);
+    store(p + more, j, a), store(p + more, j + 1, b);
+}
 INSIDE void store(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] = x.v[i]; }
-INSIDE void store2(U some, float* p, U j, F a, F b, int more) { store(some, p + more, j, a), store(some, p + more, j + 1, b); }
+INSIDE void store2(U some, float* p, U j, F a, F b, int more) {
+    for (int i = 0; i < 32; i++) if (some.v[i]) aligned(p + j.v[i] + more, 8);
+    store(some, p + more, j, a), store(some, p + more, j + 1, b);
+}
 INSIDE void add(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] += x.v[i]; }
-INSIDE void add2(float* p, U j, F a, F b, int more) { for (int i = 0; i < 32; i++) aligned(p + j.v[i] + more, 8), p[j.v[i] + more] += a.v[i], p[j.v[i] + more + 1] += b.v[i]; }
+INSIDE void add2(float* p, U j, F a, F b, int more) {
+    for (uint32_t i : j.v) aligned(p + i + more, 8);
+    add(~U(0u), p + more, j, a), add(~U(0u), p + more, j + 1, b);
+}
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
 INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { for (uint32_t i : j.v) aligned(p + i, 16); store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 
 INSIDE void equal(int told, int known) { if (told != known) fprintf(stderr, "%d was told, it is %d\n", told, known), abort(); }
 template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1) {
+    equal(groups > 15, false);  // barriers that a GPU has for them
     for (int y = 0; y < blocks_y; y++)
         for (int x = 0; x < blocks_x; x++) {
             std::vector<char> memory(bytes, 0x7e);  // not numbers, until something is written

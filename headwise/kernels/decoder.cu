@@ -1,8 +1,8 @@
 // A block of a narrow causal decoder, x <- x + A(n(x)), x <- x + W_2 gelu(W_1 n(x)), n a layer norm: forward whole, and back in two parts,
 // each with its weights' gradients.
 //
-// A warp has 16 tokens. A product's result lies in a warp as its next operand must (chain.cu), so a token's row stays in registers from norm
-// to norm; keys and values of other warps are read in shared memory, where the weights lie too. A head need not fill tiles of eight
+// A warp has 16 tokens. A product's result lies in a warp as its next operand must (chain.cu), so a token's row stays in registers from
+// norm to norm; keys and values of other warps are read in shared memory, where the weights lie too. A head need not fill tiles of eight
 // columns: of those it shares, the others' columns are zeros in one operand. Sums over tokens that give weights' gradients stay in
 // registers from tile to tile, and every block of threads has a copy of the rows for its own.
 //
@@ -65,8 +65,8 @@ INSIDE void put(float* x, const F (&c)[TILES][4], int block) {
         UNROLL for (int t = 0; t < TILES; t++) store2(some, x, at, c[t][2 * r], c[t][2 * r + 1], 8 * t);
     }
 }
-// The same in our own order, in which a warp reads and writes whole lines: what a thread has of a tile or of two side by side. Tokens beyond
-// the last are there too; what they become is finite, and no gradient comes from them.
+// The same in our own order, in which a warp reads and writes whole lines: what a thread has of a tile or of two side by side. Tokens
+// beyond the last are there too; what they become is finite, and no gradient comes from them.
 INSIDE void unfold(F (&c)[TILES][4], const float* x, int block) {
     UNROLL for (int t = 0; t < TILES; t++) load4(x, lane() * 4, c[t], (block * TILES + t) * 128);
 }
@@ -109,7 +109,10 @@ INSIDE void more(F (&c)[TILES][4], const float* b) {
     }
 }
 template <int K> INSIDE void packed(U (&a)[K][4], const F (&c)[2 * K][4]) {
-    UNROLL for (int k = 0; k < K; k++) UNROLL for (int i = 0; i < 4; i++) a[k][i] = pack(c[2 * k + i / 2][2 * (i & 1)], c[2 * k + i / 2][2 * (i & 1) + 1]);
+    UNROLL for (int k = 0; k < K; k++) UNROLL for (int i = 0; i < 4; i++) {
+        const F* x = c[2 * k + i / 2] + 2 * (i & 1);
+        a[k][i] = pack(x[0], x[1]);
+    }
 }
 // c += a w^T, w (8 N, 16 K) in rows; and c += a w, w (16 K, 8 N).
 template <int STRIDE, int N, int K> INSIDE void by_rows(F (&c)[N][4], const U (&a)[K][4], U w) {
@@ -142,7 +145,10 @@ INSIDE void standard(F (&x)[TILES][4], F (&over)[2]) {
         F sum = 0.0f;
         UNROLL for (int t = 0; t < TILES; t++) sum = sum + x[t][2 * r] + x[t][2 * r + 1];
         F mean = whole(sum) * (1.0f / WIDTH), square = 0.0f;
-        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) x[t][i] = x[t][i] - mean, square = fused(x[t][i], x[t][i], square);
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) {
+            x[t][i] = x[t][i] - mean;
+            square = fused(x[t][i], x[t][i], square);
+        }
         over[r] = inverse(root(whole(square) * (1.0f / WIDTH) + EPS));
         UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) x[t][i] = x[t][i] * over[r];
     }
@@ -175,7 +181,8 @@ INSIDE F tail(F z) {
 }
 INSIDE F gelu(F z) { return fused(minus(size(z)), tail(z), largest(z, F(0.0f))); }
 INSIDE F gelu(F z, F& slope) {
-    F below = F(0.5f) + signed_as(F(0.5f) - tail(z), z), bell = power(fused(z * z, F(-0.5f * LOG2E), F(-1.3257480647f)));  // exp(-z^2/2)/sqrt(2 pi)
+    F below = F(0.5f) + signed_as(F(0.5f) - tail(z), z);
+    F bell = power(fused(z * z, F(-0.5f * LOG2E), F(-1.3257480647f)));  // exp(-z^2/2)/sqrt(2 pi)
     slope = fused(z, bell, below);
     return z * below;
 }
@@ -189,9 +196,13 @@ INSIDE void lowered(F (&dh)[TILES][4], const F (&hat)[TILES][4], const F (&over)
     }
     UNROLL for (int r = 0; r < 2; r++) {
         F mean = 0.0f, along = 0.0f;
-        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) mean = mean + dh[t][i], along = fused(dh[t][i], hat[t][i], along);
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) {
+            mean = mean + dh[t][i];
+            along = fused(dh[t][i], hat[t][i], along);
+        }
         mean = whole(mean) * (1.0f / WIDTH), along = whole(along) * (1.0f / WIDTH);
-        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++) dh[t][i] = (dh[t][i] - mean - hat[t][i] * along) * over[r];
+        UNROLL for (int t = 0; t < TILES; t++) UNROLL for (int i = 2 * r; i < 2 * r + 2; i++)
+            dh[t][i] = (dh[t][i] - mean - hat[t][i] * along) * over[r];
     }
 }
 // The sums over a warp's tokens of c, or of c times d, written to WIDTH floats in shared memory or, with `again`, added to those there.
@@ -244,7 +255,8 @@ template <bool EDGE> INSIDE void score(F (&s)[2][4], const U (*mine)[2], U keys,
             if (t == first_tile(h)) mma0(s[n], a[0], a[1], b);
             else mma(s[n], a[0], a[1], b);
         }
-        if (EDGE) UNROLL for (int i = 0; i < 4; i++) s[n][i] = choose(less(token() + 8 * (i / 2), column() + (8 * n + (i & 1))), F(FAR), s[n][i]);
+        if (EDGE) UNROLL for (int i = 0; i < 4; i++)
+            s[n][i] = choose(less(token() + 8 * (i / 2), column() + (8 * n + (i & 1))), F(FAR), s[n][i]);
     }
 }
 INSIDE void rise(F (&top)[2], const F (&s)[2][4]) {
@@ -267,7 +279,7 @@ INSIDE void mix(F (*mixed)[4], F (&sum)[4], const F (&s)[2][4], const F (&top)[2
 }
 
 // The heads of a warp's tokens, and for every token and head the logarithm of the sum of weights, in base 2 and of scores times `factor`.
-// Heads lie in tiles the same way again after PERIOD tiles; the lines are there once for all such groups, and what they take is turned round.
+// Heads lie in tiles the same way again after PERIOD tiles; the lines are there once for all such groups, and what they take is rotated.
 INSIDE constexpr int common(int a, int b) { return b ? common(b, a % b) : a; }
 constexpr int PERIOD = R / common(R, 8), GROUP = 8 * PERIOD / R;
 INSIDE void attend(F (&o)[TILES][4], U (&q)[TILES][2], U keys, U values, float* peaks, int w, float factor) {
@@ -276,7 +288,8 @@ INSIDE void attend(F (&o)[TILES][4], U (&q)[TILES][2], U keys, U values, float* 
             constexpr int TOUCHED = (R + 14) / 8;
             U mine[TOUCHED][2];
             F s[2][4], top[2] = {FAR, FAR}, mixed[TOUCHED][4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            UNROLL for (int t = first_tile(h); t < end_tile(h); t++) UNROLL for (int r = 0; r < 2; r++) mine[t - first_tile(h)][r] = q[t][r] & pair_of(h, t);
+            UNROLL for (int t = first_tile(h); t < end_tile(h); t++) UNROLL for (int r = 0; r < 2; r++)
+                mine[t - first_tile(h)][r] = q[t][r] & pair_of(h, t);
             ROLLED for (int j = 0; j < w; j++) score<false>(s, mine, keys, h, j), rise(top, s);
             score<true>(s, mine, keys, h, w), rise(top, s);
             UNROLL for (int r = 0; r < 2; r++) {
@@ -363,7 +376,10 @@ INSIDE void weigh(U to, const U (&g)[STEPS][4], const U (&o)[STEPS][4], int w) {
         F sum = 0.0f;
         UNROLL for (int t = first_tile(h); t < end_tile(h); t++) {
             U own = pair_of(h, t);
-            UNROLL for (int i = 0; i < 2; i++) sum = sum + (alone(h, t) ? p[t][2 * r + i] : choose(own & (i ? 0xffff0000u : 0xffffu), p[t][2 * r + i], F(0.0f)));
+            UNROLL for (int i = 0; i < 2; i++) {
+                F x = p[t][2 * r + i];
+                sum = sum + (alone(h, t) ? x : choose(own & (i ? 0xffff0000u : 0xffffu), x, F(0.0f)));
+            }
         }
         keep1(to + (row_of(w, r) * HEADS + h) * 4, whole(sum));  // four lanes write the same
     }
@@ -418,7 +434,8 @@ INSIDE void attend_back(
     }
 }
 
-// dx = dx1 + dn(W dqkv), and the gradients of the norm and of both maps, a copy for every piece of the sequences, `apart` numbers from one to the next.
+// dx = dx1 + dn(W dqkv), and the gradients of the norm and of both maps, a copy for every piece of the sequences, `apart` numbers from one
+// to the next.
 KERNEL(BLOCKS, 2) backward(
     const float* x, const float* gain, const float* shift, const Half* w, const Half* qkv, const Half* o, const Half* give,
     const float* dx1, const float* peaks, float* dx, float* dgain, float* dshift, float* dw, float* db, float* dout,
@@ -498,7 +515,8 @@ KERNEL(BLOCKS, 2) backward(
         together();
         for (int i = me; i < 4 * STEPS; i += BLOCKS) {  // 16 rows of dW_Q, dW_K, dW_V or dW_O
             int part = i / STEPS, within = i % STEPS;
-            U rows = parts + part * MATRIX + columns_first<ROW>() + 32 * within, by = (part < 3 ? at_dq : at_o) + rows_first<ROW>(), next = U(16 * (part < 3 ? TALL : ROW));
+            U rows = parts + part * MATRIX + columns_first<ROW>() + 32 * within;
+            U by = (part < 3 ? at_dq : at_o) + rows_first<ROW>(), next = U(16 * (part < 3 ? TALL : ROW));
             F c[TILES][4], bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             zero(c);
             UNROLL for (int k = 0; k < BLOCKS; k++) {
@@ -550,15 +568,18 @@ INSIDE void half_product(F (&c)[TILES / 2][4], F (&sum)[4], U rows, U by, bool b
 
 // dx1 = dx2 + dn(W_1 dz), give = W_O dx1; gradients of both matrices, of their biases, of the norm and of the bias before it.
 KERNEL(TEAM, 1) feed_back(
-    const float* dx2, const float* x1, const Half* h2, const float* gain, const Half* up, const float* up_bias, const Half* down, const Half* out,
-    float* dx1, Half* give, float* dgain, float* dshift, float* dup, float* dup_bias, float* ddown, float* ddown_bias, float* dout_bias,
+    const float* dx2, const float* x1, const Half* h2, const float* gain, const Half* up, const float* up_bias, const Half* down,
+    const Half* out, float* dx1, Half* give, float* dgain, float* dshift, float* dup, float* dup_bias, float* ddown, float* ddown_bias,
+    float* dout_bias,
     int batch, int pieces, int model, int apart, float undo, int highest_layer
 ) {
     const int m = block_y(), me = warp(), matrix = me / (2 * STEPS), within = me / 2 % STEPS, side = me % 2;
     const size_t row = (size_t)m * model, to = (size_t)block_x() * apart + row;
     U at_up = shared(), at_down = at_up + HIDDEN * ROW, at_out = at_down + WIDTH * LONG;
-    const U at_h = at_out + WIDTH * ROW, at_g = at_h + TILE * ROW, hidden = at_g + TILE * ROW, at_sums = hidden + 4 * TILE * ROW + 16 * WIDTH * me;
-    bring<HIDDEN, WIDTH, ROW>(at_up, up + row, TEAM), bring<WIDTH, HIDDEN, LONG>(at_down, down + row, TEAM), bring<WIDTH, WIDTH, ROW>(at_out, out + row, TEAM);
+    const U at_h = at_out + WIDTH * ROW, at_g = at_h + TILE * ROW, hidden = at_g + TILE * ROW;
+    const U sums = hidden + 4 * TILE * ROW, at_sums = sums + 16 * WIDTH * me;
+    bring<HIDDEN, WIDTH, ROW>(at_up, up + row, TEAM), bring<WIDTH, HIDDEN, LONG>(at_down, down + row, TEAM);
+    bring<WIDTH, WIDTH, ROW>(at_out, out + row, TEAM);
     send(), arrived<0>();
     constexpr int PARTS = HIDDEN / WIDTH;
     F grad[PARTS][TILES / 2][4], bias[PARTS][2];
@@ -566,8 +587,8 @@ KERNEL(TEAM, 1) feed_back(
     bool again = false;
     const int blocks = batch * BLOCKS;
     for (int first = block_x() * TEAM; first < blocks; first += pieces * TEAM, again = true) {
-        const int block = first + me < blocks ? first + me : blocks - 1;  // of all sequences; a warp without one takes the last, and no gradient
         const bool idle = first + me >= blocks;
+        const int block = idle ? blocks - 1 : first + me;  // of all sequences; a warp without one takes the last, and no gradient
         const size_t at = (size_t)m * batch * FOLDED, sequence = (size_t)m * batch + block / BLOCKS;
         F dh[TILES][4];
         U h[STEPS][4], g[STEPS][4];
@@ -628,7 +649,6 @@ KERNEL(TEAM, 1) feed_back(
         }
     }
     together();
-    const U sums = hidden + 4 * TILE * ROW;
     added<TEAM, 4>(dgain + to, sums, undo), added<TEAM, 4>(dshift + to, sums + 4 * WIDTH, undo);
     added<TEAM, 4>(ddown_bias + to, sums + 8 * WIDTH, undo), added<TEAM, 4>(dout_bias + to, sums + 12 * WIDTH, undo);
 }

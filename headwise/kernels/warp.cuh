@@ -16,13 +16,15 @@ INSIDE int block_x() { return blockIdx.x; }
 INSIDE int block_y() { return blockIdx.y; }
 INSIDE void same_moment() { __syncwarp(); }  // the lanes of a warp
 INSIDE void together() { __syncthreads(); }
-INSIDE void together(int group, int warps) { asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "r"(32 * warps) : "memory"); }  // of one group of warps
+// The same of one group of warps, of at most 15.
+INSIDE void together(int group, int warps) { asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "r"(32 * warps) : "memory"); }
 INSIDE U choose(U some, U a, U b) { U y = some ? a : b; asm volatile("" : "+r"(y)); return y; }  // kept, not made again
 INSIDE F choose(U some, F a, F b) { return some ? a : b; }
 INSIDE U less(U a, U b) { return a < b; }
 INSIDE F size(F a) { return fabsf(a); }
 INSIDE F minus(F a) { return -a; }
-INSIDE U anew(U x) { asm volatile("" : "+r"(x)); return x; }  // a number the compiler does not know: what is read there is not kept from before
+// A number that the compiler does not know: what is read there is not kept from before.
+INSIDE U anew(U x) { asm volatile("" : "+r"(x)); return x; }
 INSIDE F signed_as(F a, F b) { return copysignf(a, b); }
 INSIDE F largest(F a, F b) { return fmaxf(a, b); }
 INSIDE F power(F x) { F y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
@@ -121,17 +123,19 @@ INSIDE void visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memor
 INSIDE void keep(U at, U x) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(x) : "memory"); }
 INSIDE U find(U at) { U x; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory"); return x; }
 // Four matrices of 8 x 8 halves, a row's place in every lane; T: turned. `known4`: of what is not written any more.
+#define EACH(kind, x) kind(x[0]), kind(x[1]), kind(x[2]), kind(x[3])
+#define LDMATRIX(turned) "ldmatrix.sync.aligned.m8n8.x4" turned ".shared.b16 {%0,%1,%2,%3}, [%4];"
 template <int T> INSIDE void known4(U (&x)[4], U at) {
-    if (T) asm("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
-    else asm("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
+    if (T) asm(LDMATRIX(".trans") : EACH("=r", x) : "r"(at));
+    else asm(LDMATRIX("") : EACH("=r", x) : "r"(at));
 }
 template <int T> INSIDE void find4(U (&x)[4], U at) {
-    if (T) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
-    else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    if (T) asm volatile(LDMATRIX(".trans") : EACH("=r", x) : "r"(at) : "memory");
+    else asm volatile(LDMATRIX("") : EACH("=r", x) : "r"(at) : "memory");
 }
-INSIDE void find16(U (&x)[4], U at) { asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory"); }
-INSIDE void find16(F (&x)[4], U at) { asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at) : "memory"); }
-INSIDE void keep16(U at, const F (&x)[4]) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" :: "r"(at), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory"); }
+INSIDE void find16(U (&x)[4], U at) { asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : EACH("=r", x) : "r"(at) : "memory"); }
+INSIDE void find16(F (&x)[4], U at) { asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : EACH("=f", x) : "r"(at) : "memory"); }
+INSIDE void keep16(U at, const F (&x)[4]) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" :: "r"(at), EACH("f", x) : "memory"); }
 INSIDE void keep1(U at, F x) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(at), "f"(x) : "memory"); }
 INSIDE F find1(U at) { F x; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory"); return x; }
 INSIDE void keep2(U at, F a, F b) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(a), "f"(b) : "memory"); }
@@ -142,8 +146,14 @@ template <int N> INSIDE void arrived() { asm volatile("cp.async.wait_group %0;" 
 INSIDE F load(const float* p, U i) { return p[i]; }
 INSIDE void load2(const float* p, U i, F& a, F& b, int more = 0) { float2 x = *(const float2*)(p + i + more); a = x.x; b = x.y; }
 INSIDE void known2(const float* p, U i, F& a, F& b, int more) { float2 x = __ldg((const float2*)(p + i + more)); a = x.x; b = x.y; }
-INSIDE void load4(const float* p, U i, F (&x)[4], int more) { float4 y = *(const float4*)(p + i + more); x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w; }
-INSIDE void load8(const Half* p, U i, U (&x)[4], int more) { uint4 y = *(const uint4*)(p + i + more); x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w; }
+INSIDE void load4(const float* p, U i, F (&x)[4], int more) {
+    float4 y = *(const float4*)(p + i + more);
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+}
+INSIDE void load8(const Half* p, U i, U (&x)[4], int more) {
+    uint4 y = *(const uint4*)(p + i + more);
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+}
 INSIDE void store4(float* p, U i, const F (&x)[4], int more) { *(float4*)(p + i + more) = make_float4(x[0], x[1], x[2], x[3]); }
 INSIDE void store8(Half* p, U i, const U (&x)[4], int more) { *(uint4*)(p + i + more) = make_uint4(x[0], x[1], x[2], x[3]); }
 INSIDE void store(float* p, U i, F x) { p[i] = x; }
