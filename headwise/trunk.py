@@ -3,7 +3,7 @@
 `Blocks` compute what the blocks of `models` compute, for the shapes that `refusal` lets through: layer norms before each part, as
 GPT-2 has them. What is before and after the blocks (embedding, positions, last norm, read-out, loss) stays with the modules.
 Products take operands of one type as in `fused`; the residual, norms, sums and weights are float32. `Trunk` is made of Triton kernels;
-`Decoder` is the same for short causal sequences on an H100 or H200, three kernels a block in CUDA C++ (`kernels.decoder`).
+`Narrow` is the same for short causal sequences on an H100 or H200, three kernels a block in CUDA C++ (`kernels.decoder`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _sizes(shape: Shape, tokens: int) -> decoder.Sizes:
 
 
 def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
-    """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Trunk` or `Decoder`, whichever has more."""
+    """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Trunk` or `Narrow`, whichever has more."""
     T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
     kept = shape.depth * T * (D * (8 + 2 * size) + 4 * C * size)
     most = kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * SPLIT)
@@ -72,7 +72,7 @@ def blocks(
     """The blocks of a stack as kernels, the fastest that there are. The arguments are those of `Flat`."""
     possible = not any(decoder_refusal(shape, tokens, precision) for _, shape in splits) and not cuda.missing(weights.device)
     whole = possible and all(decoder.proven(_sizes(shape, tokens), weights.device) for _, shape in splits)
-    return (Decoder if whole else Trunk)(splits, places, weights, half, batch, tokens, precision, training=training)
+    return (Narrow if whole else Trunk)(splits, places, weights, half, batch, tokens, precision, training=training)
 
 
 class Blocks(Flat):
@@ -200,7 +200,7 @@ class Trunk(Blocks):
         return t.view(-1, self.tokens, width)
 
 
-class Decoder(Blocks):
+class Narrow(Blocks):
     """In CUDA C++, for short causal sequences, every split on its own from the first block to the last and back."""
 
     def __init__(self, *flat: Any, training: bool = True) -> None:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from gpu import INTERPRETED
 
 from headwise.kernels import cuda
 
@@ -39,3 +40,23 @@ def call(made, name, grid, warps, shared, args):
 def needs_a_compiler():
     if not shutil.which("g++"):
         pytest.skip("needs a GPU, or g++")
+
+
+def check_races(name, dropped, folder, **defined):
+    """<name>_races.cpp under a sanitizer that sees what two threads do to one place: nothing, but where one of the waits is dropped."""
+    if not INTERPRETED:
+        pytest.skip("races are looked for on a CPU")
+    source = (Path(cuda.__file__).parent / f"{name}.cu").read_text()
+    assert not dropped or source.count(dropped) == 1
+    (folder / f"{name}.cu").write_text(source.replace(dropped, dropped.replace("together", "left_out")) if dropped else source)
+    words = ["g++", "-std=c++20", "-O1", "-fsanitize=thread", "-pthread", *(f"-D{key}={value}" for key, value in defined.items())]
+    words += [f"-I{folder}", f"-I{HERE}", "-o", folder / "races", HERE / f"{name}_races.cpp"]
+    made = subprocess.run(words, capture_output=True, text=True)
+    if made.returncode:
+        assert "tsan" in made.stderr, made.stderr
+        pytest.skip("g++ has no thread sanitizer here")
+    ran = subprocess.run([folder / "races"], capture_output=True, text=True, env={"TSAN_OPTIONS": "halt_on_error=1"})
+    if "unexpected memory mapping" in ran.stderr:
+        pytest.skip("the thread sanitizer does not know this kernel's memory")
+    assert ("data race" in ran.stderr) == bool(dropped), ran.stdout + ran.stderr
+    assert dropped or ran.stdout == "finite\n"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from emulate import call, library, needs_a_compiler
+from emulate import call, check_races, library, needs_a_compiler
 from gpu import DEVICE, INTERPRETED, NAN, near
 from nets import STEP, Net, case, check_step, signs_of
 from tolerance import same
@@ -144,3 +144,16 @@ def test_arguments_of_a_kernel_are_tensors_ints_and_floats():
     assert isinstance(cuda._argument(np.float64(0.5)), ctypes.c_float)
     with pytest.raises(TypeError, match="got str"):
         cuda._argument("3")
+
+
+BARRIERS = {  # waits that keep warps apart, by what is said of each
+    "": "",
+    "a block's weights": "together();  // this block is there",
+    "a tile": "together();  // this tile is there",
+    "gradients of heads": "together();  // every sequence's",
+}
+
+
+@pytest.mark.parametrize(("rank", "dropped"), [(1, ""), (64, ""), *((8, dropped) for dropped in BARRIERS)])
+def test_warps_wait_for_each_other(rank, dropped, tmp_path):
+    check_races("chain", BARRIERS[dropped], tmp_path, R=rank, WARPS=chain.WARPS[rank])

@@ -1,19 +1,16 @@
 """A decoder's block in CUDA C++ (kernels/decoder.cu) against float64: compiled on a GPU, elsewhere the same lines on a CPU (warp.h)."""
 
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 from tolerance import same
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from emulate import HERE, call, library, needs_a_compiler
+from emulate import call, check_races, library, needs_a_compiler
 from gpu import DEVICE, INTERPRETED, NAN
 from test_trunk import Net, blocks_only, check_blocks, trained_alike
 
 from headwise.kernels import cuda, decoder
-from headwise.trunk import Decoder, decoder_refusal
+from headwise.trunk import Narrow, decoder_refusal
 
 
 def run(name, sizes, grid, warps, *args):
@@ -47,7 +44,7 @@ CASES = [
 
 @pytest.mark.parametrize(("splits", "tokens", "batch"), CASES)
 def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch):
-    assert isinstance(check_blocks(Net(splits, tokens, batch, "fp16")), Decoder)
+    assert isinstance(check_blocks(Net(splits, tokens, batch, "fp16")), Narrow)
 
 
 def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
@@ -57,7 +54,7 @@ def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
     for trusted in (True, False):
         monkeypatch.setattr(decoder, "proven", lambda sizes, device, trusted=trusted: trusted)
         made = net.trunk()
-        assert isinstance(made, Decoder) == trusted
+        assert isinstance(made, Narrow) == trusted
         got, (got_dx, rows) = made.forward(net.x), made.backward(net.g * made.gain)
         ours = torch.cat([rows[:, at : at + size] for at, size in (net.places[name] for name in grads)], 1)
         pairs = (got, y), (got_dx / made.gain, dx), (ours, torch.cat([g.flatten(1) for g in grads.values()], 1))
@@ -131,12 +128,12 @@ def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, am
 
 def test_blocks_that_are_not_trusted_go_the_other_way(monkeypatch):
     monkeypatch.setattr(decoder, "proven", lambda sizes, device: sizes.rank != 3)
-    assert not isinstance(Net(cut(48, 1, 16), 16, 4, "fp16").trunk(), Decoder)
-    assert isinstance(Net(cut(48, 1, 2), 16, 4, "fp16").trunk(), Decoder)
+    assert not isinstance(Net(cut(48, 1, 16), 16, 4, "fp16").trunk(), Narrow)
+    assert isinstance(Net(cut(48, 1, 2), 16, 4, "fp16").trunk(), Narrow)
 
 
 def test_training_on_the_blocks_is_training_on_the_modules(monkeypatch):
-    trained_alike("fp16", 4e-3, monkeypatch, Decoder)
+    trained_alike("fp16", 4e-3, monkeypatch, Narrow)
 
 
 @pytest.mark.parametrize(
@@ -163,29 +160,14 @@ def test_what_they_do_not_take_is_refused(changes, tokens, precision, said):
     assert said in decoder_refusal(shape.replace(**changes), tokens, precision)
 
 
-BARRIERS = {  # what is dropped, and where: nothing, or one of the waits that keep warps apart
-    "none": ("", ""),
-    "keys and values before they are read": ("together(group, BLOCKS);", ""),
-    "hidden units before they are summed": ("            together();\n            F sum[4]", "            F sum[4]"),
-    "queries' gradients, block by block": ("                }\n                together();\n", "                }\n"),
+BARRIERS = {  # waits that keep warps apart, each there once
+    "": "",
+    "keys and values before they are read": "together(group, BLOCKS);",
+    "hidden units before they are summed": "            together();\n            F sum[4]",
+    "queries' gradients, block by block": "                }\n                together();\n",
 }
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="races are looked for on a CPU")
 @pytest.mark.parametrize("dropped", BARRIERS)
 def test_warps_wait_for_each_other(dropped, tmp_path):
-    source, (line, without) = Path(decoder.__file__).with_name("decoder.cu").read_text(), BARRIERS[dropped]
-    assert source.count(line) == 1 or not line
-    (tmp_path / "decoder.cu").write_text(source.replace(line, without) if line else source)
-    words = ["g++", "-std=c++20", "-O1", "-fsanitize=thread", "-pthread", "-DWIDTH=16", "-DHIDDEN=64", "-DTOKENS=40", "-DR=2"]
-    made = subprocess.run(
-        [*words, f"-I{tmp_path}", f"-I{HERE}", "-o", tmp_path / "races", HERE / "races.cpp"], capture_output=True, text=True
-    )
-    if made.returncode:
-        assert "tsan" in made.stderr, made.stderr
-        pytest.skip("g++ has no thread sanitizer here")
-    ran = subprocess.run([tmp_path / "races"], capture_output=True, text=True, env={"TSAN_OPTIONS": "halt_on_error=1"})
-    if "unexpected memory mapping" in ran.stderr:
-        pytest.skip("the thread sanitizer does not know this kernel's memory")
-    assert ("data race" in ran.stderr) == (dropped != "none"), ran.stdout + ran.stderr
-    assert dropped != "none" or ran.stdout == "finite\n"
+    check_races("decoder", BARRIERS[dropped], tmp_path, WIDTH=16, HIDDEN=64, TOKENS=40, R=2)

@@ -16,7 +16,7 @@ from headwise.runs import Recipe, Run
 from headwise.shape import Shape
 from headwise.stack import _layout
 from headwise.tasks import Regression
-from headwise.trunk import SPLIT, TILE, Decoder, Trunk, blocks, decoder_refusal, needs, refusal
+from headwise.trunk import SPLIT, TILE, Narrow, Trunk, blocks, decoder_refusal, needs, refusal
 
 pytestmark = pytest.mark.usefixtures("products_as_on_a_gpu")
 BOUND = {"fp32": 1e-5, "tf32": 1.5e-2, "fp16": 5e-3, "bf16": 4e-2}  # of a gradient's norm, for each tensor
@@ -204,7 +204,7 @@ def test_every_shape_that_was_computed_is_taken():
 @pytest.mark.parametrize("precision", STORED)
 @pytest.mark.parametrize("shape", [GPT, GPT.replace(dim=128, num_heads=2, num_kv_heads=2, head_dim=64, v_head_dim=64, depth=3)])
 def test_needs_is_the_memory_of_a_model(shape, precision):
-    kind, kinds = STORED[precision], [Trunk] if decoder_refusal(shape, 82, precision) else [Trunk, Decoder]
+    kind, kinds = STORED[precision], [Trunk] if decoder_refusal(shape, 82, precision) else [Trunk, Narrow]
     with torch.device("meta"):
         params = dict(build(shape, models=3).named_parameters())
         places, length = _layout(list(params.values()))

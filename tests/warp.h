@@ -55,6 +55,7 @@ INSIDE int block_x() { return this_x; }
 INSIDE int block_y() { return this_y; }
 INSIDE void same_moment() {}
 INSIDE void together() { this_barrier->arrive_and_wait(); }
+template <class... T> void left_out(T...) {}  // a wait that is left out
 INSIDE void together(int group, int warps) { (*these_groups)[group]->arrive_and_wait(); }
 INSIDE U choose(U some, U a, U b) { return U::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
 INSIDE F choose(U some, F a, F b) { return F::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
@@ -229,4 +230,11 @@ template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes,
                 });
             for (auto& t : threads) t.join();
         }
+}
+
+// Memory for a program of its own.
+template <class T> T* room(size_t count) {
+    T* p = (T*)aligned_alloc(16, (count * sizeof(T) + 15) / 16 * 16);
+    memset(p, 0, count * sizeof(T));
+    return p;
 }

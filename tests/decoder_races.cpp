@@ -1,11 +1,5 @@
-// Two layers of kernels/decoder.cu forward and back on a CPU, for a build that finds races (tests/test_gpu_decoder.py).
+// Two layers of kernels/decoder.cu forward and back on a CPU, for a build that finds races (emulate.py).
 #include "decoder.cpp"
-
-template <class T> T* room(size_t count) {
-    T* p = (T*)aligned_alloc(16, (count * sizeof(T) + 15) / 16 * 16);
-    memset(p, 0, count * sizeof(T));
-    return p;
-}
 
 int main() {
     constexpr int M = 1, D = WIDTH, H = HIDDEN, batch = 3, pieces = 2;  // fewer than sequences, and than tiles
