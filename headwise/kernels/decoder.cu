@@ -3,11 +3,11 @@
 //
 // A warp has 16 tokens. A product's result lies in a warp as its next operand must (chain.cu), so a token's row stays in registers from
 // norm to norm; keys and values of other warps are read in shared memory, where the weights lie too. A head need not fill tiles of eight
-// columns: of those it shares, the others' columns are zeros in one operand. Sums over tokens that give weights' gradients stay in
-// registers from tile to tile, and every block of threads has a copy of the rows for its own.
+// columns: of those it shares, the others' columns are zeros in one operand. Every block of threads has a copy of the rows for the
+// sums over its tokens that give weights' gradients; those of the feed-forward stay in registers until its last tile.
 //
 // WIDTH, HIDDEN, TOKENS and R, the rank, are a compilation each. Matrices are half, everything else float; rows of weights and their parts
-// start at multiples of 16 numbers. Tokens beyond the last are zeros and change nothing: no earlier token attends to them.
+// start at multiples of 16 numbers. Tokens beyond the last come in as zeros and change nothing: no earlier token attends to them.
 
 constexpr int TILES = WIDTH / 8, STEPS = WIDTH / 16;
 constexpr int HEADS = WIDTH / R;
@@ -16,7 +16,7 @@ constexpr int ROW = 2 * WIDTH + 16;          // bytes of a row in shared memory:
 constexpr int LONG = 2 * HIDDEN + 16;
 constexpr int TALL = 4 * WIDTH;              // of a row of floats
 constexpr int MATRIX = 16 * BLOCKS * ROW;    // a row a token
-constexpr int FOLDED = 16 * BLOCKS * WIDTH;   // numbers of a sequence in our own order
+constexpr int FOLDED = 16 * BLOCKS * WIDTH;  // numbers of a sequence in our own order
 constexpr int QKV = 3 * WIDTH * ROW;
 constexpr int PEAKS = 16 * BLOCKS * HEADS * 4;
 constexpr int GROUPS = BLOCKS > 1 ? 18 / BLOCKS : 15;  // sequences at once, forward; a GPU has 15 barriers for them
@@ -327,10 +327,10 @@ KERNEL(GROUPS * BLOCKS, 1) forward(
 ) {
     const int m = block_y(), me = warp() % BLOCKS, group = warp() / BLOCKS, s = block_x() * GROUPS + group;
     const size_t row = (size_t)m * model, sequence = (size_t)m * batch + s, at = sequence * FOLDED;
-    constexpr int ALL = GROUPS * BLOCKS, WEIGHTS = QKV + WIDTH * ROW + HIDDEN * ROW;
+    constexpr int WARPS = GROUPS * BLOCKS, WEIGHTS = QKV + WIDTH * ROW + HIDDEN * ROW;
     const U keys = shared() + WEIGHTS + WIDTH * LONG + 2 * group * MATRIX, values = keys + MATRIX;
-    bring<3 * WIDTH, WIDTH, ROW>(shared(), w + row, ALL), bring<WIDTH, WIDTH, ROW>(shared() + QKV, out + row, ALL);
-    bring<HIDDEN, WIDTH, ROW>(shared() + QKV + WIDTH * ROW, up + row, ALL), bring<WIDTH, HIDDEN, LONG>(shared() + WEIGHTS, down + row, ALL);
+    bring<3 * WIDTH, WIDTH, ROW>(shared(), w + row, WARPS), bring<WIDTH, WIDTH, ROW>(shared() + QKV, out + row, WARPS);
+    bring<HIDDEN, WIDTH, ROW>(shared() + QKV + WIDTH * ROW, up + row, WARPS), bring<WIDTH, HIDDEN, LONG>(shared() + WEIGHTS, down + row, WARPS);
     send(), arrived<0>();
     together();
     if (s >= batch) return;

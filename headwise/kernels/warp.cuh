@@ -123,19 +123,19 @@ INSIDE void visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memor
 INSIDE void keep(U at, U x) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(x) : "memory"); }
 INSIDE U find(U at) { U x; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory"); return x; }
 // Four matrices of 8 x 8 halves, a row's place in every lane; T: turned. `known4`: of what is not written any more.
-#define EACH(kind, x) kind(x[0]), kind(x[1]), kind(x[2]), kind(x[3])
+#define ALL(kind, x) kind(x[0]), kind(x[1]), kind(x[2]), kind(x[3])
 #define LDMATRIX(turned) "ldmatrix.sync.aligned.m8n8.x4" turned ".shared.b16 {%0,%1,%2,%3}, [%4];"
 template <int T> INSIDE void known4(U (&x)[4], U at) {
-    if (T) asm(LDMATRIX(".trans") : EACH("=r", x) : "r"(at));
-    else asm(LDMATRIX("") : EACH("=r", x) : "r"(at));
+    if (T) asm(LDMATRIX(".trans") : ALL("=r", x) : "r"(at));
+    else asm(LDMATRIX("") : ALL("=r", x) : "r"(at));
 }
 template <int T> INSIDE void find4(U (&x)[4], U at) {
-    if (T) asm volatile(LDMATRIX(".trans") : EACH("=r", x) : "r"(at) : "memory");
-    else asm volatile(LDMATRIX("") : EACH("=r", x) : "r"(at) : "memory");
+    if (T) asm volatile(LDMATRIX(".trans") : ALL("=r", x) : "r"(at) : "memory");
+    else asm volatile(LDMATRIX("") : ALL("=r", x) : "r"(at) : "memory");
 }
-INSIDE void find16(U (&x)[4], U at) { asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : EACH("=r", x) : "r"(at) : "memory"); }
-INSIDE void find16(F (&x)[4], U at) { asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : EACH("=f", x) : "r"(at) : "memory"); }
-INSIDE void keep16(U at, const F (&x)[4]) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" :: "r"(at), EACH("f", x) : "memory"); }
+INSIDE void find16(U (&x)[4], U at) { asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : ALL("=r", x) : "r"(at) : "memory"); }
+INSIDE void find16(F (&x)[4], U at) { asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : ALL("=f", x) : "r"(at) : "memory"); }
+INSIDE void keep16(U at, const F (&x)[4]) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" :: "r"(at), ALL("f", x) : "memory"); }
 INSIDE void keep1(U at, F x) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(at), "f"(x) : "memory"); }
 INSIDE F find1(U at) { F x; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory"); return x; }
 INSIDE void keep2(U at, F a, F b) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(a), "f"(b) : "memory"); }
