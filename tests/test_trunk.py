@@ -10,7 +10,9 @@ pytest.importorskip("triton", reason="the kernels are written in triton")
 from gpu import DEVICE, FP16, FP32, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
 
 from headwise import engine, stack
+from headwise.attention import Norm
 from headwise.fused import STORED, gain_of
+from headwise.kernels import norm
 from headwise.models import build
 from headwise.runs import Recipe, Run
 from headwise.shape import Shape
@@ -247,6 +249,28 @@ def trained_alike(precision, bound, monkeypatch, kind=Trunk):
         assert a["held_out"] == pytest.approx(b["held_out"], rel=bound)
         assert a["held_out_profile"] == pytest.approx(b["held_out_profile"], rel=4 * bound)
         assert abs(b["curve"][1] - b["curve"][0]) > 20 * bound * b["curve"][0], "it learns too little to be compared"
+
+
+@pytest.mark.parametrize(("models", "size", "dim"), [(3, (5, 17), 48), (1, (64,), 16), (2, (7, 3, 2), 101)])
+def test_a_stacks_layer_norm_is_the_plain_one(models, size, dim, monkeypatch):
+    exact = Norm("layer", dim, models).double().to(DEVICE)
+    given = [normal(7, models, *size, dim) * 3 + 1, normal(8, models, dim), normal(9, models, dim)]
+    with torch.no_grad():
+        exact.weight.copy_(given[1]), exact.bias.copy_(given[2])
+    x, g = given[0].double().requires_grad_(), normal(10, models, *size, dim)
+    y = exact(x)
+    wanted = y, *torch.autograd.grad(y, [x, exact.weight, exact.bias], g.double())
+    ours = Norm("layer", dim, models).to(DEVICE)
+    ours.load_state_dict(exact.state_dict())
+    monkeypatch.setattr(Norm, "_narrow", lambda norm, x: True)
+    used = []
+    monkeypatch.setattr(norm, "layer_norm", lambda *args, real=norm.layer_norm: used.append(1) or real(*args))
+    x = given[0].clone().requires_grad_()
+    for turned in (x, x.transpose(1, -2).contiguous().transpose(1, -2)):  # rows that do not follow each other too
+        y = ours(turned)
+        for got, want in zip((y, *torch.autograd.grad(y, [x, ours.weight, ours.bias], g)), wanted, strict=True):
+            near(got, want, 2e-6, "layer norm")
+    assert len(used) == 2
 
 
 def test_gradients_are_carried_times_the_tokens_only_where_half_precision_needs_it():

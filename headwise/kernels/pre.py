@@ -249,3 +249,35 @@ def outer(
     tl.store(grad + to + c[:, None] * c_step + d[None, :] * d_step, total * undo, mask=live[:, None] & wide[None, :])
     if BIAS:
         tl.store(grad_bias + to + c, total_bias * undo, mask=live)
+
+
+@triton.jit
+def norm(x, gain, shift, y, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):
+    """y = n(x) for rows of D numbers, T of each model; gain and shift (model, D)."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = (t < T)[:, None] & wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    hat, _ = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
+    g = tl.load(gain + m * D + d, mask=wide, other=0.0)
+    s = tl.load(shift + m * D + d, mask=wide, other=0.0)
+    tl.store(y + at, hat * g[None, :] + s[None, :], mask=some)
+
+
+@triton.jit
+def norm_back(x, gain, dy, dx, parts, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):
+    """dx from dy. Parts: sums of dy hat and dy over the tile's rows."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = (t < T)[:, None] & wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
+    g = tl.load(dy + at, mask=some, other=0.0)
+    tl.store(dx + at, _through(hat, inverse, g, tl.load(gain + m * D + d, mask=wide, other=0.0), some, D), mask=some)
+    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * 2 * BD + d
+    tl.store(part, tl.sum(g * hat, 0))
+    tl.store(part + BD, tl.sum(g, 0))
