@@ -25,6 +25,7 @@ from torch import nn
 
 from benchmarks.figure1 import GPU, Results, events, repeats_of
 from headwise.engine import commit
+from headwise.experiments.common import plural
 from headwise.experiments.regression import PRESETS, runs
 from headwise.kernels import cuda
 from headwise.stack import Stack, begin, numerics
@@ -81,13 +82,11 @@ def time_ours(way: str, seeds: int) -> dict[str, Any]:
 def table(values: dict[str, Any]) -> list[str]:
     """The measurements as lines of Markdown."""
     stock = [values[f"stock {heads}"] for heads in HEADS if f"stock {heads}" in values]
-    lines = [
-        f"{values['device']}, torch {values['torch']}, commit {values['commit']}",
-        "",
-        "| way | models | µs a step and model | stock / ours |",
-    ]
-    lines += ["|---|---|---|---|"]
-    lines += [f"| stock, {heads} heads | 1 | {values[f'stock {heads}']:,.0f} | |" for heads in HEADS if f"stock {heads}" in values]
+    lines = [f"{values['device']}, torch {values['torch']}, commit {values['commit']}", ""]
+    lines += ["| way | models | µs a step and model | stock / ours |", "|---|---|---|---|"]
+    for heads in HEADS:
+        if f"stock {heads}" in values:
+            lines.append(f"| stock, {plural(heads, 'head')} | 1 | {values[f'stock {heads}']:,.0f} | |")
     for way in ("triton", "headwise"):
         for seeds in SEEDS:
             if found := values.get(f"{way} {seeds}"):

@@ -1,6 +1,6 @@
 """Were the longest of the published runs cut off by their jobs' time limits? How long ours train until they reach the published values.
 
-    cd results; python -m benchmarks.unfinished fig1/rows.jsonl fig1/supplement.jsonl length/rows.jsonl positions/rows.jsonl
+    python -m benchmarks.unfinished results/fig1/{rows,supplement}.jsonl results/{length,positions}/rows.jsonl
 
 The published job files give a run 6 hours (main figure), 2 (its supplement) or 4 (sequence length, positions) and do not go on
 afterwards; the smallest training loss of whatever epochs there are is what is drawn. If that is what happened, the time limit over the

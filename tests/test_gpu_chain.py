@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from emulate import call, check_races, library, needs_a_compiler
+from emulate import call, check_races, library, trusting
 from gpu import DEVICE, INTERPRETED, NAN, near
 from nets import STEP, Net, case, check_step, signs_of
 from tolerance import same
@@ -21,13 +21,7 @@ def run(name, rank, blocks, models, warps, shared, *args):
 
 @pytest.fixture(autouse=True)
 def chained(monkeypatch):
-    if INTERPRETED:
-        needs_a_compiler()
-        monkeypatch.setattr(chain, "_run", run)
-        monkeypatch.setattr(cuda, "missing", lambda device: "")
-    chain._proven.cache_clear()
-    yield
-    chain._proven.cache_clear()
+    yield from trusting(chain, run, monkeypatch)
 
 
 CASES = [

@@ -5,11 +5,11 @@ import torch
 from tolerance import same
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from emulate import call, check_races, library, needs_a_compiler
+from emulate import call, check_races, library, trusting
 from gpu import DEVICE, INTERPRETED, NAN
 from test_trunk import Net, blocks_only, check_blocks, trained_alike
 
-from headwise.kernels import cuda, decoder
+from headwise.kernels import decoder
 from headwise.trunk import Narrow, decoder_refusal
 
 
@@ -20,13 +20,7 @@ def run(name, sizes, grid, warps, *args):
 
 @pytest.fixture(autouse=True)
 def whole(monkeypatch):
-    if INTERPRETED:
-        needs_a_compiler()
-        monkeypatch.setattr(decoder, "_run", run)
-        monkeypatch.setattr(cuda, "missing", lambda device: "")
-    decoder._proven.cache_clear()
-    yield
-    decoder._proven.cache_clear()
+    yield from trusting(decoder, run, monkeypatch)
 
 
 def cut(dim, *heads, depth=1, each=1):

@@ -123,7 +123,7 @@ def _trial(rank: int, device: torch.device) -> float:
         (partial.sum(1) / average, added.detach()), (u, z * over[..., None]), (y, scales[:, 1:2, None] * z * over[..., None]),
         (inv, over), (got_dx, dx), (got[0], dw.flatten(1) * undo), (got[1], db * undo), (got[2], dout.flatten(1) * undo),
     ]  # fmt: skip
-    return cuda.farthest(pairs)
+    return cuda.worst(pairs)
 
 
 def forward(rank: int, models: int, count: int, *args: Any) -> None:

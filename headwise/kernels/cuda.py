@@ -62,7 +62,7 @@ def numbered(device: torch.device) -> torch.device:
     return torch.device(device.type, index)
 
 
-def farthest(pairs: list[tuple[Tensor, Tensor]]) -> float:
+def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
     """The largest relative error of what was computed against what was wanted; not a number where one is not."""
     return float(torch.stack([(a.double() - b.detach()).norm() / b.detach().norm() for a, b in pairs]).max())
 

@@ -108,7 +108,7 @@ def _trial(sizes: Sizes, device: torch.device) -> float:
     y, dx, (dx1, give, between) = x.float(), torch.empty_like(x, dtype=torch.float32), gradients(sizes, M, batch, device)
     now = y
     for i, (weights, made) in enumerate(zip(given, kept, strict=True)):
-        made = made if i == 0 else made._replace(x2=y.clone())
+        made = made if i == 0 else made._replace(x2=torch.empty_like(y))
         forward(sizes, M, now, *weights, *made, batch, P, sharp, i == 0, i == 1)
         now = made.x2
     out, back = now, dx2.float()
@@ -128,7 +128,7 @@ def _trial(sizes: Sizes, device: torch.device) -> float:
         wanted = torch.autograd.grad(end, exact, dx2)
     sums = [part for g in grads for part in (g.sum(0).double() / undo).split([p[0].numel() for p in params[0]], 1)]
     pairs = [(out, end), (dx, wanted[0]), *zip(sums, (g.flatten(1) for g in wanted[1:]), strict=True)]
-    return cuda.farthest(pairs)
+    return cuda.worst(pairs)
 
 
 def _block(x: Tensor, params: list[Tensor], batch: int, rank: int, sharp: float) -> Tensor:
