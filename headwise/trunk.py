@@ -62,7 +62,7 @@ def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
     if not decoder_refusal(shape, tokens, precision):
         T = batch * _sizes(shape, tokens).padded
         kept = shape.depth * T * (18 * D + 4 * shape.num_heads)
-        most = max(most, kept + T * 18 * D + shape.params * (22 + 4 * decoder.MOST))
+        most = max(most, kept + T * 18 * D + shape.params * (22 + 4 * decoder.COPIES))
     return most
 
 
@@ -207,13 +207,15 @@ class Narrow(Blocks):
         """The arguments of `Flat`."""
         super().__init__(*flat)
         sizes, where = _sizes(self.shape, self.tokens), self.weights.device
-        heads = max(shape.num_heads for _, shape in self.splits)
-        self.kept = [decoder.buffers(sizes, self.M, self.batch, where, heads) for _ in range(self.shape.depth if training else 1)]
+        many = [shape.num_heads for _, shape in self.splits]
+        if self.aside:  # more heads take longer: theirs go first, and none is alone on the card at the end
+            self.aside[1:] = [torch.cuda.Stream(where, priority=-sum(few < heads for few in many)) for heads in many[1:]]
+        self.kept = [decoder.buffers(sizes, self.M, self.batch, where, max(many)) for _ in range(self.shape.depth if training else 1)]
         self.out = torch.empty(self.M, self.T, self.D, device=where)
         if training:
             self.dx1, self.do, self.between = decoder.gradients(sizes, self.M, self.batch, where)
             self.dx = torch.empty_like(self.out)
-            self.copies = torch.zeros(decoder.copies(self.M), self.M, self.P, device=where)
+            self.copies = torch.zeros(decoder.COPIES, self.M, self.P, device=where)
             self.grads = torch.zeros_like(self.weights)
 
     def forward(self, x_MTD: Tensor) -> Tensor:
@@ -242,7 +244,7 @@ class Narrow(Blocks):
     def _decode_back(self, dx: Tensor, now: slice, s: Shape) -> None:
         """Back through all of them, from the gradient of what is after the last."""
         sizes, last, undo, far = _sizes(s, self.tokens), self.shape.depth - 1, 1 / self.gain, self.M * self.P
-        pieces, tiles = min(len(self.copies), self.batch), min(len(self.copies) // 2, -(-self.batch * sizes.warps // sizes.team))
+        tiles, pieces = decoder.pieces(sizes, self.batch)
         dx1, give, between = self.dx1[now], self.do[now], self.between[now]
         for i in reversed(range(self.shape.depth)):
             kept, x = self.kept[i].of(now), self.kept[i - 1].x2[now] if i else self.first[now]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from headwise.kernels import cuda
 
-MOST = 32  # copies of the gradients
+COPIES = 32  # of the gradients: pieces that a model's sequences are cut into on the way back, so that few models fill a GPU
+TURNS = 3  # tiles that a block of threads takes, one after another, on the way back through the feed-forward
 
 
 class Sizes(NamedTuple):
@@ -72,10 +73,9 @@ def refusal(sizes: Sizes, columns: int, kind: torch.dtype) -> str:
     return ""
 
 
-def copies(models: int) -> int:
-    """Of the gradients on the way back, and pieces that a model's sequences are cut into there: few models need more to fill a GPU. Its
-    feed-forward takes half as many, since a block of threads has a multiprocessor to itself there."""
-    return MOST if models < 10 else MOST // 2
+def pieces(sizes: Sizes, batch: int) -> tuple[int, int]:
+    """That a model is cut into on the way back, through its feed-forward and through its attention part."""
+    return min(COPIES, -(-batch * sizes.warps // (sizes.team * TURNS))), min(COPIES, batch)
 
 
 def proven(sizes: Sizes, device: torch.device) -> bool:
