@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from headwise import backends
 from headwise.backends import BACKENDS, Call, Choice, choose_backend, dtype_name, forced
 from headwise.cache import LayerCache
-from headwise.kernels import has_triton, norm
+from headwise.kernels import ends
 from headwise.kernels.short import short, short_packed
 from headwise.kernels.unit import unit
 from headwise.kernels.wide import attend_wide, straight
@@ -293,10 +293,9 @@ class Norm(nn.Module):
     def _wide(self, gain: Tensor, x: Tensor) -> Tensor:
         return gain.view(gain.shape[0], *([1] * (x.ndim - 2)), -1) if self.stacked else gain
 
-    def _narrow(self, x: Tensor) -> bool:
+    def narrow(self, x: Tensor) -> bool:
         """Whether the rows are short ones of a stack on a GPU."""
-        alike = self.stacked and x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-        return alike and self.dim <= norm.MOST and self.eps == norm.EPS and has_triton()
+        return self.stacked and self.dim <= ends.MOST and self.eps == ends.EPS and ends.possible(x)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "scalar":
@@ -304,8 +303,8 @@ class Norm(nn.Module):
             return unit(x, self.weight.view(-1, *([1] * (x.ndim - 1))))
         if self.kind == "rms" and not self.stacked and self.weight is not None and x.dtype == self.weight.dtype:  # at once
             return F.rms_norm(x, (self.dim,), self.weight, self.eps)
-        if self.kind == "layer" and self._narrow(x) and self.weight is not None and self.bias is not None:
-            return norm.layer_norm(x, self.weight, self.bias)
+        if self.kind == "layer" and self.narrow(x) and self.weight is not None and self.bias is not None:
+            return ends.layer_norm(x, self.weight, self.bias)
         y = F.layer_norm(x, (self.dim,), eps=self.eps) if self.kind.startswith("layer") else F.rms_norm(x, (self.dim,), eps=self.eps)
         if self.weight is not None:
             y = y * self._wide(self.weight, x)

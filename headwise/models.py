@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headwise.attention import Attention, Linear, Norm, Turns, drawn, linear, turns_of
 from headwise.cache import Cache, LayerCache
+from headwise.kernels import ends
 from headwise.shape import Shape, UsageError, nearest
 
 Splits = Sequence[tuple[int, Shape]]
@@ -155,11 +156,31 @@ class _Stack(nn.Module):
 
     def enter(self, x: Tensor, start: int = 0) -> Tensor:
         """What the first block gets; the first input stands at position `start`."""
-        return self._position(self._embed(x), start)
+        first, table = self.read_in, self.positions
+        if first is None or table is None or start or not self._narrow(x):
+            return self._position(self._embed(x), start)
+        assert first.bias is not None
+        return ends.enter(x, first.weight, first.bias, table)
 
     def leave(self, h: Tensor) -> Tensor:
         """What becomes of the last block's output."""
-        return self._unembed(h if self.final_norm is None else self.final_norm(h))
+        norm, last = self.final_norm, self.read_out
+        if norm is None:
+            return self._unembed(h)
+        if last is None or self.shape.output_dim > 1 or norm.kind != "layer" or not norm.narrow(h):
+            return self._unembed(norm(h))
+        assert norm.weight is not None
+        assert norm.bias is not None
+        assert last.bias is not None
+        return ends.leave(h, norm.weight, norm.bias, last.weight, last.bias)
+
+    def _narrow(self, x: Tensor) -> bool:
+        """Whether these are few and short vectors for a stack on a GPU, read in with added positions."""
+        s, fits = self.shape, x.ndim == 4 and not x.requires_grad and ends.possible(x)
+        return (
+            fits and self.models is not None and s.positions == "additive" and s.dim <= ends.WIDTH
+            and x.shape[-1] <= ends.INPUTS and x.shape[-2] <= min(ends.TOKENS, s.num_positions)
+        )  # fmt: skip
 
     def _embed(self, x: Tensor) -> Tensor:
         if self.embedding is None:

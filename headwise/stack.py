@@ -157,8 +157,8 @@ class Stack:
         through = before.requires_grad and torch.autograd.grad(before, ends, first.view(before.shape), allow_unused=True)
         for j, name in enumerate(self.ends):
             at, length = self.layout[1][name]
-            parts = [g for g in (last[j + 1], through[j] if through else None) if g is not None]
-            grads[:, at : at + length] = torch.stack(parts).sum(0).flatten(1) / blocks.gain
+            found, *more = [g for g in (last[j + 1], through[j] if through else None) if g is not None]
+            torch.div(sum(more, found).flatten(1), blocks.gain, out=grads[:, at : at + length])
         return grads
 
     def _step(self, i: int) -> None:

@@ -19,8 +19,9 @@ from headwise.shape import Shape
 
 SPLIT = 8  # pieces into which sums over tokens are cut, so that narrow models fill a card
 TILE = 64  # tokens a program
+STRETCH = 1024  # numbers a program, where copies of gradients are added
 FIRST = ("norm1.weight", "norm1.bias", "attention.qkv.weight", "attention.qkv.bias", "attention.out.weight")  # a block's parameters
-SECOND = ("norm2.weight", "norm2.bias", "feed.up.weight", "feed.up.bias", "feed.down.weight", "feed.down.bias")
+SECOND = ("norm2.weight", "norm2.bias", "feed.up.weight", "feed.up.bias", "feed.down.weight", "feed.down.bias", "attention.out_bias")
 
 
 def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
@@ -216,7 +217,16 @@ class Narrow(Blocks):
             self.dx1, self.do, self.between = decoder.gradients(sizes, self.M, self.batch, where)
             self.dx = torch.empty_like(self.out)
             self.copies = torch.zeros(decoder.COPIES, self.M, self.P, device=where)
+            self.counts = self._counts().to(where)
             self.grads = torch.zeros_like(self.weights)
+
+    def _counts(self) -> Tensor:
+        """Of the copies, how many hold something in each stretch of the flat rows."""
+        counts = torch.zeros(-(-self.P // STRETCH), dtype=torch.int32)
+        for names, many in zip((SECOND, FIRST), decoder.pieces(_sizes(self.shape, self.tokens), self.batch), strict=True):
+            for at, size in (self.places[f"blocks.{i}.{name}"] for i in range(self.shape.depth) for name in names):
+                counts[at // STRETCH : -(-(at + size) // STRETCH)].clamp_(min=many)
+        return counts
 
     def forward(self, x_MTD: Tensor) -> Tensor:
         self.first = x_MTD.contiguous()
@@ -228,7 +238,7 @@ class Narrow(Blocks):
 
         dx = dx_MTD.contiguous()
         self._each(lambda now, s: self._decode_back(dx[now], now, s))
-        K.add_shares[(-(-self.P // 1024), self.M)](self.copies, self.grads, self.P, self.P, len(self.copies), BLOCK=1024)
+        K.add_copies[(len(self.counts), self.M)](self.copies, self.grads, self.counts, self.P, BLOCK=STRETCH)
         return self.dx, self.grads
 
     def _decode(self, now: slice, s: Shape) -> None:
@@ -237,7 +247,7 @@ class Narrow(Blocks):
         for i in range(self.shape.depth):
             kept = self.kept[i % len(self.kept)].of(now)
             to = kept._replace(x2=self.out[now]) if i == last else kept
-            given = (self._of(i, name, now) for name in (*FIRST, "attention.out_bias", *SECOND))
+            given = (self._of(i, name, now) for name in (*FIRST, *SECOND[-1:], *SECOND[:-1]))
             decoder.forward(sizes, len(x), x, *given, *to, self.batch, self.P, s.scale, i == 0, i == last)
             x = kept.x2
 
@@ -248,10 +258,10 @@ class Narrow(Blocks):
         dx1, give, between = self.dx1[now], self.do[now], self.between[now]
         for i in reversed(range(self.shape.depth)):
             kept, x = self.kept[i].of(now), self.kept[i - 1].x2[now] if i else self.first[now]
-            gain, _, up, up_bias, down, _ = (self._of(i, name, now) for name in SECOND)
+            gain, _, up, up_bias, down, *_ = (self._of(i, name, now) for name in SECOND)
             decoder.feed_back(
                 sizes, len(x), tiles, dx, kept.x1, kept.h2, gain, up, up_bias, down, self._of(i, FIRST[-1], now), dx1, give,
-                *self._grads(i, now, (*SECOND, "attention.out_bias")), self.batch, tiles, self.P, far, undo, i == last,
+                *self._grads(i, now, SECOND), self.batch, tiles, self.P, far, undo, i == last,
             )  # fmt: skip
             dx = between if i else self.dx[now]
             decoder.backward(

@@ -1,10 +1,11 @@
 """Blocks of pre-norm models as kernels against the modules in float64. Without a GPU they run in Triton's interpreter."""
 
+import copy
 import dataclasses
 
 import pytest
 import torch
-from tolerance import same
+from tolerance import same, seeded
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
 from gpu import DEVICE, FP16, FP32, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
@@ -12,7 +13,7 @@ from gpu import DEVICE, FP16, FP32, NAN, near, normal, products_as_on_a_gpu  # n
 from headwise import engine, stack
 from headwise.attention import Norm
 from headwise.fused import STORED, gain_of
-from headwise.kernels import norm
+from headwise.kernels import ends
 from headwise.models import build
 from headwise.runs import Recipe, Run
 from headwise.shape import Shape
@@ -218,15 +219,24 @@ def test_needs_is_the_memory_of_a_model(shape, precision):
     assert bytes_held <= told <= 1.5 * bytes_held, f"{told / bytes_held:.2f} of what is held"
 
 
+def counted(name, monkeypatch):
+    """A list that grows when this function of `ends` is called."""
+    used, real = [], getattr(ends, name)
+    monkeypatch.setattr(ends, name, lambda *args: used.append(1) or real(*args))
+    return used
+
+
 def trained(runs, monkeypatch, blocks, kind=Trunk):
     made, forward = [], kind.forward
     with monkeypatch.context() as patch:
+        patch.setattr(ends, "possible", lambda x: blocks)
+        entered, left = (counted(name, patch) for name in ("enter", "leave"))
         patch.setattr(stack, "HELD_OUT_BATCH", 16)
         patch.setattr(stack, "fused_refusal", lambda run, device: "not now")
         patch.setattr(stack, "trunk_refusal", lambda run, device: "" if blocks else "not now")
         patch.setattr(kind, "forward", lambda *given: made.append(1) or forward(*given))
         rows = engine.train(runs, device=DEVICE.type, advance=lambda n: None)
-    assert bool(made) == blocks
+    assert bool(made) == bool(entered) == bool(left) == blocks
     return rows
 
 
@@ -262,15 +272,85 @@ def test_a_stacks_layer_norm_is_the_plain_one(models, size, dim, monkeypatch):
     wanted = y, *torch.autograd.grad(y, [x, exact.weight, exact.bias], g.double())
     ours = Norm("layer", dim, models).to(DEVICE)
     ours.load_state_dict(exact.state_dict())
-    monkeypatch.setattr(Norm, "_narrow", lambda norm, x: True)
-    used = []
-    monkeypatch.setattr(norm, "layer_norm", lambda *args, real=norm.layer_norm: used.append(1) or real(*args))
+    monkeypatch.setattr(ends, "possible", lambda x: True)
+    used = counted("layer_norm", monkeypatch)
     x = given[0].clone().requires_grad_()
     for turned in (x, x.transpose(1, -2).contiguous().transpose(1, -2)):  # rows that do not follow each other too
         y = ours(turned)
         for got, want in zip((y, *torch.autograd.grad(y, [x, ours.weight, ours.bias], g)), wanted, strict=True):
             near(got, want, 2e-6, "layer norm")
     assert len(used) == 2
+
+
+def flat_rows(made):
+    """Parameters that lie in one row a model, as those of a stack do."""
+    params = dict(made.named_parameters())
+    places, length = _layout(list(params.values()))
+    rows = torch.full((made.models, length), NAN, device=DEVICE)
+    for (name, p), (at, size) in zip(params.items(), places, strict=True):
+        module, _, leaf = name.rpartition(".")
+        view = rows[:, at : at + size].view(p.shape)
+        view.copy_(p.detach())
+        setattr(made.get_submodule(module), leaf, torch.nn.Parameter(view))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("models", "batch", "tokens", "inputs", "dim", "places"),
+    [(3, 5, 82, 20, 48, 82), (1, 37, 7, 3, 16, 11), (2, 2, 128, 64, 64, 128), (2, 1, 1, 1, 37, 2), (1, 70, 17, 5, 32, 17)],
+)
+def test_what_is_around_the_blocks_is_the_plain_one(models, batch, tokens, inputs, dim, places, monkeypatch):
+    shape = GPT.replace(
+        dim=dim, depth=1, num_heads=1, num_kv_heads=1, head_dim=dim, v_head_dim=dim, ffn_dim=16, input_dim=inputs, num_positions=places
+    )
+    exact = build(shape, models=models)
+    for i, p in enumerate(exact.parameters()):
+        torch.nn.init.normal_(p, generator=seeded(i))
+    ours = flat_rows(copy.deepcopy(exact).to(DEVICE))
+    exact = exact.double().to(DEVICE)
+    x, h = normal(1, models, batch, tokens, inputs), normal(2, models, batch, tokens, dim) * 3 + 1
+    g, r = normal(3, models, batch, tokens, dim), normal(4, models, batch, tokens, 1)
+
+    def both(made, kind):
+        before = made.enter(x.to(kind))
+        inner = h.to(kind).requires_grad_()
+        after = made.leave(inner)
+        params = {name: p for name, p in made.named_parameters() if not name.startswith("blocks.")}
+        early, late = ([name for name in params if name.startswith(starts)] for starts in (("positions", "read_in"), ("final", "read_out")))
+        first = torch.autograd.grad(before, [params[name] for name in early], g.to(kind))
+        last = torch.autograd.grad(after, [inner, *(params[name] for name in late)], r.to(kind))
+        return dict(zip(["enter", "leave", *early, "inner", *late], [before, after, *first, *last], strict=True))
+
+    wanted = both(exact, torch.float64)
+    monkeypatch.setattr(ends, "possible", lambda x: True)
+    used = [counted(name, monkeypatch) for name in ("enter", "leave")]
+    got = both(ours, torch.float32)
+    assert used == [[1], [1]]
+    assert len(got) == 10
+    for name, want in wanted.items():
+        near(got[name], want, 3e-6, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [({"positions": "none", "num_positions": 0}, 4), ({"dim": 80, "num_heads": 1, "num_kv_heads": 1, "head_dim": 80, "v_head_dim": 80}, 4),
+     ({"input_dim": 65}, 4), ({"num_positions": 200}, 130)],
+)  # fmt: skip
+def test_other_ways_in_stay_with_the_modules(changes, tokens, monkeypatch):
+    monkeypatch.setattr(ends, "possible", lambda x: True)
+    shape = GPT.replace(depth=1, **changes)
+    made = build(shape, models=2).to(DEVICE)
+    used = counted("enter", monkeypatch)
+    x = normal(1, 2, 1, tokens, shape.input_dim)
+    assert made.enter(x).shape == (2, 1, tokens, shape.dim)
+    assert not used
+
+
+def test_inputs_that_have_a_gradient_stay_with_the_modules(monkeypatch):
+    monkeypatch.setattr(ends, "possible", lambda x: True)
+    made = build(GPT.replace(depth=1), models=2).to(DEVICE)
+    x = normal(1, 2, 1, 4, 20).requires_grad_()
+    assert torch.autograd.grad(made.enter(x).sum(), x)[0].shape == x.shape
 
 
 def test_gradients_are_carried_times_the_tokens_only_where_half_precision_needs_it():

@@ -16,7 +16,7 @@ from torch import Tensor
 from headwise.kernels import cuda
 
 COPIES = 32  # of the gradients: pieces that a model's sequences are cut into on the way back, so that few models fill a GPU
-TURNS = 3  # tiles that a block of threads takes, one after another, on the way back through the feed-forward
+TURNS = 2  # tiles that a block of threads takes, one after another, on the way back through the feed-forward
 
 
 class Sizes(NamedTuple):

@@ -246,6 +246,19 @@ def add_shares(parts, grads, size, model, shares, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def add_copies(copies, grads, counts, size, BLOCK: tl.constexpr):
+    """grads[model, size] = the sum of copies[:count, model, size], with a count for each BLOCK numbers."""
+    m = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    copies += m * size + i
+    z = tl.zeros([BLOCK], tl.float32)
+    for _ in range(tl.load(counts + tl.program_id(0))):
+        z += tl.load(copies, mask=i < size, other=0.0)
+        copies += tl.num_programs(1) * size
+    tl.store(grads + m * size + i, z, mask=i < size)
+
+
+@triton.jit
 def gather(a, w, dz, dx, T, C, model, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, IP: tl.constexpr):
     """dx = dz + a[T, C] w[C, D]."""
     m = tl.program_id(1).to(tl.int64)

@@ -252,8 +252,8 @@ def outer(
 
 
 @triton.jit
-def norm(x, gain, shift, y, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):
-    """y = n(x) for rows of D numbers, T of each model; gain and shift (model, D)."""
+def norm(x, gain, gain_row, shift, shift_row, y, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):
+    """y = n(x) for rows of D numbers, T of each model; each parameter has its own step from model to model."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, BD)
@@ -261,13 +261,13 @@ def norm(x, gain, shift, y, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constex
     some = (t < T)[:, None] & wide[None, :]
     at = (m * T + t)[:, None] * D + d[None, :]
     hat, _ = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
-    g = tl.load(gain + m * D + d, mask=wide, other=0.0)
-    s = tl.load(shift + m * D + d, mask=wide, other=0.0)
+    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
+    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
     tl.store(y + at, hat * g[None, :] + s[None, :], mask=some)
 
 
 @triton.jit
-def norm_back(x, gain, dy, dx, parts, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):
+def norm_back(x, gain, gain_row, dy, dx, parts, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr):
     """dx from dy. Parts: sums of dy hat and dy over the tile's rows."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
@@ -277,7 +277,92 @@ def norm_back(x, gain, dy, dx, parts, T, D: tl.constexpr, BD: tl.constexpr, BT: 
     at = (m * T + t)[:, None] * D + d[None, :]
     hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
     g = tl.load(dy + at, mask=some, other=0.0)
-    tl.store(dx + at, _through(hat, inverse, g, tl.load(gain + m * D + d, mask=wide, other=0.0), some, D), mask=some)
+    tl.store(dx + at, _through(hat, inverse, g, tl.load(gain + m * gain_row + d, mask=wide, other=0.0), some, D), mask=some)
     part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * 2 * BD + d
     tl.store(part, tl.sum(g * hat, 0))
     tl.store(part + BD, tl.sum(g, 0))
+
+
+@triton.jit
+def leave(
+    x, gain, gain_row, shift, shift_row, w, w_row, b, b_row, y, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr
+):  # fmt: skip
+    """y[T] = n(x).w + b."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = (t < T)[:, None] & wide[None, :]
+    hat, _ = _hat(tl.load(x + (m * T + t)[:, None] * D + d[None, :], mask=some, other=0.0), some, D)
+    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
+    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
+    out = tl.load(w + m * w_row + d, mask=wide, other=0.0)
+    z = tl.sum((hat * g[None, :] + s[None, :]) * out[None, :], 1) + tl.load(b + m * b_row)
+    tl.store(y + m * T + t, z, mask=t < T)
+
+
+@triton.jit
+def leave_back(
+    x, gain, gain_row, shift, shift_row, w, w_row, dy, dx, parts, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr
+):  # fmt: skip
+    """dx from dy[T]. Parts: sums over the tile's rows for gain, shift, w, and b, which is in every place."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = (t < T)[:, None] & wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
+    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
+    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
+    out = tl.load(w + m * w_row + d, mask=wide, other=0.0)
+    r = tl.load(dy + m * T + t, mask=t < T, other=0.0)
+    tl.store(dx + at, _through(hat, inverse, r[:, None] * out[None, :], g, some, D), mask=some)
+    sloped, total = tl.sum(r[:, None] * hat, 0), tl.sum(r, 0)
+    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * 4 * BD + d
+    tl.store(part, out * sloped)
+    tl.store(part + BD, out * total)
+    tl.store(part + 2 * BD, g * sloped + s * total)
+    tl.store(part + 3 * BD, total + tl.zeros([BD], tl.float32))
+
+
+@triton.jit
+def enter(
+    x, w, w_row, b, b_row, table, table_row, y, T, N,
+    D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """y[T, D] = x[T, K] w[D, K]^T + b + the row of the token's place among N."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    k = tl.arange(0, BK)
+    wide, deep, there = d < D, k < K, (t < T)[:, None]
+    some = there & wide[None, :]
+    given = tl.load(x + (m * T + t)[:, None] * K + k[None, :], mask=there & deep[None, :], other=0.0)
+    weight = tl.load(w + m * w_row + d[None, :] * K + k[:, None], mask=wide[None, :] & deep[:, None], other=0.0)
+    z = tl.dot(given, weight, input_precision="ieee") + tl.load(b + m * b_row + d, mask=wide, other=0.0)[None, :]
+    z += tl.load(table + m * table_row + (t % N)[:, None] * D + d[None, :], mask=some, other=0.0)
+    tl.store(y + (m * T + t)[:, None] * D + d[None, :], z, mask=some)
+
+
+@triton.jit
+def enter_back(
+    x, dy, parts, batch, N,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Parts: sums over some of the sequences for the places' rows [N, D] and for w [D, K]."""
+    m = tl.program_id(1).to(tl.int64)
+    n = tl.arange(0, BN)
+    d = tl.arange(0, BD)
+    k = tl.arange(0, BK)
+    wide, deep, there = d < D, k < K, n < N
+    rows, w = tl.zeros([BN, BD], tl.float32), tl.zeros([BD, BK], tl.float32)
+    for i in range(tl.program_id(0), batch, tl.num_programs(0)):
+        t = (m * batch + i) * N + n
+        g = tl.load(dy + t[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
+        given = tl.load(x + t[:, None] * K + k[None, :], mask=there[:, None] & deep[None, :], other=0.0)
+        rows += g
+        w = tl.dot(tl.trans(g), given, w, input_precision="ieee")
+    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * D * (N + K)
+    tl.store(part + n[:, None] * D + d[None, :], rows, mask=there[:, None] & wide[None, :])
+    tl.store(part + N * D + d[:, None] * K + k[None, :], w, mask=wide[:, None] & deep[None, :])
