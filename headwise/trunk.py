@@ -216,14 +216,15 @@ class Narrow(Blocks):
         if training:
             self.dx1, self.do, self.between = decoder.gradients(sizes, self.M, self.batch, where)
             self.dx = torch.empty_like(self.out)
-            self.copies = torch.zeros(decoder.COPIES, self.M, self.P, device=where)
+            self.pieces = decoder.pieces(sizes, self.batch, self.M)
+            self.copies = torch.zeros(max(self.pieces), self.M, self.P, device=where)
             self.counts = self._counts().to(where)
             self.grads = torch.zeros_like(self.weights)
 
     def _counts(self) -> Tensor:
         """Of the copies, how many hold something in each stretch of the flat rows."""
         counts = torch.zeros(-(-self.P // STRETCH), dtype=torch.int32)
-        for names, many in zip((SECOND, FIRST), decoder.pieces(_sizes(self.shape, self.tokens), self.batch), strict=True):
+        for names, many in zip((SECOND, FIRST), self.pieces, strict=True):
             for at, size in (self.places[f"blocks.{i}.{name}"] for i in range(self.shape.depth) for name in names):
                 counts[at // STRETCH : -(-(at + size) // STRETCH)].clamp_(min=many)
         return counts
@@ -254,8 +255,7 @@ class Narrow(Blocks):
     def _decode_back(self, dx: Tensor, now: slice, s: Shape) -> None:
         """Back through all of them, from the gradient of what is after the last."""
         sizes, last, undo, far = _sizes(s, self.tokens), self.shape.depth - 1, 1 / self.gain, self.M * self.P
-        tiles, pieces = decoder.pieces(sizes, self.batch)
-        dx1, give, between = self.dx1[now], self.do[now], self.between[now]
+        (tiles, pieces), dx1, give, between = self.pieces, self.dx1[now], self.do[now], self.between[now]
         for i in reversed(range(self.shape.depth)):
             kept, x = self.kept[i].of(now), self.kept[i - 1].x2[now] if i else self.first[now]
             gain, _, up, up_bias, down, *_ = (self._of(i, name, now) for name in SECOND)

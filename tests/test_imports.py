@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {"shape", "kernels"},
     "cache": {"shape"},
     "attention": {"shape", "kernels", "backends", "cache"},
-    "models": {"shape", "attention", "cache"},
+    "models": {"shape", "kernels", "attention", "cache"},
     "generate": {"shape", "cache", "models"},
     "infer": {"shape", "cache", "models", "generate"},
     "tasks": {"shape", "kernels"},

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from headwise.kernels import cuda
 
-COPIES = 32  # of the gradients: pieces that a model's sequences are cut into on the way back, so that few models fill a GPU
-TURNS = 2  # tiles that a block of threads takes, one after another, on the way back through the feed-forward
+COPIES = 64  # of the gradients, at most
 
 
 class Sizes(NamedTuple):
@@ -73,9 +72,11 @@ def refusal(sizes: Sizes, columns: int, kind: torch.dtype) -> str:
     return ""
 
 
-def pieces(sizes: Sizes, batch: int) -> tuple[int, int]:
-    """That a model is cut into on the way back, through its feed-forward and through its attention part."""
-    return min(COPIES, -(-batch * sizes.warps // (sizes.team * TURNS))), min(COPIES, batch)
+def pieces(sizes: Sizes, batch: int, models: int) -> tuple[int, int]:
+    """That each of some models is cut into on the way back, through its feed-forward and through its attention part, each with a copy of
+    the gradients: more where models are few, so that they fill a GPU (measured with 5, 10 and 15)."""
+    tiles, sequences = max(1, models // 5), 1 if models < 10 else 2  # that a block of threads takes one after another
+    return min(COPIES, -(-batch * sizes.warps // (sizes.team * tiles))), min(COPIES, -(-batch // sequences))
 
 
 def proven(sizes: Sizes, device: torch.device) -> bool:

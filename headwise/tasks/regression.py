@@ -79,7 +79,7 @@ class Regression(Task):
         return torch.stack((x_BPD, y_BPD), 2).flatten(1, 2), torch.stack((y_BP, weight_BP), -1)
 
     def _errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        answers_BP = outputs.flatten(-2).unflatten(-1, (-1, 2))[..., 0]  # one step, whose gradient is one too
+        answers_BP = outputs.flatten(-2)[..., :: 2 * outputs.shape[-1]]  # the first number at every x
         return (answers_BP - targets[..., 0]).square() * targets[..., 1]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
