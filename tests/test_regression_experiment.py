@@ -128,14 +128,15 @@ def test_both_figures_hold_the_points_and_draw(tmp_path):
         assert (tmp_path / f"{i}.png").stat().st_size > 5000
         assert figures.plotly_figure(description)["data"]
     ranks = lines_of(by_rank)
-    assert set(ranks) == {"width 48, 12 layers", "single seeds, width 48, 12 layers", "published"}
+    assert set(ranks) == {"width 48, 12 layers", "single seeds, width 48, 12 layers", "published, divided by d"}
     single = ranks["single seeds, width 48, 12 layers"]
     assert sorted(zip(single["x"], single["y"], strict=True)) == [(48, pytest.approx(4 / 20)), (48, pytest.approx(5 / 20))]
     assert sorted(zip(ranks["width 48, 12 layers"]["x"], ranks["width 48, 12 layers"]["y"], strict=True)) == [
         (24, 0.5),
         (48, pytest.approx(0.225)),
     ]
-    assert sorted(zip(ranks["published"]["x"], ranks["published"]["y"], strict=True)) == [(24, 0.0308), (48, 0.0421)]
+    beside = ranks["published, divided by d"]
+    assert sorted(zip(beside["x"], beside["y"], strict=True)) == [(24, pytest.approx(0.00154)), (48, pytest.approx(0.002105))]
     pairs = lines_of(by_pairs, 2)
     assert set(pairs) == {"1 head of rank 48", "2 heads of rank 24", "least squares"}
     one = [line for line in by_pairs["panels"][0]["lines"] if line["label"] == "1 head of rank 48"]
