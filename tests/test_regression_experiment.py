@@ -88,7 +88,7 @@ def test_a_point_is_the_error_after_all_pairs_over_the_dimension():
     assert four["held_out"] is four["squared"] is four["average"] is None
     assert four["profile"] == []
     assert regression.headline([one, two, four]) == [
-        "width 48, 12 layers: 1 head of rank 48, error 0.2250; 2 heads 2.2 times",
+        "width 48, 12 layers: 1 head of rank 48, error 0.2250; 2 heads 2.2 times, by one seed",
     ]
 
 

@@ -130,10 +130,10 @@ def _where(p: dict[str, Any], points: list[dict[str, Any]]) -> str:
 
 
 def _beside(p: dict[str, Any], best: dict[str, Any]) -> str:
-    """A point against the best: how much worse, or that the seeds do not tell."""
+    """A point against the best: how much worse, or that the seeds do not tell or that there is but one."""
     found = difference(*([profile[-1] for profile in q["profiles"]] for q in (p, best)))
-    unsure = found.low is not None and found.low <= 0
-    return f"{plural(p['heads'], 'head')} {p['held_out'] / best['held_out']:.1f} times" + (", no difference found" if unsure else "")
+    doubt = ", by one seed" if found.low is None else ", no difference found" if found.low <= 0 else ""
+    return f"{plural(p['heads'], 'head')} {p['held_out'] / best['held_out']:.1f} times{doubt}"
 
 
 def headline(points: list[dict[str, Any]]) -> list[str]:
