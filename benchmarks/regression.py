@@ -5,7 +5,7 @@
 Width 48, 12 layers, 82 tokens, batch 64, heads 1, 2, 4, 8 and 16, in one run on one card:
 
 stock     transformers' GPT-2, as the published code has it: eager float32, one model, torch's Adam
-triton    `headwise run regression --preset paper --set precision=fp16` with the blocks in Triton kernels
+triton    `headwise run regression --preset paper` with the blocks in Triton kernels
 headwise  the same as it is: on an H100 or H200 three kernels a block in CUDA C++
 
 Microseconds a step and model; ours for a stack of three seeds of each and for one seed. What is in the file already is not measured again.
@@ -31,7 +31,7 @@ from headwise.kernels import cuda
 from headwise.stack import Stack, begin, numerics
 from headwise.tasks import Regression
 
-PAPER = dataclasses.replace(PRESETS["paper"], precision="fp16")
+PAPER = PRESETS["paper"]
 HEADS = (1, 2, 4, 8, 16)
 SEEDS = (3, 1)
 

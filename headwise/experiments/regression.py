@@ -1,7 +1,7 @@
 """The rank paper's last experiment (ICLR version): linear regression in context, width 48 cut into 1 to 16 heads.
 
     headwise run regression                    quick: 3 dimensions, 8 pairs, width 16, 3 layers, 12 models; 2 CPU cores, minutes
-    headwise run regression --preset paper     20 dimensions, 41 pairs, width 48, 12 layers, 500,000 steps; one GPU, hours
+    headwise run regression --preset paper     20 dimensions, 41 pairs, width 48, 12 layers, 500,000 steps; one H100 or H200, half an hour
     headwise run regression --preset garg      the shapes of Garg et al. (width 64, 128, 256; heads of 32); one GPU, hours
 
 Expected, paper (published/icl_regression.csv): two heads beat one, and the error grows once the rank falls below the 20
@@ -70,7 +70,7 @@ PRESETS = {
     ),
     "paper": Settings(
         dim=20, points=41, shapes=("48x12x1", "48x12x2", "48x12x4", "48x12x8", "48x12x16"), seeds=3, steps=500_000, batch=64, lr=1e-4,
-        beta2=0.999, warmup=0.0, schedule="constant", curriculum=2000, protocols=("stream",), init="normal", precision="tf32", epoch=1000,
+        beta2=0.999, warmup=0.0, schedule="constant", curriculum=2000, protocols=("stream",), init="normal", precision="fp16", epoch=1000,
     ),
     "garg": Settings(
         dim=20, points=41, shapes=("64x3x2", "128x6x4", "256x12x8"), seeds=3, steps=500_000, batch=64, lr=1e-4, beta2=0.999, warmup=0.0,
