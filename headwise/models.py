@@ -176,11 +176,11 @@ class _Stack(nn.Module):
 
     def _narrow(self, x: Tensor) -> bool:
         """Whether these are few and short vectors for a stack on a GPU, read in with added positions."""
-        s, fits = self.shape, x.ndim == 4 and not x.requires_grad and ends.possible(x)
-        return (
-            fits and self.models is not None and s.positions == "additive" and s.dim <= ends.WIDTH
-            and x.shape[-1] <= ends.INPUTS and x.shape[-2] <= min(ends.TOKENS, s.num_positions)
-        )  # fmt: skip
+        s = self.shape
+        if x.ndim != 4 or x.requires_grad or s.positions != "additive" or s.dim > ends.WIDTH or not ends.possible(x):
+            return False
+        alike = x.shape[0] == self.models and x.shape[-1] == s.input_dim
+        return alike and s.input_dim <= ends.INPUTS and x.shape[-2] <= min(ends.TOKENS, s.num_positions)
 
     def _embed(self, x: Tensor) -> Tensor:
         if self.embedding is None:
@@ -316,9 +316,9 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
         if scheme == "published":
             for block in blocks[1:]:
                 block.load_state_dict(blocks[0].state_dict())
-        for ends in (model.read_in, model.read_out):
-            if ends is not None:
-                _uniform_linear(ends, generator)
+        for end in (model.read_in, model.read_out):
+            if end is not None:
+                _uniform_linear(end, generator)
         for table in (model.embedding, model.head):
             if table is not None:
                 table.normal_(0.0, 0.02, generator=generator)

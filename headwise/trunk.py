@@ -21,7 +21,8 @@ SPLIT = 8  # pieces into which sums over tokens are cut, so that narrow models f
 TILE = 64  # tokens a program
 STRETCH = 1024  # numbers a program, where copies of gradients are added
 FIRST = ("norm1.weight", "norm1.bias", "attention.qkv.weight", "attention.qkv.bias", "attention.out.weight")  # a block's parameters
-SECOND = ("norm2.weight", "norm2.bias", "feed.up.weight", "feed.up.bias", "feed.down.weight", "feed.down.bias", "attention.out_bias")
+BETWEEN = "attention.out_bias"
+SECOND = ("norm2.weight", "norm2.bias", "feed.up.weight", "feed.up.bias", "feed.down.weight", "feed.down.bias")
 
 
 def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
@@ -224,7 +225,7 @@ class Narrow(Blocks):
     def _counts(self) -> Tensor:
         """Of the copies, how many hold something in each stretch of the flat rows."""
         counts = torch.zeros(-(-self.P // STRETCH), dtype=torch.int32)
-        for names, many in zip((SECOND, FIRST), self.pieces, strict=True):
+        for names, many in zip(((*SECOND, BETWEEN), FIRST), self.pieces, strict=True):
             for at, size in (self.places[f"blocks.{i}.{name}"] for i in range(self.shape.depth) for name in names):
                 counts[at // STRETCH : -(-(at + size) // STRETCH)].clamp_(min=many)
         return counts
@@ -248,7 +249,7 @@ class Narrow(Blocks):
         for i in range(self.shape.depth):
             kept = self.kept[i % len(self.kept)].of(now)
             to = kept._replace(x2=self.out[now]) if i == last else kept
-            given = (self._of(i, name, now) for name in (*FIRST, *SECOND[-1:], *SECOND[:-1]))
+            given = (self._of(i, name, now) for name in (*FIRST, BETWEEN, *SECOND))
             decoder.forward(sizes, len(x), x, *given, *to, self.batch, self.P, s.scale, i == 0, i == last)
             x = kept.x2
 
@@ -258,10 +259,10 @@ class Narrow(Blocks):
         (tiles, pieces), dx1, give, between = self.pieces, self.dx1[now], self.do[now], self.between[now]
         for i in reversed(range(self.shape.depth)):
             kept, x = self.kept[i].of(now), self.kept[i - 1].x2[now] if i else self.first[now]
-            gain, _, up, up_bias, down, *_ = (self._of(i, name, now) for name in SECOND)
+            gain, _, up, up_bias, down, _ = (self._of(i, name, now) for name in SECOND)
             decoder.feed_back(
                 sizes, len(x), tiles, dx, kept.x1, kept.h2, gain, up, up_bias, down, self._of(i, FIRST[-1], now), dx1, give,
-                *self._grads(i, now, SECOND), self.batch, tiles, self.P, far, undo, i == last,
+                *self._grads(i, now, (*SECOND, BETWEEN)), self.batch, tiles, self.P, far, undo, i == last,
             )  # fmt: skip
             dx = between if i else self.dx[now]
             decoder.backward(

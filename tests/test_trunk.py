@@ -333,9 +333,14 @@ def test_what_is_around_the_blocks_is_the_plain_one(models, batch, tokens, input
 
 @pytest.mark.parametrize(
     ("changes", "tokens"),
-    [({"positions": "none", "num_positions": 0}, 4), ({"dim": 80, "num_heads": 1, "num_kv_heads": 1, "head_dim": 80, "v_head_dim": 80}, 4),
-     ({"input_dim": 65}, 4), ({"num_positions": 200}, 130)],
-)  # fmt: skip
+    [
+        ({"positions": "none", "num_positions": 0}, 4),
+        ({"positions": "concatenated", "position_dim": 16}, 4),
+        ({"dim": 80, "num_heads": 1, "num_kv_heads": 1, "head_dim": 80, "v_head_dim": 80}, 4),
+        ({"input_dim": 65}, 4),
+        ({"num_positions": 200}, 130),
+    ],
+)
 def test_other_ways_in_stay_with_the_modules(changes, tokens, monkeypatch):
     monkeypatch.setattr(ends, "possible", lambda x: True)
     shape = GPT.replace(depth=1, **changes)
@@ -344,6 +349,27 @@ def test_other_ways_in_stay_with_the_modules(changes, tokens, monkeypatch):
     x = normal(1, 2, 1, tokens, shape.input_dim)
     assert made.enter(x).shape == (2, 1, tokens, shape.dim)
     assert not used
+
+
+@pytest.mark.parametrize("changes", [{"output_dim": 2}, {"norm": "rms"}, {"norm": "layer-nobias"}])
+def test_other_ways_out_stay_with_the_modules(changes, monkeypatch):
+    monkeypatch.setattr(ends, "possible", lambda x: True)
+    shape = GPT.replace(depth=1, **changes)
+    made, used = build(shape, models=2).to(DEVICE), counted("leave", monkeypatch)
+    assert made.leave(normal(1, 2, 1, 4, 48)).shape == (2, 1, 4, shape.output_dim)
+    assert not used
+
+
+@pytest.mark.parametrize(("models", "wide"), [(2, 19), (2, 21), (3, 20)])
+def test_inputs_of_another_size_are_refused_as_by_the_modules(models, wide, monkeypatch):
+    made = build(GPT.replace(depth=1), models=2).to(DEVICE)
+    monkeypatch.setattr(ends, "possible", lambda x: True)
+    used = [counted(name, monkeypatch) for name in ("enter", "leave", "layer_norm")]
+    with pytest.raises(RuntimeError):
+        made.enter(normal(1, models, 1, 4, wide))
+    with pytest.raises(RuntimeError):
+        made.leave(normal(1, models, 1, 4, wide + 28))
+    assert used == [[], [], []]
 
 
 def test_inputs_that_have_a_gradient_stay_with_the_modules(monkeypatch):

@@ -1,7 +1,7 @@
 """The rank paper's last experiment (ICLR version): linear regression in context, width 48 cut into 1 to 16 heads.
 
     headwise run regression                    quick: 3 dimensions, 8 pairs, width 16, 3 layers, 12 models; 2 CPU cores, minutes
-    headwise run regression --preset paper     20 dimensions, 41 pairs, width 48, 12 layers, 500,000 steps; one H100 or H200, half an hour
+    headwise run regression --preset paper     20 dimensions, 41 pairs, width 48, 12 layers, 500,000 steps; an H200, half an hour
     headwise run regression --preset garg      the shapes of Garg et al. (width 64, 128, 256; heads of 32); one GPU, hours
 
 Expected, paper (published/icl_regression.csv): two heads beat one, and the error grows once the rank falls below the 20

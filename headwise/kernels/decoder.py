@@ -73,8 +73,8 @@ def refusal(sizes: Sizes, columns: int, kind: torch.dtype) -> str:
 
 
 def pieces(sizes: Sizes, batch: int, models: int) -> tuple[int, int]:
-    """That each of some models is cut into on the way back, through its feed-forward and through its attention part, each with a copy of
-    the gradients: more where models are few, so that they fill a GPU (measured with 5, 10 and 15)."""
+    """How many parts a model's batch is cut into on the way back, through its feed-forward and through its attention part. Each has a copy
+    of the gradients; there are more where models are few, so that they fill a GPU (measured with 5, 10 and 15 models)."""
     tiles, sequences = max(1, models // 5), 1 if models < 10 else 2  # that a block of threads takes one after another
     return min(COPIES, -(-batch * sizes.warps // (sizes.team * tiles))), min(COPIES, -(-batch // sequences))
 

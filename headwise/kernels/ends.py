@@ -77,7 +77,7 @@ class _Norm(torch.autograd.Function):
 
         x, gain = ctx.saved_tensors
         dx, (rows, grid, sizes) = torch.empty_like(x), _grid(x)
-        parts = torch.empty(grid[1], grid[0], 2, sizes["BD"], device=x.device)
+        parts = x.new_empty(grid[1], grid[0], 2, sizes["BD"])
         pre.norm_back[grid](x, *_rows(gain), grad.contiguous(), dx, parts, rows, **sizes)
         sums = parts.sum(1)[..., : sizes["D"]]
         return dx, sums[:, 0], sums[:, 1]
@@ -101,7 +101,7 @@ class _Leave(torch.autograd.Function):
 
         x, gain, shift, weight = ctx.saved_tensors
         dx, (rows, grid, sizes) = torch.empty_like(x), _grid(x)
-        parts = torch.empty(grid[1], grid[0], 4, sizes["BD"], device=x.device)
+        parts = x.new_empty(grid[1], grid[0], 4, sizes["BD"])
         pre.leave_back[grid](x, *_rows(gain, shift, weight), grad.contiguous(), dx, parts, rows, **sizes)
         sums = parts.sum(1)[..., : sizes["D"]]
         return dx, sums[:, 0], sums[:, 1], sums[:, 2:3], sums[:, 3, :1]
@@ -116,7 +116,7 @@ class _Enter(torch.autograd.Function):
         y = x.new_empty(*x.shape[:-1], weight.shape[1])
         rows, grid, sizes = _grid(y)
         K = x.shape[-1]
-        pre.enter[grid](x, *_rows(weight, bias, table), y, rows, x.shape[-2], **sizes, K=K, BK=_padded(K))
+        pre.enter[grid](x, *_rows(weight, bias, table), y, rows, x.shape[-2], **sizes, K=K, BK=_padded(K), num_warps=8)
         ctx.save_for_backward(x)
         ctx.positions = table.shape[1]
         return y
@@ -131,7 +131,7 @@ class _Enter(torch.autograd.Function):
         pieces = min(PIECES, batch)
         parts = x.new_empty(M, pieces, D * (N + K))
         pre.enter_back[(pieces, M)](
-            x, grad.contiguous(), parts, batch, N, D=D, BD=_padded(D), BN=_padded(N), K=K, BK=_padded(K), num_warps=8
+            x, grad.contiguous(), parts, batch, N, D=D, BD=_padded(D), BN=_padded(N), K=K, BK=_padded(K), num_warps=8, num_stages=1
         )
         table, weight = parts.sum(1).split((N * D, D * K), 1)
         table = table.view(M, N, D)
