@@ -1,6 +1,7 @@
 """The experiment on linear regression in context: presets, points, figures, a run end to end. The task itself: test_regression.py."""
 
 import json
+import math
 import os
 import signal
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from processes import started
 from small_runs import bits
 
-from headwise import figures
+from headwise import figures, models
 from headwise.cli import main
 from headwise.experiments import regression, settings_of
 from headwise.store import Store
@@ -90,6 +92,40 @@ def test_a_point_is_the_error_after_all_pairs_over_the_dimension():
     assert regression.headline([one, two, four]) == [
         "width 48, 12 layers: 1 head of rank 48, error 0.2250; 2 heads 2.2 times, by one seed",
     ]
+
+
+class Least:
+    """Instead of a decoder: exact from the pairs, in some of the coordinates."""
+
+    def __init__(self, scale: list[float]) -> None:
+        self.scale = torch.tensor(scale, dtype=torch.float64)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        assert state == {}
+
+    def __call__(self, inputs: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        x, y = inputs[:, ::2].double(), inputs[:, 1::2, 0].double()
+        w = torch.linalg.pinv(x[:, :-1]) @ y[:, :-1, None]
+        out = torch.full((*inputs.shape[:2], 1), math.nan, dtype=torch.float64)
+        out[:, -2] = (x[:, -1:] * self.scale @ w)[:, 0]
+        return out, {}
+
+
+def test_slopes_tell_which_coordinates_count(monkeypatch):
+    (run,) = regression.runs(settings_of(regression, "quick", ["shapes=16x3x2", "dim=4", "points=9"], seeds=1))
+    scale = [1.0, 0.0, 0.25, -1.0]
+    monkeypatch.setattr(models, "build", lambda shape: Least(scale))
+    assert regression.probe(run, {})["slopes"] == pytest.approx(scale, abs=2e-4)
+    short = settings_of(regression, "quick", ["shapes=16x3x2", "dim=4", "points=4", "first_points=4"], seeds=1)
+    assert regression.probe(regression.runs(short)[0], {}) == {}
+
+
+def test_coordinates_that_are_used_are_counted_where_they_were_probed():
+    rows = paper_rows()
+    assert {p["used"] for p in regression.summary(rows)} == {None}
+    for row in rows:
+        row["slopes"] = [1.0] * (14 + 2 * row["seed"]) + [0.1] * (6 - 2 * row["seed"])
+    assert [p["used"] for p in regression.summary(rows)] == [15.0, 14.0, None]
 
 
 def test_tasks_of_several_sizes_are_points_of_their_own():

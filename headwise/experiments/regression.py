@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.experiments.common import Training, check_alike, check_lists, plural, published, recipe_of, solid
-from headwise.runs import Row, Run
+from headwise.runs import Row, Run, derive
 from headwise.shape import Shape, UsageError
 from headwise.stats import difference, group, mean
 from headwise.tasks import Regression
@@ -23,8 +23,9 @@ QUESTION = "How many heads does it take to learn linear regression in context, a
 COLUMNS = (
     ("protocol", "data"), ("width", "width"), ("depth", "layers"), ("heads", "heads"), ("rank", "rank"), ("params", "parameters"),
     ("held_out", "error after all pairs / d"), ("n", "n"), ("diverged", "diverged"), ("average", "mean over prompt / d"),
-    ("squared", "error after all pairs"), ("published", "published"),
+    ("squared", "error after all pairs"), ("published", "published"), ("used", "coordinates used"),
 )  # fmt: skip
+PROBED = 512  # prompts
 FEW = 5  # seeds that are drawn one by one: some learn and some do not, and a mean of both is neither
 CAPTION = (
     "Held-out squared error divided by the data's dimension, so that predicting zero scores 1. After k pairs least squares errs by "
@@ -98,6 +99,27 @@ def runs(settings: Settings) -> list[Run]:
     return out
 
 
+def probe(run: Run, weights: dict[str, Any]) -> Row:
+    """What a trained model makes of each coordinate: the slopes of its last answer in the products w_j x_j that the right answer is the
+    sum of, fitted to some prompts. 1 where a coordinate counts as it should, 0 where it is ignored."""
+    import torch
+
+    from headwise.models import build
+
+    dim, pairs = run.task.dim, run.task.points - 1  # type: ignore[attr-defined]
+    if pairs < dim:
+        return {}  # w does not follow from the pairs
+    model = build(run.shape)
+    model.load_state_dict(weights)
+    inputs, targets = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), PROBED)
+    with torch.no_grad():
+        answers = torch.cat([model(some)[0][:, -2, 0] for some in inputs.split(64)]).double()
+    x_BPD, y_BP = inputs[:, ::2].double(), targets[..., 0].double()
+    w_BD = torch.linalg.lstsq(x_BPD[:, :pairs], y_BP[:, :pairs, None]).solution[..., 0]
+    slopes = torch.linalg.lstsq(w_BD * x_BPD[:, -1], answers[:, None]).solution[:, 0]
+    return {"slopes": [round(slope, 4) for slope in slopes.tolist()]} if slopes.isfinite().all() else {}
+
+
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per shape: the error after all pairs and by number of pairs, with intervals over seeds."""
     paper, out = {int(r["num_heads"]): float(r["mse"]) for r in published("icl_regression")}, []
@@ -109,6 +131,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
         profile = [mean([r["held_out_profile"][k] / d for r in good]) for k in range(count)] if good else []
         last = profile[-1] if profile else None
         match = (d, count, width, depth) == (20, 41, 48, 12)
+        used = [sum(slope > 0.5 for slope in r["slopes"]) for r in good if "slopes" in r]
         out.append(
             {
                 "protocol": protocol, "width": width, "depth": depth, "heads": heads, "rank": first["head_dim"], "params": first["params"],
@@ -117,7 +140,7 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
                 "average": mean([r["held_out"] / d for r in good]).mean if good else None, "squared": last.mean * d if last else None,
                 "profile": [m.mean for m in profile], "profile_low": [m.low for m in profile], "profile_high": [m.high for m in profile],
                 "profiles": [[error / d for error in r["held_out_profile"]] for r in sorted(good, key=lambda r: r["seed"])],
-                "published": paper.get(heads) if match else None,
+                "published": paper.get(heads) if match else None, "used": sum(used) / len(used) if used else None,
             }
         )  # fmt: skip
     return out
