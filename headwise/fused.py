@@ -391,7 +391,7 @@ class Fused(Flat):
             T, C, P, 1 / s.average, s.scale, undo, last, models, self.shares, grown,
         )  # fmt: skip
         if self.shares > 1:
-            K.add_shares[(-(-size // 1024), models)](to, own, size, P, self.shares, BLOCK=1024)
+            K.add_shares[(-(-size // 1024), models)](to, own, size, P, self.shares, EACH=False, BLOCK=1024)
         if not last:
             K.add_blocks[(T // 16, models)](blocks, dx, T, columns, D=D, BT=16)
 

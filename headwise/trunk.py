@@ -240,7 +240,7 @@ class Narrow(Blocks):
 
         dx = dx_MTD.contiguous()
         self._each(lambda now, s: self._decode_back(dx[now], now, s))
-        K.add_copies[(len(self.counts), self.M)](self.copies, self.grads, self.counts, self.P, BLOCK=STRETCH)
+        K.add_shares[(len(self.counts), self.M)](self.copies, self.grads, self.P, self.P, self.counts, EACH=True, BLOCK=STRETCH)
         return self.dx, self.grads
 
     def _decode(self, now: slice, s: Shape) -> None:

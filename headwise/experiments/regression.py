@@ -106,8 +106,9 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
 
     from headwise.models import build
 
-    dim, pairs = run.task.dim, run.task.points - 1  # type: ignore[attr-defined]
-    if pairs < dim:
+    assert isinstance(run.task, Regression)
+    pairs = run.task.points - 1
+    if pairs < run.task.dim:
         return {}  # w does not follow from the pairs
     model = build(run.shape)
     model.load_state_dict(weights)

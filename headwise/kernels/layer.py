@@ -233,29 +233,16 @@ def add_blocks(parts, dx, T, blocks, D: tl.constexpr, BT: tl.constexpr):
 
 
 @triton.jit
-def add_shares(parts, grads, size, model, shares, BLOCK: tl.constexpr):
-    """grads[model, size] = the sum of parts[share, model, size]."""
+def add_shares(parts, grads, size, model, shares, EACH: tl.constexpr, BLOCK: tl.constexpr):
+    """grads[model, size] = the sum of parts[share, model, size]; with EACH every BLOCK numbers have their own number of shares."""
     m = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     parts += m * size + i
     z = tl.zeros([BLOCK], tl.float32)
-    for _ in range(shares):
+    for _ in range(tl.load(shares + tl.program_id(0)) if EACH else shares):
         z += tl.load(parts, mask=i < size, other=0.0)
         parts += tl.num_programs(1) * size
     tl.store(grads + m * model + i, z, mask=i < size)
-
-
-@triton.jit
-def add_copies(copies, grads, counts, size, BLOCK: tl.constexpr):
-    """grads[model, size] = the sum of copies[:count, model, size], with a count for each BLOCK numbers."""
-    m = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    copies += m * size + i
-    z = tl.zeros([BLOCK], tl.float32)
-    for _ in range(tl.load(counts + tl.program_id(0))):
-        z += tl.load(copies, mask=i < size, other=0.0)
-        copies += tl.num_programs(1) * size
-    tl.store(grads + m * size + i, z, mask=i < size)
 
 
 @triton.jit
