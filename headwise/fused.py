@@ -92,8 +92,12 @@ class Flat:
         self.M, self.P = weights.shape
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
         self.gain = gain_of(self.T, precision)
-        aside = len(splits) if weights.is_cuda else 0  # one for the weights' gradients, one for every split but the first
-        self.aside = [torch.cuda.Stream(weights.device) for _ in range(aside)]
+        self.aside = [torch.cuda.Stream(weights.device, priority=-n) for n in self._urgency()[1:]] if weights.is_cuda else []
+
+    def _urgency(self) -> list[int]:
+        """Of each split, from 0 to 3, all that streams have: more heads take longer, so theirs go first and none is alone at the end."""
+        heads = [s.num_heads for _, s in self.splits]
+        return [max(0, 3 - sum(more > own for more in heads)) for own in heads]
 
     def _w(self, name: str, model: int = 0) -> Tensor:
         """A matrix in the operands' type: where it starts in a model's row."""
@@ -103,7 +107,7 @@ class Flat:
         """A parameter in float32, or its gradient."""
         return (self.weights if of is None else of).view(-1)[model * self.P + self.places[name][0] :]
 
-    def _ranges(self) -> Iterator[tuple[slice, Shape]]:
+    def ranges(self) -> Iterator[tuple[slice, Shape]]:
         """The models of each way to cut the width into heads."""
         first = 0
         for models, s in self.splits:
@@ -113,7 +117,7 @@ class Flat:
     def _each(self, work: Callable[[slice, Shape], None]) -> None:
         """Do something for the models of each split: on a GPU at the same time, since few of them fill it and some wait for memory while
         others multiply."""
-        (first, *others), sides = list(self._ranges()), self.aside[1:]
+        (first, *others), sides = list(self.ranges()), self.aside
         for (now, s), side in zip(others, sides or [None] * len(others), strict=True):
             with self._beside(side):
                 work(now, s)
@@ -172,7 +176,8 @@ class Fused(Flat):
                 self.dqkv = empty(batch, tokens, 3 * self.C, dtype=kind)
             else:
                 self.mixed = empty(batch, tokens, self.C, dtype=kind)
-            self.dz, self.dx, self.dz16 = empty(self.T, self.D), empty(self.T, self.D), empty(self.T, self.D, dtype=kind)
+            self.dx, self.dz16 = empty(self.T, self.D), empty(self.T, self.D, dtype=kind)
+            self.dz = None if self.chained else empty(self.T, self.D)
             self.fed = [empty(self.T, self.D, dtype=kind) for _ in range(min(2, s.depth))]  # dz16 of the feed-forward, layers in turn
             self.parts = empty(1 + 2 * s.depth, self.tiles, 2 * self.D)
             table = [[0, 0, 0]]
@@ -181,6 +186,7 @@ class Fused(Flat):
                 table.append([places[b + "norm1.weight"][0], places[b + "attention.out_bias"][0], s.average])
                 table.append([places[b + "norm2.weight"][0], places[b + "feed.down.bias"][0], 1])
             self.table = torch.tensor(table, dtype=torch.int32, device=where)
+            self.later = [torch.cuda.Stream(where) for _ in splits] if weights.is_cuda else []  # of each split, for what nobody waits for
 
     def _whole(self, s: Shape) -> bool:
         """Whether the attention part is one kernel; else its projection, heads and output are kernels of their own."""
@@ -199,19 +205,22 @@ class Fused(Flat):
 
     def forward(self, x_MBND: Tensor) -> Tensor:
         """Outputs (models, batch, tokens, dim)."""
-        return (self._forward(x_MBND) * self._last_scale()).view(self.M, self.batch, self.tokens, self.D)
-
-    def _last_scale(self) -> Tensor:
+        u = self._enter(x_MBND)
+        self._each(lambda now, s: self._layers(now, s, u[now]))
         at, _ = self.places[f"blocks.{self.shape.depth - 1}.norm2.weight"]
-        return self.weights[:, at].view(-1, 1, 1)
+        return (self.u[-1] * self.weights[:, at].view(-1, 1, 1)).view(self.M, self.batch, self.tokens, self.D)
 
-    def _forward(self, x_MBND: Tensor) -> Tensor:
-        """The last layer's direction u."""
+    def _enter(self, x_MBND: Tensor) -> Tensor:
+        """The input as it is added to, and kept as operands."""
         u = self._placed(x_MBND).reshape(self.M, self.T, self.D).float().contiguous()
-        x = self.first = u.to(self.half.dtype)
-        for i in range(self.shape.depth):
-            u, x = self._layer(i, u, x)
+        self.first = u.to(self.half.dtype)
         return u
+
+    def _layers(self, now: slice, s: Shape, u: Tensor) -> None:
+        """All layers of the models of one split."""
+        x = self.first[now]
+        for i in range(s.depth):
+            u, x = self._layer(i, now, s, u, x)
 
     def _placed(self, x_MBND: Tensor) -> Tensor:
         """The input with its positions."""
@@ -225,17 +234,16 @@ class Fused(Flat):
             return x_MBND + table
         return torch.cat((x_MBND, table.expand(self.M, self.batch, self.tokens, width)), -1)
 
-    def _layer(self, i: int, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _layer(self, i: int, now: slice, s: Shape, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         from headwise.kernels import layer as K
 
-        T, M, P, D = self.T, self.M, self.P, self.D
-        b, at = f"blocks.{i}.", 2 * i if len(self.u) > 2 else 0
-        u1, x1, inv1, u2, x2, inv2 = (buffers[at + j] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
-        self._each(lambda now, s: self._attend(i, s, now, x[now], u[now], u1[now], x1[now], inv1[now]))
-        s1, s2 = self._f(b + "norm1.weight"), self._f(b + "norm2.weight")
-        K.feed[(T // self.BT, M)](
-            x1, self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight"), self._f(b + "feed.down.bias"),
-            s1, u1, s2, u2, x2, inv2, T, self.F, P, D=D, BT=self.BT, BF=64, IP=self.dot, **self._feed(),
+        b, at, m = f"blocks.{i}.", 2 * i if len(self.u) > 2 else 0, now.start
+        u1, x1, inv1, u2, x2, inv2 = (buffers[at + j][now] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
+        self._attend(i, s, now, x, u, u1, x1, inv1)
+        K.feed[(self.T // self.BT, len(x))](
+            x1, self._w(b + "feed.up.weight", m), self._f(b + "feed.up.bias", m), self._w(b + "feed.down.weight", m),
+            self._f(b + "feed.down.bias", m), self._f(b + "norm1.weight", m), u1, self._f(b + "norm2.weight", m), u2, x2, inv2,
+            self.T, self.F, self.P, D=self.D, BT=self.BT, BF=64, IP=self.dot, **self._feed(),
         )  # fmt: skip
         return u2, x2
 
@@ -274,68 +282,78 @@ class Fused(Flat):
 
     # -- backward
 
-    def gradient(self, x_MBND: Tensor, targets: Tensor, losses_M: Tensor) -> Tensor:
-        """Losses (written) and gradients of the flat rows, divided by nothing: those of the mean squared error."""
+    def gradient(self, x_MBND: Tensor, targets: Tensor, losses_M: Tensor, then: Callable[[slice], None] | None = None) -> Tensor:
+        """Losses (written) and gradients of the flat rows, divided by nothing: those of the mean squared error. Every split goes on its own
+        from the first layer to the last and back; `then` is called for its models when their gradients are there, beside the others."""
+        u, targets = self._enter(x_MBND), targets.contiguous()
+        self._each(lambda now, s: self._learn(now, s, u[now], targets[now], losses_M[now], then))
+        return self.grads
+
+    def _learn(self, now: slice, s: Shape, u: Tensor, targets: Tensor, losses_M: Tensor, then: Callable[[slice], None] | None) -> None:
+        """The same for the models of one split."""
         from headwise.kernels import layer as K
 
-        s, T, M, P, D = self.shape, self.T, self.M, self.P, self.D
-        u = self._forward(x_MBND)
+        T, P, D, models, m = self.T, self.P, self.D, len(targets), now.start
+        self._layers(now, s, u)
         queries, slots = targets.shape[-2], 1 + 2 * s.depth
-        count = self.batch * queries
-        last = self._f(f"blocks.{s.depth - 1}.norm2.weight")
-        K.squared_error[(T // 64, M)](
-            u, last, targets.contiguous(), self.dx, self.parts, T, self.tokens, queries, P, 2 * self.gain / count, 0, slots,
-            D=D, W=targets.shape[-1], BT=64,
+        count, parts, grads = self.batch * queries, self.parts[now], self.grads[now]
+        K.squared_error[(T // 64, models)](
+            self.u[-1][now], self._f(f"blocks.{s.depth - 1}.norm2.weight", m), targets, self.dx[now], parts, T, self.tokens, queries, P,
+            2 * self.gain / count, 0, slots, D=D, W=targets.shape[-1], BT=64,
         )  # fmt: skip
+        later = dict(zip((other.start for other, _ in self.ranges()), self.later, strict=False)).get(m)
         for i in reversed(range(s.depth)):
-            self._layer_back(i)
-        self._join(*self.aside[:1])
+            self._layer_back(i, now, s, later)
+        self._join(*filter(None, [later]))
         if s.positions != "none":
             at, _ = self.places["positions"]
             width = s.position_dim or D
-            table = self.dx.view(M, self.batch, self.tokens, D).sum(1)[..., -width:]
-            self.grads[:, at : at + self.tokens * width] = table.flatten(1) / self.gain
-        K.finish[(slots, M)](
-            self.parts, self.grads, losses_M, self.table, P, 1 / self.gain, 1 / count, slots,
+            table = self.dx[now].view(models, self.batch, self.tokens, D).sum(1)[..., -width:]
+            grads[:, at : at + self.tokens * width] = table.flatten(1) / self.gain
+        K.finish[(slots, models)](
+            parts, grads, losses_M, self.table, P, 1 / self.gain, 1 / count, slots,
             TILES=self.tiles, D=D, BLOCK=1 << (self.tiles - 1).bit_length(),
         )  # fmt: skip
-        return self.grads
+        if then is not None:
+            then(now)
 
-    def _layer_back(self, i: int) -> None:
+    def _layer_back(self, i: int, now: slice, s: Shape, later: torch.cuda.Stream | None) -> None:
         """Gradients of weights are sums that nothing waits for: they are made beside what does, those of the feed-forward beside the
         attention part, those of the projections beside the next layer's feed-forward."""
         from headwise.kernels import layer as K
 
-        T, M, P, D, C, F, dot = self.T, self.M, self.P, self.D, self.C, self.F, self.dot
-        b, slots, undo = f"blocks.{i}.", 1 + 2 * self.shape.depth, 1 / self.gain
-        u1, x1, inv1, u2, _, inv2 = (buffers[2 * i + j] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
-        x0, fed, side = self.x[2 * i - 1] if i else self.first, self.fed[i % 2], self.aside[0] if self.aside else None
-        up, down, bias = self._w(b + "feed.up.weight"), self._w(b + "feed.down.weight"), self._f(b + "feed.up.bias")
-        wide = self.half.dtype == torch.float32
-        K.feed_back[(T // 64, M)](
-            self.dx, u2, inv2, self._f(b + "norm2.weight"), x1, up, bias, down, fed, self.dz, self.parts, T, F, P, 2 + 2 * i, slots,
-            D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
+        T, P, D, C, F, dot, m = self.T, self.P, self.D, self.C, self.F, self.dot, now.start
+        b, slots, undo = f"blocks.{i}.", 1 + 2 * s.depth, 1 / self.gain
+        u1, x1, inv1, u2, _, inv2 = (buffers[2 * i + j][now] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
+        x0, fed, dx, dz16 = (self.x[2 * i - 1] if i else self.first)[now], self.fed[i % 2][now], self.dx[now], self.dz16[now]
+        up, down, bias = self._w(b + "feed.up.weight", m), self._w(b + "feed.down.weight", m), self._f(b + "feed.up.bias", m)
+        wide, models = self.half.dtype == torch.float32, len(x1)
+        K.feed_back[(T // 64, models)](
+            dx, u2, inv2, self._f(b + "norm2.weight", m), x1, up, bias, down, fed, dx if self.dz is None else self.dz[now],
+            u1, inv1, self._f(b + "norm1.weight", m), dz16, self.parts[now], T, F, P, 2 + 2 * i, slots,
+            D=D, BT=64, BF=64, LOWER=self.chained, IP=dot, STAGES=1 if wide else 3, num_warps=4,
         )  # fmt: skip
-        if i + 1 < self.shape.depth:  # the layer above may still read what the attention part writes over
-            self._join(*self.aside[:1])
-        with self._beside(side):
-            K.feed_weights[(F // 64, M)](
-                x1, fed, up, bias, down, self._f(b + "feed.up.weight", 0, self.grads), self._f(b + "feed.up.bias", 0, self.grads),
-                self._f(b + "feed.down.weight", 0, self.grads), T, F, P, undo,
+        if i + 1 < s.depth and later is not None:  # the layer above may still read what the attention part writes over
+            self._join(later)
+        with self._beside(later):
+            K.feed_weights[(F // 64, models)](
+                x1, fed, up, bias, down, self._f(b + "feed.up.weight", m, self.grads), self._f(b + "feed.up.bias", m, self.grads),
+                self._f(b + "feed.down.weight", m, self.grads), T, F, P, undo,
                 D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
             )  # fmt: skip
-        self._each(lambda now, s: self._attend_back(i, s, now, x0[now], u1[now], inv1[now]))
         if self.chained:
+            self._chain_back(i, s, now, x0)
             return
-        qkv, o = self.dqkv if self.dqkv is not None else self.qkv[i], self.o[i if len(self.o) > 1 else 0]
+        self._attend_back(i, s, now, x0, u1, inv1)
+        qkv, o = (self.dqkv if self.dqkv is not None else self.qkv[i])[now], self.o[i if len(self.o) > 1 else 0][now]
         block = min(64 if wide else 128, C & -C)
-        with self._beside(side):
-            K.outer[(3 * C // block, M)](
-                qkv, x0, self._f(b + "attention.qkv.weight", 0, self.grads), self._f(b + "attention.qkv.bias", 0, self.grads), T, 3 * C, P,
+        with self._beside(later):
+            K.outer[(3 * C // block, models)](
+                qkv, x0, self._f(b + "attention.qkv.weight", m, self.grads), self._f(b + "attention.qkv.bias", m, self.grads), T, 3 * C, P,
                 undo, D, 1, D=D, BT=64, BC=block, BIAS=True, IP=dot, STAGES=3,
             )  # fmt: skip
-            K.outer[(C // block, M)](
-                o, self.dz16, self._f(b + "attention.out.weight", 0, self.grads), self.grads, T, C, P, undo / self.shape.average,
+            K.outer[(C // block, models)](
+                o, dz16, self._f(b + "attention.out.weight", m, self.grads), self.grads, T, C, P, undo / s.average,
                 1, C, D=D, BT=64, BC=block, BIAS=False, IP=dot, STAGES=3,
             )  # fmt: skip
 
@@ -344,13 +362,11 @@ class Fused(Flat):
         from headwise.kernels import layer as K
 
         T, P, D, C, dot, b, first = self.T, self.P, self.D, self.C, self.dot, f"blocks.{i}.attention.", now.start
-        slots, models = 1 + 2 * self.shape.depth, len(x)
+        slots, models = 1 + 2 * s.depth, len(x)
         project, out, scale = self._w(b + "qkv.weight", first), self._w(b + "out.weight", first), self._f(f"blocks.{i}.norm1.weight", first)
+        assert self.dz is not None
         dz, dx, dz16, parts = (t[now] for t in (self.dz, self.dx, self.dz16, self.parts))
         first_of_all = i == 0 and s.positions == "none"  # nothing learns from its input's gradient
-        if self.chained:
-            self._chain_back(i, s, now, x, u1, inv1, first_of_all)
-            return
         qkv = (self.dqkv if self.dqkv is not None else self.qkv[i])[now]
         o = self.o[i if len(self.o) > 1 else 0][now]
         if self._whole(s):
@@ -369,22 +385,19 @@ class Fused(Flat):
         if not first_of_all:
             K.gather[(T // 64, models)](qkv, project, dx, dx, T, 3 * C, P, D=D, BT=64, BC=min(64, C & -C), IP=dot)
 
-    def _chain_back(self, i: int, s: Shape, now: slice, x: Tensor, u1: Tensor, inv1: Tensor, last: bool) -> None:
-        """The same with the weights' gradients; `last`: nothing needs the input's."""
+    def _chain_back(self, i: int, s: Shape, now: slice, x: Tensor) -> None:
+        """The same behind the norm, with the weights' gradients."""
         from headwise.kernels import layer as K
 
         T, P, D, C, b, first = self.T, self.P, self.D, self.C, f"blocks.{i}.attention.", now.start
-        slots, models, undo, columns = 1 + 2 * self.shape.depth, len(x), 1 / self.gain, C // chain.BLOCK
-        dz, dx, dz16, parts, blocks = (t[now] for t in (self.dz, self.dx, self.dz16, self.parts, self.blocks))
+        models, undo, columns, last = len(x), 1 / self.gain, C // chain.BLOCK, i == 0 and s.positions == "none"
+        dx, dz16, blocks = (t[now] for t in (self.dx, self.dz16, self.blocks))
         names = [b + name for name in ("qkv.weight", "qkv.bias", "out.weight")]
         start, size = self._attention(i)
         to = own = self._f(names[0], first, self.grads)
         if self.shares > 1:  # (shares, models, size) of this split's models, one block of memory
             to = self.shared.view(-1)[self.shares * first * size :]
         grads, grown = [to[self.places[name][0] - start :] for name in names], size if self.shares > 1 else P
-        K.lower[(T // 64, models)](
-            dz, u1, inv1, self._f(f"blocks.{i}.norm1.weight", first), dx, dz16, parts, T, P, 1 + 2 * i, slots, D=D, BT=64
-        )
         chain.backward(
             s.head_dim, models, C, self.shares,
             x, dz16, self._w(names[0], first), self._f(names[1], first), self._w(names[2], first), blocks, *grads,
@@ -398,15 +411,15 @@ class Fused(Flat):
 
 def adamw(
     weights: Tensor, mean: Tensor, square: Tensor, grads: Tensor, half: Tensor, rates: Tensor,
-    beta1: float, beta2: float, eps: float, total: Tensor | None = None,
+    beta1: float, beta2: float, eps: float, total: Tensor | None = None, now: slice = slice(None),
 ) -> None:  # fmt: skip
-    """One step of every model, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay. With `total`, (models,), those
-    for which it is not a finite number stay where they are."""
+    """One step of every model, or of some, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay. With `total`, one number
+    of each model that is moved, those for which it is not finite stay where they are."""
     from headwise.kernels import layer as K
 
-    M, P = weights.shape
-    same = half.data_ptr() == weights.data_ptr()
-    K.adamw[(-(-P // 1024), M)](
-        weights, mean, square, grads, half, rates, grads if total is None else total, P, M, beta1, beta2, eps,
+    (M, P), first = weights.shape, now.start or 0
+    same, moved = half.data_ptr() == weights.data_ptr(), [t[now] for t in (weights, mean, square, grads, half)]
+    K.adamw[(-(-P // 1024), len(moved[0]))](
+        *moved, rates.view(-1)[first:], grads if total is None else total, P, M, beta1, beta2, eps,
         HALF=not same, CHECK=total is not None, BLOCK=1024,
     )  # fmt: skip

@@ -128,11 +128,12 @@ class Stack:
         for i in range(self.steps):
             self._step(i)
 
-    def _gradient(self, i: int) -> Tensor:
+    def _gradient(self, i: int, then: Callable[[slice], None] | None = None) -> Tensor:
+        """Losses (written) and gradients; a fused step calls `then` for some models after others, as their gradients are there."""
         assert self.inputs is not None
         assert self.targets is not None
         if isinstance(self.kernels, Fused):
-            return self.kernels.gradient(self.inputs[i], self.targets[i], self.losses[i])
+            return self.kernels.gradient(self.inputs[i], self.targets[i], self.losses[i], then)
         if isinstance(self.kernels, Blocks):
             return self._around(self.kernels, self.inputs[i], self.targets[i], self.losses[i])
         with _autocast(self.recipe.precision, self.device):
@@ -162,15 +163,16 @@ class Stack:
         return grads
 
     def _step(self, i: int) -> None:
-        r = self.recipe
-        size_M1, correct_M1, decay_M1 = self.rates[i]
-        grad, total_M = self._gradient(i), None
-        if r.precision == "fp16":  # a gradient that overflowed moves nothing
-            total_M = grad.sum(1)
-            self.skipped += ~total_M.isfinite()
-        if self.kernels is not None:
-            adamw(self.weights, self.mean, self.square, grad, self.half, self.rates[i], r.beta1, r.beta2, r.eps, total_M)
+        r, kernels, moved = self.recipe, self.kernels, (self.weights, self.mean, self.square, self.half)
+        if isinstance(kernels, Fused):
+            self._gradient(i, lambda now: self._move(i, now, kernels.grads, *moved))
             return
+        grad = self._gradient(i)
+        if kernels is not None:
+            self._move(i, slice(None), grad, *moved)
+            return
+        size_M1, correct_M1, decay_M1 = self.rates[i]
+        total_M = self._totals(grad, slice(None))
         before = None if total_M is None else [t.clone() for t in (self.weights, self.mean, self.square)]
         self.mean.lerp_(grad, 1 - r.beta1)
         self.square.mul_(r.beta2).addcmul_(grad, grad, value=1 - r.beta2)
@@ -183,6 +185,19 @@ class Stack:
             for now, old in zip((self.weights, self.mean, self.square), before, strict=True):
                 now.copy_(torch.where(good_M1, now, old))
 
+    def _totals(self, grad: Tensor, now: slice) -> Tensor | None:
+        """In half precision, of each model's gradient a sum, which is not finite if it overflowed and then must move nothing."""
+        if self.recipe.precision != "fp16":
+            return None
+        total_M = grad[now].sum(1)
+        self.skipped[now] += ~total_M.isfinite()
+        return total_M
+
+    def _move(self, i: int, now: slice, grad: Tensor, weights: Tensor, mean: Tensor, square: Tensor, half: Tensor) -> None:
+        """AdamW of some models as a kernel."""
+        r = self.recipe
+        adamw(weights, mean, square, grad, half, self.rates[i], r.beta1, r.beta2, r.eps, self._totals(grad, now), now)
+
     def _capture(self) -> None:
         """The whole block of steps as one CUDA graph; gradients are tried first so that nothing is set up inside it."""
         side = torch.cuda.Stream()
@@ -191,11 +206,12 @@ class Stack:
             for _ in range(2):
                 grad = self._gradient(0)
             if self.kernels is not None:  # compiled on copies
-                moved = [t.clone() for t in (self.weights, self.mean, self.square)]
-                half = moved[0] if self.half is self.weights else self.half.clone()
-                r, total_M = self.recipe, grad.sum(1) if self.recipe.precision == "fp16" else None
-                adamw(moved[0], moved[1], moved[2], grad, half, self.rates[0], r.beta1, r.beta2, r.eps, total_M)
-                del moved, half
+                weights, mean, square, skipped = (t.clone() for t in (self.weights, self.mean, self.square, self.skipped))
+                half = weights if self.half is self.weights else self.half.clone()
+                for now in [now for now, _ in self.kernels.ranges()] if isinstance(self.kernels, Fused) else [slice(None)]:
+                    self._move(0, now, grad, weights, mean, square, half)
+                self.skipped.copy_(skipped)
+                del weights, mean, square, half
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):

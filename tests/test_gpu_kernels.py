@@ -83,10 +83,11 @@ def test_what_runs_beside_changes_no_bit(settings):
     """The same step in one line, and with splits and weights' gradients beside each other, again and again."""
     net = Net(settings, seed=4)
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
-    assert step.aside
-    aside, step.aside = step.aside, []
+    aside, later = step.aside, step.later
+    assert len(later) == len(aside) + 1 == len(settings.splits)
+    step.aside, step.later = [], []
     expected = step.gradient(net.x, net.target, losses).clone()
-    step.aside = aside
+    step.aside, step.later = aside, later
     for _ in range(50):
         same(step.gradient(net.x, net.target, losses), expected, "gradients")
     graph = torch.cuda.CUDAGraph()
@@ -293,12 +294,17 @@ def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(mo
     usual, gradient, steps = trained(runs, monkeypatch, True), Fused.gradient, []
 
     def overflowing(when):
-        def spoiled(*given):
-            out = gradient(*given)
-            if when(len(steps)) and len(out) == 2:
-                out[0, 3].fill_(math.inf)
+        def spoiled(step, x, targets, losses, then=None):
+            bad = when(len(steps)) and len(losses) == 2
             steps.append(1)
-            return out
+
+            def spoil(now):
+                if bad and now.start == 0:
+                    step.grads[0, 3].fill_(math.inf)
+                if then is not None:
+                    then(now)
+
+            return gradient(step, x, targets, losses, spoil)
 
         return spoiled
 

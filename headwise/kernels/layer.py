@@ -28,9 +28,8 @@ def _norm(z, s, u, x, inv, at, rows):
 
 
 @triton.jit
-def _norm_back(g, u, inv, scale, parts, D: tl.constexpr):
+def _norm_back(grad, u, inv, scale, parts, D: tl.constexpr):
     """The gradient of z from that of n(z); its sum over the tile's tokens and what they add to the gradient of s go to the parts."""
-    grad = tl.load(g)
     direction = tl.load(u)
     along = tl.sum(direction * grad, 1)
     z = (grad - direction * along[:, None]) * (tl.load(inv) * tl.load(scale))[:, None]
@@ -111,15 +110,16 @@ def feed(
 
 @triton.jit
 def feed_back(
-    g, u, inv, scale, x, w1, b1, w2, dz, dx, parts, T, F, model, SLOT, SLOTS,
-    D: tl.constexpr, BT: tl.constexpr, BF: tl.constexpr, IP: tl.constexpr, STAGES: tl.constexpr,
+    g, u, inv, scale, x, w1, b1, w2, dz, dx, u1, inv1, scale1, lower, parts, T, F, model, SLOT, SLOTS,
+    D: tl.constexpr, BT: tl.constexpr, BF: tl.constexpr, LOWER: tl.constexpr, IP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Through the norm and the feed-forward to its input: dz (operands' type), dx = dz + dz w2 relu' w1, sums for s and b2."""
+    """Through the norm and the feed-forward to its input: dz (operands' type), dx = dz + dz w2 relu' w1, sums for s and b2. With LOWER
+    through the norm before it too: dx is the gradient behind that, in the operands' type in `lower`; its sums go to the slot before."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
-    z = _norm_back(g + to, u + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
+    z = _norm_back(tl.load(g + to), u + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
     xt = tl.load(x + to)
     zt = z.to(xt.dtype)
     tl.store(dz + to, zt)
@@ -131,6 +131,10 @@ def feed_back(
         dh = tl.dot(zt, w2t, input_precision=IP)
         dh = tl.where(h > 0.0, dh, 0.0).to(xt.dtype)
         z = tl.dot(dh, w1t, z, input_precision=IP)
+    if LOWER:
+        sums = parts + (m * SLOTS + SLOT - 1) * tl.num_programs(0) * 2 * D
+        z = _norm_back(z, u1 + to, inv1 + m * T + t, scale1 + m * model, sums, D)
+        tl.store(lower + to, z.to(xt.dtype))
     tl.store(dx + to, z)
 
 
@@ -175,7 +179,7 @@ def spread(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
-    z = _norm_back(g + to, u + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
+    z = _norm_back(tl.load(g + to), u + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
     tl.store(dz + to, z)
     zt = z.to(dz16.dtype.element_ty)
     tl.store(dz16 + to, zt)
@@ -184,17 +188,6 @@ def spread(
         wt = tl.load(w + m * model + d[:, None] * C + c[None, :])
         at = tl.dot(zt, wt, input_precision=IP) * alpha
         tl.store(a + m * T * C + t[:, None] * C + c[None, :], at.to(a.dtype.element_ty))
-
-
-@triton.jit
-def lower(g, u, inv, scale, dz, dz16, parts, T, model, SLOT, SLOTS, D: tl.constexpr, BT: tl.constexpr):
-    """Through the norm alone: dz in float32 and in the operands' type, sums for s and the bias."""
-    m = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    to = m * T * D + t[:, None] * D + tl.arange(0, D)[None, :]
-    z = _norm_back(g + to, u + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
-    tl.store(dz + to, z)
-    tl.store(dz16 + to, z.to(dz16.dtype.element_ty))
 
 
 @triton.jit
@@ -419,7 +412,7 @@ def mix_back(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
-    z = _norm_back(g + to, un + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
+    z = _norm_back(tl.load(g + to), un + to, inv + m * T + t, scale + m * model, parts + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
     xt = tl.load(x + to)
     zt = z.to(xt.dtype)
     tl.store(dz16 + to, zt)
