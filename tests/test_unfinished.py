@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.unfinished import table
+from benchmarks.unfinished import agreeing, table
 
 
 def a_run(curve, **changes):
@@ -41,3 +41,17 @@ def test_the_best_seed_counts_and_recipes_stay_apart():
 )
 def test_what_was_not_published_or_is_not_reached_is_left_out(changes):
     assert table([a_run(FALLING) | changes]) == []
+
+
+def test_points_that_agree_if_runs_end_with_their_jobs():
+    """Rank 8 with five layers: 0.02597 published, passed by the 98th epoch on the way to half of it."""
+    falling, rank_1 = [*FALLING[:97], 0.026, 0.013], a_run([0.9, 0.42, 0.2], head_dim=1)  # 0.4224
+    elsewhere = a_run([0.06], average=8)  # 0.06149, and no limit there
+    rows = [a_run(falling), a_run([1.0] * 99), rank_1, elsewhere, a_run([0.0] * 9, protocol="stream"), a_run([0.0], depth=4)]
+    assert agreeing(rows) == ([(5, 8, 8)], [(5, 64, 1), (5, 64, 8)])
+    one = 6 * 3.6e6 / (100 * 5)  # milliseconds for which one epoch is all
+    assert agreeing(rows, one / 98.5, one / 2.5) == ([(5, 8, 8), (5, 64, 1), (5, 64, 8)], [])
+    assert agreeing(rows, one / 98.5) == ([(5, 8, 8), (5, 64, 8)], [(5, 64, 1)]), "no limit at rank 1"
+    assert agreeing(rows, one / 90, one / 2.5)[1] == [(5, 64, 8)], "too early"
+    pooled = [a_run([0.05], depth=3, head_dim=32, batch=64), a_run([0.3], depth=3, head_dim=32)]
+    assert agreeing(pooled) == ([(3, 64, 32)], []), "the better of two recipes: 0.05545"
