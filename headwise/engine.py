@@ -97,6 +97,22 @@ def _load(folder: Path | None, run: Run) -> State:
     return state
 
 
+def begun(folder: Path | None, runs: Sequence[Run]) -> int:
+    """How many steps of these runs lie in their checkpoints."""
+    from safetensors import SafetensorError, safe_open
+
+    if folder is None:
+        return 0
+    steps = 0
+    for run in runs:
+        with (
+            contextlib.suppress(SafetensorError, OSError, ValueError, KeyError, TypeError),
+            safe_open(_checkpoint_path(folder, run), "pt") as f,
+        ):
+            steps += json.loads((f.metadata() or {})["state"])["epoch"] * run.recipe.epoch
+    return steps
+
+
 def _parent_weights(folder: Path | None, run: Run) -> dict[str, Tensor] | None:
     """The weights that a run starts from, where its init names another run."""
     parent = run.recipe.parent
@@ -231,7 +247,8 @@ def train(
         if folder is not None:
             _checkpoint_path(folder, unique[row["id"]]).unlink(missing_ok=True)
 
-    bar = None if advance else Progress(sum(r.recipe.steps for r in unique.values()), f"{len(unique)} runs")
+    steps, resumed = sum(r.recipe.steps for r in unique.values()), begun(folder, list(unique.values()))
+    bar = None if advance else Progress(steps, f"{len(unique)} runs", resumed=resumed)
     forward = advance or (bar.advance if bar else lambda n: None)
     waiting = stacks([_load(folder, run) for run in unique.values()], where)
     while waiting:

@@ -92,12 +92,7 @@ class Flat:
         self.M, self.P = weights.shape
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
         self.gain = gain_of(self.T, precision)
-        self.aside = [torch.cuda.Stream(weights.device, priority=-n) for n in self._urgency()[1:]] if weights.is_cuda else []
-
-    def _urgency(self) -> list[int]:
-        """Of each split, from 0 to 3, all that streams have: more heads take longer, so theirs go first and none is alone at the end."""
-        heads = [s.num_heads for _, s in self.splits]
-        return [max(0, 3 - sum(more > own for more in heads)) for own in heads]
+        self.aside = [torch.cuda.Stream(weights.device) for _ in splits[1:]] if weights.is_cuda else []  # of every split but the first
 
     def _w(self, name: str, model: int = 0) -> Tensor:
         """A matrix in the operands' type: where it starts in a model's row."""

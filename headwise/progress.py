@@ -22,8 +22,9 @@ def clock(seconds: float) -> str:
 class Progress:
     """Counts work that is done out of a total and says how long the rest takes."""
 
-    def __init__(self, total: int, label: str, stream: TextIO | None = None, begun: int = 0) -> None:
-        self.total, self.label, self.done, self.begun = max(1, total), label, begun, begun  # begun: done before the clock started
+    def __init__(self, total: int, label: str, stream: TextIO | None = None, begun: int = 0, resumed: int = 0) -> None:
+        """`begun`: what was done before the clock started; `resumed`: the same, of what `advance` will yet be told."""
+        self.total, self.label, self.done, self.free = max(1, total), label, begun, begun + resumed
         self.stream = stream or sys.stderr
         self.terminal = self.stream.isatty()
         self.start = self.shown = time.monotonic()
@@ -44,8 +45,11 @@ class Progress:
     def _show(self, note: str, now: float, last: bool = False) -> None:
         share = min(1.0, self.done / self.total)
         spent = now - self.start
-        made = self.done - self.begun
-        left = f"{clock(spent)} in all" if last else f"{clock(spent / made * max(0, self.total - self.done))} left" if made else "starting"
+        made = max(0, self.done - self.free)
+        if last:
+            left = f"{clock(spent)} {'since it was taken up again' if self.free else 'in all'}"
+        else:
+            left = f"{clock(spent / made * max(0, self.total - self.done))} left" if made else "starting"
         text = f"{self.label} {100 * share:3.0f}%, {left}{', ' + note if note else ''}"
         if not self.terminal:
             print(text, file=self.stream, flush=True)

@@ -210,6 +210,8 @@ class Narrow(Blocks):
         super().__init__(*flat)
         sizes, where = _sizes(self.shape, self.tokens), self.weights.device
         many = [shape.num_heads for _, shape in self.splits]
+        if self.aside:  # more heads take longer: theirs go first, and none is alone on the card at the end
+            self.aside = [torch.cuda.Stream(where, priority=-sum(few < heads for few in many)) for heads in many[1:]]
         self.kept = [decoder.buffers(sizes, self.M, self.batch, where, max(many)) for _ in range(self.shape.depth if training else 1)]
         self.out = torch.empty(self.M, self.T, self.D, device=where)
         if training:

@@ -11,10 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_runs import WILD, bits, make, together
 
-from headwise.engine import train
-from headwise.runs import (
-    Run,
-)
+from headwise import progress
+from headwise.engine import begun, train
+from headwise.progress import Progress
+from headwise.runs import Run
 
 # ---- checkpoints
 
@@ -77,6 +77,33 @@ def test_runs_at_different_epochs_meet_and_keep_their_bits(tmp_path: Path, undis
     rows = together(MIXED, folder=tmp_path)
     assert [row["resumed"] for row in rows] == [0, 1, 1, 1]
     assert [bits(row) for row in rows] == undisturbed
+
+
+def test_what_lies_in_checkpoints_is_known_before_it_is_taken_up(tmp_path: Path) -> None:
+    assert begun(tmp_path, MIXED) == begun(None, MIXED) == 0
+    with pytest.raises(Stop):
+        train(MIXED[:1], device="cpu", folder=tmp_path, advance=stop_after(4), checkpoint_every=0)
+    made: list[int] = []
+    assert begun(tmp_path, MIXED) == 3 * MIXED[0].recipe.epoch
+    train(MIXED[:1], device="cpu", folder=tmp_path, advance=made.append)
+    assert made[0] == 3 * MIXED[0].recipe.epoch, "told at once"
+    assert begun(tmp_path, MIXED) == 0
+
+
+def test_the_time_left_is_that_of_work_which_was_made_now(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    bar = Progress(100, "runs", resumed=40)
+    for seconds, amount in ((20, 0), (1, 40), (19, 10), (40, 20)):  # ten in 40 seconds, 20 in the next 40
+        now[0] += seconds
+        bar.advance(amount)
+    bar.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "runs   0%, starting",
+        "runs  50%, 3m20s left",
+        "runs  70%, 1m20s left",
+        "runs  70%, 1m20s since it was taken up again",
+    ]
 
 
 def test_a_row_that_could_not_be_stored_is_made_again(tmp_path: Path, undisturbed: list[str]) -> None:
