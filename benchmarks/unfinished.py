@@ -66,7 +66,7 @@ def agreeing(rows: list[Row], ms: float = 0.0, of_rank_1: float = 0.0) -> tuple[
             step, epochs = of_rank_1 if row["head_dim"] == 1 else ms, len(row["curve"])
             if row["average"] == WIDTH and step:
                 epochs = min(epochs, int(limit(row)[1] * 3.6e6 / (step * row["depth"] * row["epoch"])))
-            best[point] = min(*row["curve"][:epochs], best.get(point, math.inf))
+            best[point] = min([*row["curve"][:epochs], best.get(point, math.inf)])
     near = [point for point in sorted(best) if abs(best[point] / known[point] - 1) <= NEAR]
     return near, [point for point in sorted(best) if point not in near]
 
@@ -89,9 +89,8 @@ def main() -> None:
             each = [measured[f"stock {layers} {WIDTH} {rank}"] / layers for layers in (1, 3, 5)]
             print(f"stock way on {measured['device']}, rank {rank}: {min(each):.0f} to {max(each):.0f} ms a layer and step")
     if args.cut:
-        for speeds in ((0.0, 0.0), tuple(map(float, args.cut.split(",")))):
+        for when, speeds in (("as they end", ()), (f"cut off at {args.cut} ms", map(float, args.cut.split(",")))):
             near, far = agreeing(rows, *speeds)
-            when = f"cut off at {args.cut} ms" if speeds[0] else "as they end"
             told = ", ".join(f"({layers} layers, {fig1.budget(width, 64)}, rank {rank})" for layers, width, rank in far)
             print(f"main figure, {when}: {len(near)} of {len(near) + len(far)} points within {NEAR:.0%}, not {told}")
 

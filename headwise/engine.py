@@ -30,7 +30,7 @@ import headwise
 from headwise import fused, trunk
 from headwise.files import write_whole
 from headwise.models import build, score_geometry
-from headwise.progress import Progress
+from headwise.progress import Free, Progress
 from headwise.runs import CHECKPOINT_FILE, WEIGHTS_FILE, Row, Run, block_steps, stack_key
 from headwise.shape import UsageError, nearest
 from headwise.stack import ALIGN, Stack, State, begin, fused_refusal, numerics, trunk_refusal
@@ -95,22 +95,6 @@ def _load(folder: Path | None, run: Run) -> State:
     state.held_out_curve = [(e, v) for e, v in state.held_out_curve]
     state.resumed += 1
     return state
-
-
-def begun(folder: Path | None, runs: Sequence[Run]) -> int:
-    """How many steps of these runs lie in their checkpoints."""
-    from safetensors import SafetensorError, safe_open
-
-    if folder is None:
-        return 0
-    steps = 0
-    for run in runs:
-        with (
-            contextlib.suppress(SafetensorError, OSError, ValueError, KeyError, TypeError),
-            safe_open(_checkpoint_path(folder, run), "pt") as f,
-        ):
-            steps += json.loads((f.metadata() or {})["state"])["epoch"] * run.recipe.epoch
-    return steps
 
 
 def _parent_weights(folder: Path | None, run: Run) -> dict[str, Tensor] | None:
@@ -232,8 +216,8 @@ def train(
 
     With `folder`, each run leaves a checkpoint in folder/<id> at the end of an epoch, at most every
     `checkpoint_every` seconds, and goes on from it. `done` gets each row as soon as it is there, `advance` the
-    number of model-steps just made (a progress bar is shown when it is not given). What `probe` says of a trained run
-    and its weights is added to its row.
+    number of model-steps just made (`Free` ones take no time; a progress bar is shown when it is not given). What `probe`
+    says of a trained run and its weights is added to its row.
     """
     where = pick_device(device)
     rows: dict[str, Row] = {}
@@ -247,15 +231,14 @@ def train(
         if folder is not None:
             _checkpoint_path(folder, unique[row["id"]]).unlink(missing_ok=True)
 
-    steps, resumed = sum(r.recipe.steps for r in unique.values()), begun(folder, list(unique.values()))
-    bar = None if advance else Progress(steps, f"{len(unique)} runs", resumed=resumed)
+    bar = None if advance else Progress(sum(r.recipe.steps for r in unique.values()), f"{len(unique)} runs")
     forward = advance or (bar.advance if bar else lambda n: None)
     waiting = stacks([_load(folder, run) for run in unique.values()], where)
     while waiting:
-        stack, made = waiting.pop(0), [0]
+        stack, made, free = waiting.pop(0), [0], [0]
 
-        def count(steps: int, made: list[int] = made) -> None:
-            made[0] += steps
+        def count(steps: int, made: list[int] = made, free: list[int] = free) -> None:
+            (free if isinstance(steps, Free) else made)[0] += steps
             forward(steps)
 
         try:
@@ -270,6 +253,7 @@ def train(
         # outside the handler, whose traceback holds the stack's memory
         if where.type == "cuda":
             torch.cuda.empty_cache()
+        forward(Free(-free[0]))
         forward(sum(state.run.recipe.steps for state in stack if state.run.id in rows) - made[0])
         again, half = [_load(folder, run) for run in left], len(left) // 2
         pieces = [piece for piece in (again[:half], again[half:]) if piece]
@@ -344,7 +328,7 @@ def _train_stack(
     blocks = recipe.epoch // stack.steps
     limit = DIVERGED * states[0].run.task.baselines()["zero"]
     eval_epochs = {round(recipe.epochs * (i + 1) / recipe.evals) for i in range(recipe.evals)} - {0, recipe.epochs}
-    advance(states[0].epoch * recipe.epoch * models)
+    advance(Free(states[0].epoch * recipe.epoch * models))
     for epoch in range(states[0].epoch, recipe.epochs):
         total = torch.zeros(len(states), dtype=torch.float64, device=device)
         for block in range(epoch * blocks, (epoch + 1) * blocks):
@@ -361,7 +345,7 @@ def _train_stack(
         lost = [i for i, s in enumerate(states) if not s.curve[-1] <= limit or skipped[i] == recipe.epoch]
         if lost:
             stack, states = _drop(stack, states, lost, models, device, finish)
-            advance(len(lost) * (recipe.epochs - epoch - 1) * recipe.epoch)
+            advance(Free(len(lost) * (recipe.epochs - epoch - 1) * recipe.epoch))
             if not states:
                 return
         if epoch + 1 in eval_epochs:

@@ -181,7 +181,8 @@ class Fused(Flat):
                 table.append([places[b + "norm1.weight"][0], places[b + "attention.out_bias"][0], s.average])
                 table.append([places[b + "norm2.weight"][0], places[b + "feed.down.bias"][0], 1])
             self.table = torch.tensor(table, dtype=torch.int32, device=where)
-            self.later = [torch.cuda.Stream(where) for _ in splits] if weights.is_cuda else []  # of each split, for what nobody waits for
+            streams = self.ranges() if weights.is_cuda else ()
+            self.later = {now.start: torch.cuda.Stream(where) for now, _ in streams}  # of each split, for what nobody waits for
 
     def _whole(self, s: Shape) -> bool:
         """Whether the attention part is one kernel; else its projection, heads and output are kernels of their own."""
@@ -296,7 +297,7 @@ class Fused(Flat):
             self.u[-1][now], self._f(f"blocks.{s.depth - 1}.norm2.weight", m), targets, self.dx[now], parts, T, self.tokens, queries, P,
             2 * self.gain / count, 0, slots, D=D, W=targets.shape[-1], BT=64,
         )  # fmt: skip
-        later = dict(zip((other.start for other, _ in self.ranges()), self.later, strict=False)).get(m)
+        later = self.later.get(m)
         for i in reversed(range(s.depth)):
             self._layer_back(i, now, s, later)
         self._join(*filter(None, [later]))
@@ -381,7 +382,7 @@ class Fused(Flat):
             K.gather[(T // 64, models)](qkv, project, dx, dx, T, 3 * C, P, D=D, BT=64, BC=min(64, C & -C), IP=dot)
 
     def _chain_back(self, i: int, s: Shape, now: slice, x: Tensor) -> None:
-        """The same behind the norm, with the weights' gradients."""
+        """From the gradient behind the attention part's norm to that of its input and, in the same kernel, of its weights."""
         from headwise.kernels import layer as K
 
         T, P, D, C, b, first = self.T, self.P, self.D, self.C, f"blocks.{i}.attention.", now.start

@@ -19,20 +19,24 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+class Free(int):
+    """Work that takes no time now: it was done before, or is not to be done any more."""
+
+
 class Progress:
     """Counts work that is done out of a total and says how long the rest takes."""
 
-    def __init__(self, total: int, label: str, stream: TextIO | None = None, begun: int = 0, resumed: int = 0) -> None:
-        """`begun`: what was done before the clock started; `resumed`: the same, of what `advance` will yet be told."""
-        self.total, self.label, self.done, self.free = max(1, total), label, begun, begun + resumed
+    def __init__(self, total: int, label: str, stream: TextIO | None = None, begun: int = 0) -> None:
+        self.total, self.label, self.done, self.free = max(1, total), label, begun, begun  # begun: done before the clock started
         self.stream = stream or sys.stderr
         self.terminal = self.stream.isatty()
         self.start = self.shown = time.monotonic()
         self.width = 0
 
     def advance(self, amount: int, note: str = "") -> None:
-        """Add finished work; shows it when it is time to."""
+        """Add finished work, also such as was `Free`; shows it when it is time to."""
         self.done += amount
+        self.free += amount if isinstance(amount, Free) else 0
         now = time.monotonic()
         if now - self.shown >= (0.1 if self.terminal else LINE_EVERY):
             self.shown = now
@@ -47,7 +51,7 @@ class Progress:
         spent = now - self.start
         made = max(0, self.done - self.free)
         if last:
-            left = f"{clock(spent)} {'since it was taken up again' if self.free else 'in all'}"
+            left = f"{clock(spent)} {'for the rest' if self.free else 'in all'}"
         else:
             left = f"{clock(spent / made * max(0, self.total - self.done))} left" if made else "starting"
         text = f"{self.label} {100 * share:3.0f}%, {left}{', ' + note if note else ''}"

@@ -199,7 +199,7 @@ class Stack:
         adamw(weights, mean, square, grad, half, self.rates[i], r.beta1, r.beta2, r.eps, self._totals(grad, now), now)
 
     def _capture(self) -> None:
-        """The whole block of steps as one CUDA graph; gradients are tried first so that nothing is set up inside it."""
+        """The whole block of steps as one CUDA graph; a step is tried first, so that kernels are compiled before."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

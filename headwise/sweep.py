@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from headwise.engine import Probe, begun, pick_device, provenance, train
+from headwise.engine import Probe, pick_device, provenance, train
 from headwise.files import load_module
 from headwise.language import Pretraining
 from headwise.pretrain import prepared, pretrain
@@ -199,8 +199,7 @@ def sweep(
     if workers is None:
         workers = cores() if where.type == "cpu" else 1
     work = Work(str(store.path), str(where), keep_weights, checkpoint_every, probe)
-    steps, resumed = sum(r.recipe.steps for r in missing), begun(store.runs_path, missing)
-    bar = Progress(steps, f"{label}: {len(missing)} runs", resumed=resumed)
+    bar = Progress(sum(r.recipe.steps for r in missing), f"{label}: {len(missing)} runs")
     while missing:
         chunks = [free for chunk in chunks_of(missing, workers) if (free := _free(store, chunk))]
         executor = Pool(workers) if workers > 1 and len(chunks) > 1 else here

@@ -174,3 +174,32 @@ def check_step(net):
     for before, after in zip(kept, (net.weights, net.half, net.x, net.target), strict=True):
         same(after, before, "what is given")
     return step
+
+
+def check_streams(net):
+    """The same step in one line, and with splits and weights' gradients beside each other, again and again, `then` after each split's
+    own; returns the step."""
+    step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
+    aside, later = step.aside, step.later
+    assert len(later) == len(aside) + 1 == len(net.settings.splits)
+    step.aside, step.later = [], {}
+    expected = step.gradient(net.x, net.target, losses).clone()
+    step.aside, step.later = aside, later
+    taken = torch.zeros_like(expected)
+
+    def take(now):
+        taken[now] = step.grads[now]
+
+    for _ in range(50):
+        taken.zero_()
+        same(step.gradient(net.x, net.target, losses, take), expected, "gradients")
+        same(taken, expected, "gradients as they are there")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grads = step.gradient(net.x, net.target, losses, take)
+    for _ in range(50):
+        grads.zero_(), taken.zero_()
+        graph.replay()
+        same(grads, expected, "gradients in a graph")
+        same(taken, expected, "gradients as they are there, in a graph")
+    return step

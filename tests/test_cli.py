@@ -593,7 +593,7 @@ def wait_for(what: Callable[[], Any]) -> Any:
 STOPPED = "headwise: stopped; the same command goes on where it was"
 
 
-def test_ctrl_c_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_is_one_line_and_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "store"
     words = run_words(path, "--checkpoint-every", "0", "--no-report", "--seeds", "1", changes=LONG)
     with started([*HEADWISE, *words]) as process:
@@ -604,6 +604,9 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None
     assert out == ""
     assert err.splitlines() == [f"fig1 (quick): 2 runs, 0 already in {path}", STOPPED]
     assert main(run_words(path, "--no-report", "--seeds", "1", changes=LONG)) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("fig1: 2 runs 100%, ")
+    assert last.endswith(" for the rest")
     rows = Store(path).rows()
     assert len(rows) == 2
     assert max(row["resumed"] for row in rows) == 1

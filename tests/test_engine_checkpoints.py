@@ -1,6 +1,7 @@
 """Training that was stopped goes on with the same bits, wherever it was stopped and whatever is left of its checkpoint."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from small_runs import WILD, bits, make, together
 
 from headwise import progress
-from headwise.engine import begun, train
-from headwise.progress import Progress
+from headwise.engine import train
+from headwise.progress import Free, Progress
 from headwise.runs import Run
 
 # ---- checkpoints
@@ -79,30 +80,29 @@ def test_runs_at_different_epochs_meet_and_keep_their_bits(tmp_path: Path, undis
     assert [bits(row) for row in rows] == undisturbed
 
 
-def test_what_lies_in_checkpoints_is_known_before_it_is_taken_up(tmp_path: Path) -> None:
-    assert begun(tmp_path, MIXED) == begun(None, MIXED) == 0
+def test_what_was_made_before_counts_as_done_and_not_as_fast(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         train(MIXED[:1], device="cpu", folder=tmp_path, advance=stop_after(4), checkpoint_every=0)
     made: list[int] = []
-    assert begun(tmp_path, MIXED) == 3 * MIXED[0].recipe.epoch
     train(MIXED[:1], device="cpu", folder=tmp_path, advance=made.append)
-    assert made[0] == 3 * MIXED[0].recipe.epoch, "told at once"
-    assert begun(tmp_path, MIXED) == 0
+    assert [(type(steps), steps // MIXED[0].recipe.epoch) for steps in made] == [(Free, 3), (int, 1), (int, 1), (int, 1)]
 
 
 def test_the_time_left_is_that_of_work_which_was_made_now(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    bar = Progress(100, "runs", resumed=40)
-    for seconds, amount in ((20, 0), (1, 40), (19, 10), (40, 20)):  # ten in 40 seconds, 20 in the next 40
+    bar = Progress(200, "runs")
+    told = pickle.loads(pickle.dumps(Free(40)))  # from another process
+    for seconds, amount in ((20, 0), (1, told), (19, 10), (40, 20), (1, Free(100)), (19, 5)):  # ten in 40 seconds, 20 in 40, 5 in 20
         now[0] += seconds
         bar.advance(amount)
     bar.close()
     assert capsys.readouterr().err.splitlines() == [
         "runs   0%, starting",
-        "runs  50%, 3m20s left",
-        "runs  70%, 1m20s left",
-        "runs  70%, 1m20s since it was taken up again",
+        "runs  25%, 10m00s left",
+        "runs  35%, 5m47s left",
+        "runs  88%, 1m11s left",
+        "runs  88%, 1m40s for the rest",
     ]
 
 

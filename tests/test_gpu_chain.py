@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
 from emulate import call, check_races, library, trusting
 from gpu import DEVICE, INTERPRETED, NAN, near
-from nets import STEP, Net, case, check_step, signs_of
+from nets import STEP, Net, case, check_step, check_streams, signs_of
 from tolerance import same
 
 from headwise.kernels import chain, cuda
@@ -51,6 +51,12 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
     same(losses[1], losses[0], "losses")
     y, *_ = net.exact(signs_of(net, step))
     near(net.fuse(training=False).forward(net.x), y, bound, "outputs")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
+@pytest.mark.parametrize("settings", CASES[1:])
+def test_what_runs_beside_changes_no_bit(settings):
+    assert check_streams(Net(settings, seed=4)).chained
 
 
 @pytest.mark.parametrize("rank", chain.RANKS)
