@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tolerance import seeded
 
 from headwise import figures
 from headwise.engine import row_of
 from headwise.experiments import EXPERIMENTS, PARTS, cell, fig1, find, positions, settings_of
-from headwise.models import score_geometry
-from headwise.runs import Run
+from headwise.models import build, score_geometry
+from headwise.runs import Run, derive
 from headwise.shape import Shape, UsageError
 from headwise.stack import Stack, State, begin
 from headwise.sweep import cost
@@ -391,3 +392,38 @@ def test_a_row_of_the_paper_is_told_its_arm_also_beside_no_others(encodings: tup
     found = positions.summary(rows)
     assert {p["arms"] for p in found} == {"both" if e == "none" else a for e in encodings for a in arms}
     assert all((p["published"] is None) == (p["arms"] == "equal") for p in found)
+
+
+@pytest.mark.parametrize("encoding", ["none", "additive", "concatenated"])
+def test_what_a_model_makes_of_places_is_its_error_with_one_row_at_all_of_them(encoding: str) -> None:
+    s = dataclasses.replace(positions.PRESETS["quick"], encodings=(encoding,), ranks=(4,), protocols=("stream",), seeds=1)
+    (run,) = positions.runs(s)
+    weights = Stack([begin(run)], torch.device("cpu")).named_weights(0)
+    if encoding == "none":
+        assert positions.probe(run, weights) == {}
+        return
+    weights["positions"] = torch.randn(weights["positions"].shape, generator=seeded(3))
+    told = positions.probe(run, weights)
+    assert abs(told["one_place"] / told["own_places"] - 1) > 1e-3
+    x, target = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), positions.PROBED)
+    model, rows = build(run.shape), weights["positions"]
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        assert told["own_places"] == pytest.approx(run.task.loss(model(x)[0], target).item())
+        each = []
+        for row in rows:
+            model.load_state_dict({**weights, "positions": row.repeat(len(rows), 1)})
+            each.append(run.task.loss(model(x)[0], target).item())
+    assert told["one_place"] == pytest.approx(sum(each) / len(each))
+    alike = positions.probe(run, {**weights, "positions": rows[:1].repeat(len(rows), 1)})
+    assert alike["one_place"] == pytest.approx(alike["own_places"]), "all places alike: it says nothing of them"
+    broken = positions.probe(run, {**weights, "positions": rows * math.nan})
+    assert broken == {}
+
+
+def test_a_point_says_how_much_worse_its_models_are_at_one_place() -> None:
+    s = dataclasses.replace(positions.PRESETS["quick"], encodings=("none", "concatenated"), ranks=(4,), protocols=("stream",), seeds=2)
+    rows = [a_row(run, 0.5) for run in positions.runs(s)]
+    for row, (own, one) in zip([r for r in rows if r["positions"] == "concatenated"], ((0.2, 0.4), (0.1, 0.4)), strict=True):
+        row |= {"own_places": own, "one_place": one}
+    assert {p["encoding"]: p["one_place"] for p in positions.summary(rows)} == {"none": None, "concatenated": pytest.approx(3.0)}

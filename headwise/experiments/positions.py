@@ -11,13 +11,14 @@ statistic under `replay`: published/fig3.csv.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from headwise.experiments.common import Training, beside, check_lists, errors_of, plural, recipe_of, whole
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
-from headwise.runs import REPLAYED, Row, Run
+from headwise.runs import REPLAYED, Row, Run, derive
 from headwise.shape import Shape, UsageError, nearest
 from headwise.stats import group
 from headwise.tasks import Farthest
@@ -28,8 +29,9 @@ PUBLISHED = (64, 100_000)  # dim and steps; with positions twice as many
 COLUMNS = (
     ("arms", "arms"), ("protocol", "data"), ("layers", "layers"), ("encoding", "positions"), ("rank", "rank"), ("heads", "heads"),
     ("params", "parameters"), ("steps", "steps"), ("held_out", "held-out error"), ("n", "n"), ("diverged", "diverged"),
-    ("zero", "predict zero"), ("train_best", "paper's statistic"), ("published", "published"),
+    ("zero", "predict zero"), ("one_place", "times as bad at one place"), ("train_best", "paper's statistic"), ("published", "published"),
 )  # fmt: skip
+PROBED = 256  # sequences
 
 NOTES = {
     "quick": "Additive positions start four times as long as the points they are added to, and at this length the models have not yet "
@@ -103,6 +105,32 @@ def runs(settings: Settings) -> list[Run]:
     return list(out.values())
 
 
+def probe(run: Run, weights: dict[str, Any]) -> Row:
+    """What a trained model makes of places: its error on some sequences, and on the same ones with one row of its table at every place,
+    the mean over the rows. Where that is no worse, the table is room to work in and says nothing of places."""
+    import torch
+
+    from headwise.models import build
+
+    if run.shape.positions == "none":
+        return {}
+    model = build(run.shape)
+    model.load_state_dict(weights)
+    x, target = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), PROBED)
+
+    places = model.positions
+    assert places is not None
+
+    def error(rows: Any) -> float:
+        places.copy_(rows)
+        return run.task.loss(model(x)[0], target).item()
+
+    with torch.no_grad():
+        table = places.clone()
+        found = {"own_places": error(table), "one_place": sum(error(row.expand(table.shape)) for row in table) / len(table)}
+    return found if all(map(math.isfinite, found.values())) else {}
+
+
 def _arm(row: Row, rows: list[Row]) -> str:
     """Which arm a row belongs to: those without positions to both. Where added and concatenated positions are there, it is told by the
     width: one for both as published, a quarter where arms are equal. Else by length, and beside no others by the paper's own recipe."""
@@ -139,12 +167,13 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     told = [{**r, "arms": _arm(r, rows)} for r in rows]
     for (arms, protocol, depth, encoding, rank), same in group(told, "arms", "protocol", "depth", "positions", "head_dim").items():
         first = same[0]
+        moved = [r["one_place"] / r["own_places"] for r in same if r["status"] == "done" and r.get("own_places")]
         match = (first["task_dim"], first["task_points"]) == (64, 16) and protocol in REPLAYED and arms != "equal"
         out.append(
             {
                 "arms": arms, "protocol": protocol, "layers": depth, "encoding": encoding, "rank": rank, "heads": first["num_heads"],
                 "dim": first["task_dim"], "params": first["params"], "steps": first["steps"], **errors_of(same),
-                "published": paper.get((depth, encoding, rank)) if match else None,
+                "published": paper.get((depth, encoding, rank)) if match else None, "one_place": sum(moved) / len(moved) if moved else None,
             }
         )  # fmt: skip
     return out
