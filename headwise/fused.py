@@ -225,7 +225,8 @@ class Fused(Flat):
             return x_MBND
         at, _ = self.places["positions"]
         width = s.position_dim or s.dim
-        table = self.weights[:, at : at + self.tokens * width].view(self.M, 1, self.tokens, width)
+        rows = 1 if s.positions == "room" else self.tokens
+        table = self.weights[:, at : at + rows * width].view(self.M, 1, rows, width)
         if s.positions == "additive":
             return x_MBND + table
         return torch.cat((x_MBND, table.expand(self.M, self.batch, self.tokens, width)), -1)
@@ -304,8 +305,9 @@ class Fused(Flat):
         if s.positions != "none":
             at, _ = self.places["positions"]
             width = s.position_dim or D
-            table = self.dx[now].view(models, self.batch, self.tokens, D).sum(1)[..., -width:]
-            grads[:, at : at + self.tokens * width] = table.flatten(1) / self.gain
+            over = (1, 2) if s.positions == "room" else (1,)
+            table = self.dx[now].view(models, self.batch, self.tokens, D).sum(over)[..., -width:].flatten(1)
+            grads[:, at : at + table.shape[1]] = table / self.gain
         K.finish[(slots, models)](
             parts, grads, losses_M, self.table, P, 1 / self.gain, 1 / count, slots,
             TILES=self.tiles, D=D, BLOCK=1 << (self.tiles - 1).bit_length(),

@@ -108,7 +108,7 @@ class _Stack(nn.Module):
         self.embedding = nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if shape.vocab_size else None
         self.read_in = Linear(shape.input_dim, shape.dim - shape.position_dim, True, models) if shape.input_dim else None
         width = shape.position_dim or shape.dim
-        self.positions = nn.Parameter(drawn(0.02, *lead, shape.num_positions, width)) if shape.positions != "none" else None
+        self.positions = nn.Parameter(drawn(0.02, *lead, shape.position_rows, width)) if shape.position_rows else None
         self.blocks = nn.ModuleList(Block(shape, i, models, splits, hard) for i in range(shape.depth))
         self.final_norm = Norm(shape.norm, shape.dim, models) if shape.norm_at != "post" else None
         own_head = shape.vocab_size and not shape.tied and not shape.output_dim
@@ -194,10 +194,11 @@ class _Stack(nn.Module):
     def _position(self, h: Tensor, start: int) -> Tensor:
         if self.positions is None:
             return h
-        stop = start + h.shape[-2]
-        if stop > self.shape.num_positions:
-            raise UsageError(f"at most num_positions {self.shape.num_positions} tokens fit the position table, got {stop}")
-        table = self.positions[..., start:stop, :].unsqueeze(-3)
+        stop, table = start + h.shape[-2], self.positions.unsqueeze(-3)
+        if self.shape.positions != "room":
+            if stop > self.shape.num_positions:
+                raise UsageError(f"at most num_positions {self.shape.num_positions} tokens fit the position table, got {stop}")
+            table = table[..., start:stop, :]
         if self.shape.positions == "additive":
             return h + table
         return torch.cat((h, table.expand(*h.shape[:-1], self.shape.position_dim)), -1)
@@ -268,9 +269,9 @@ def paper_shape(
 ) -> Shape:
     """The rank paper's encoder: `width` modules of dim/rank heads, averaged.
 
-    With concatenated positions the model is `position_dim` wider than the points.
+    With concatenated positions or room the model is `position_dim` wider than the points.
     """
-    wide = dim + (position_dim if positions == "concatenated" else 0)
+    wide = dim + (position_dim if positions in ("concatenated", "room") else 0)
     for name, value, least in (("dim", dim, 2), ("width", width, 1)):
         if value < least:
             raise UsageError(f"{name} must be a whole number of at least {least}, got {value}")
@@ -279,7 +280,7 @@ def paper_shape(
     return Shape(
         dim=wide, depth=depth, num_heads=width * (wide // rank), head_dim=rank, average=width,
         ffn_dim=ffn_dim, activation="relu", norm="scalar", norm_at="post", qkv_bias=True, out_bias=True, ffn_bias=True,
-        positions=positions, num_positions=points if positions != "none" else 0, position_dim=wide - dim,
+        positions=positions, num_positions=0 if positions in ("none", "room") else points, position_dim=wide - dim,
     )  # fmt: skip
 
 
@@ -288,7 +289,7 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator
 
     library    what PyTorch's own modules start with: stacked query/key/value weights U(+-sqrt(6/(D + rows of
                one averaged module))), output projection and feed-forward U(+-1/sqrt(fan in)), attention biases 0,
-               feed-forward biases U(+-1/sqrt(fan in)), additive positions N(0, 1), concatenated U(-1, 1)
+               feed-forward biases U(+-1/sqrt(fan in)), additive positions N(0, 1), concatenated and room U(-1, 1)
     published  the rank paper's: library, but every layer starts as a copy of the first, and additive
                positions have mean -1
     original   the very weights that the rank paper's code starts from, whatever the seed
@@ -337,7 +338,7 @@ def _original(model: Encoder | Decoder, blocks: list[Block]) -> None:
     """What PyTorch's modules draw in the order in which the rank paper's code makes them. Heads do not matter: all ranks start alike."""
     s, feed = model.shape, blocks[0].feed
     rest = s.average, s.ffn_dim, s.positions, s.num_positions, s.position_dim
-    if feed is None or s.dim % s.head_dim or s != paper_shape(s.dim - s.position_dim, s.depth, s.head_dim, *rest):
+    if feed is None or s.positions == "room" or s.dim % s.head_dim or s != paper_shape(s.dim - s.position_dim, s.depth, s.head_dim, *rest):
         raise UsageError("init original is for the rank paper's encoders, as models.paper_shape makes them; choices: library, published")
     generator, D, first = torch.Generator().manual_seed(ORIGINAL), s.dim, blocks[0]
 

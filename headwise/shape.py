@@ -35,7 +35,7 @@ GATED = ("swiglu", "geglu")
 NORMS = ("layer", "layer-nobias", "rms", "rms-free", "scalar")
 NORM_PLACES = ("post", "pre", "sandwich", "parallel")
 QK_NORMS = ("none", "head", "free")
-POSITIONS = ("none", "additive", "concatenated")
+POSITIONS = ("none", "additive", "concatenated", "room")
 
 _DERIVED: Any = None  # a size that follows from the others unless given
 
@@ -79,9 +79,9 @@ class Shape:
     tied: bool = True  # one table for input and output tokens; no matter where outputs are read out
     input_dim: int = 0  # > 0: vectors of this width come in through a learned linear map
     output_dim: int = 0  # > 0: and leave through one
-    positions: str = "none"  # learned absolute positions
+    positions: str = "none"  # learned absolute positions; room: concatenated ones that are the same at every place
     num_positions: int = 0
-    position_dim: int = 0  # width of concatenated positions, part of dim
+    position_dim: int = 0  # width of concatenated positions or room, part of dim
     extras: tuple[tuple[str, int], ...] = ()  # parameters outside the stack: (name, count)
 
     def __post_init__(self) -> None:
@@ -191,12 +191,13 @@ class Shape:
             raise UsageError(f"q_lora_rank needs kv_lora_rank above 0, got q_lora_rank {self.q_lora_rank}, kv_lora_rank 0")
 
     def _check_positions(self) -> None:
-        if self.positions != "none" and not self.num_positions:
+        if self.positions in ("additive", "concatenated") and not self.num_positions:
             raise UsageError(f"num_positions must be given for {self.positions} positions, got 0")
-        if (self.positions == "concatenated") != (self.position_dim > 0):
-            raise UsageError(
-                f"position_dim goes with concatenated positions, got position_dim {self.position_dim}, positions {self.positions}"
-            )
+        if self.positions == "room" and self.num_positions:
+            raise UsageError(f"num_positions must be 0 with room, which is the same at every place, got {self.num_positions}")
+        if (self.positions in ("concatenated", "room")) != (self.position_dim > 0):
+            told = f"got position_dim {self.position_dim}, positions {self.positions}"
+            raise UsageError(f"position_dim goes with concatenated positions and room, {told}")
         if self.position_dim and self.vocab_size:
             raise UsageError(f"concatenated positions go with vectors, not with tokens, got vocab_size {self.vocab_size}")
         if self.position_dim >= self.dim:
@@ -220,6 +221,11 @@ class Shape:
         if self.max_logit is not None:
             return self.max_logit / self.head_dim  # |q| = |k| = sqrt(r) under qk_norm
         return self.head_dim**-0.5 if self.logit_scale is None else self.logit_scale
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the table of positions: one a place, or one for all."""
+        return {"none": 0, "room": 1}.get(self.positions, self.num_positions)
 
     @property
     def in_dim(self) -> int:
@@ -273,7 +279,7 @@ class Shape:
         table = {
             "embedding": self.vocab_size * self.dim,
             "read-in": (self.input_dim + 1) * (self.dim - self.position_dim) if self.input_dim else 0,
-            "positions": self.num_positions * (self.position_dim or self.dim) if self.positions != "none" else 0,
+            "positions": self.position_rows * (self.position_dim or self.dim),
             "attention": self.depth * self._attention_params(),
             "feed-forward": self.depth * self._ffn_params(),
             "norms": self._norm_params(),

@@ -394,12 +394,24 @@ def test_a_row_of_the_paper_is_told_its_arm_also_beside_no_others(encodings: tup
     assert all((p["published"] is None) == (p["arms"] == "equal") for p in found)
 
 
-@pytest.mark.parametrize("encoding", ["none", "additive", "concatenated"])
+def test_room_is_as_wide_as_concatenated_positions_and_has_their_recipe() -> None:
+    for arm in positions.ARMS:
+        s = dataclasses.replace(positions.PRESETS["paper"], arms=(arm,), encodings=("none", "concatenated", "room"), seeds=1, ranks=(8,))
+        made = positions.runs(s)
+        by = {kind: [r for r in made if r.shape.positions == kind] for kind in s.encodings}
+        for placed, room in zip(by["concatenated"], by["room"], strict=True):
+            assert placed.shape.replace(positions="room", num_positions=0) == room.shape
+            assert placed.recipe == room.recipe
+        rows = [a_row(run, 0.5) for run in made if run.shape.depth == 1]
+        assert {p["encoding"]: p["arms"] for p in positions.summary(rows)} == {"none": "both", "concatenated": arm, "room": arm}
+
+
+@pytest.mark.parametrize("encoding", ["none", "additive", "concatenated", "room"])
 def test_what_a_model_makes_of_places_is_its_error_with_one_row_at_all_of_them(encoding: str) -> None:
     s = dataclasses.replace(positions.PRESETS["quick"], encodings=(encoding,), ranks=(4,), protocols=("stream",), seeds=1)
     (run,) = positions.runs(s)
     weights = Stack([begin(run)], torch.device("cpu")).named_weights(0)
-    if encoding == "none":
+    if encoding in ("none", "room"):
         assert positions.probe(run, weights) == {}
         return
     weights["positions"] = torch.randn(weights["positions"].shape, generator=seeded(3))

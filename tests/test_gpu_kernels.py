@@ -51,6 +51,8 @@ CASES = [
     case("fp16", 16, (2, 8), tokens=16, batch=4, depth=2, queries=1, positions="concatenated"),
     case("fp16", 16, (16, 32), batch=8, positions="concatenated"),
     case("fp16", 32, (32, 16), batch=4, depth=2, positions="additive"),
+    case("fp32", 16, (8, 32), tokens=4, batch=16, depth=2, positions="room"),
+    case("fp16", 16, (2, 16), batch=8, positions="room"),
     # short sequences side by side
     case("fp16", 32, (32, 16), tokens=4, batch=16, depth=2, width=2),
     case("bf16", 32, (16,), tokens=8, batch=16, queries=1),

@@ -58,6 +58,7 @@ STACKS = {
     "paper, rank 4": paper_shape(16, 2, 4, 1, ffn_dim=29),
     "paper, full rank": paper_shape(48, 1, 48, 3, ffn_dim=29),
     "paper, concatenated": paper_shape(16, 1, 20, 1, ffn_dim=29, positions="concatenated", points=8),
+    "paper, room": paper_shape(16, 2, 20, 1, ffn_dim=29, positions="room"),
     "encoder": POSITIONED,
     "decoder": DECODER,
     "latent": LATENT,
@@ -361,6 +362,19 @@ def test_concatenated_positions_stand_beside_the_point():
     close(model(x)[0], bare(wide)[0])
 
 
+def test_room_is_a_table_whose_rows_are_one_and_keeps_the_symmetry():
+    shape = Shape(dim=11, depth=2, num_heads=3, head_dim=5, positions="room", position_dim=4)
+    model = filled(Encoder(shape)).double()
+    assert model.positions.shape == (1, 4)
+    placed = Encoder(shape.replace(positions="concatenated", num_positions=13)).double()
+    placed.load_state_dict({**model.state_dict(), "positions": model.positions.expand(13, 4)})
+    for tokens in (1, 7, 13):
+        x = inputs(shape, 2, tokens, dtype=torch.float64)
+        close(model(x)[0], placed(x)[0])
+        close(model(x.flip(1))[0], model(x)[0].flip(1))
+    assert model(inputs(shape, 2, 29, dtype=torch.float64))[0].shape == (2, 29, 11), "as many tokens as one likes"
+
+
 @pytest.mark.parametrize("models", [None, 2])
 @pytest.mark.parametrize("changes", [{"positions": "additive"}, {"positions": "concatenated", "position_dim": 3}])
 def test_too_many_tokens_for_the_table(changes, models):
@@ -466,6 +480,7 @@ def test_build_follows_the_shape():
 BIG = {
     "paper": paper_shape(64, 2, 16, 3, ffn_dim=512, positions="additive", points=512),
     "concatenated": paper_shape(64, 1, 32, 1, ffn_dim=512, positions="concatenated", points=128),
+    "room": paper_shape(64, 1, 32, 1, ffn_dim=512, positions="room", position_dim=512),
     "decoder": Shape(
         dim=96, depth=3, num_heads=8, num_kv_heads=2, head_dim=20, v_head_dim=12, ffn_dim=300, activation="swiglu", causal=True,
         vocab_size=500, tied=False, qkv_bias=True, out_bias=True, ffn_bias=True, norm="layer", qk_norm="head",

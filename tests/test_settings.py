@@ -57,7 +57,7 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
             ["run", "positions", "--set", "arms=published", "encodings=additive"],
             "published arms are told by what they stand beside: encodings must hold none, got additive",
         ),
-        (["run", "positions", "--set", "width=6"], "equal arms with concatenated positions need a width in fours, got 6"),
+        (["run", "positions", "--set", "width=6"], "equal arms with concatenated positions or room need a width in fours, got 6"),
         (["run", "fig1", "--set", "steps=10000000000"], "steps must be at most 1,000,000,000, got 10000000000"),
         (
             ["pretrain", "--schedule", "cosine", "--warmdown", "0.9"],

@@ -94,8 +94,8 @@ def averaged(rng, fields):
 
 
 def paper(rng):
-    dim, positions = rng.choice((8, 12, 20)), rng.choice(("none", "additive", "concatenated"))
-    wide = dim + (64 if positions == "concatenated" else 0)
+    dim, positions = rng.choice((8, 12, 20)), rng.choice(("none", "additive", "concatenated", "room"))
+    wide = dim + (64 if positions in ("concatenated", "room") else 0)
     rank = rng.choice([r for r in range(1, wide + 1) if wide % r == 0])
     return paper_shape(dim, rng.randint(1, 3), rank, rng.choice((1, 2, 3)), rng.choice(PRIMES), positions, rng.choice(PRIMES))
 
@@ -115,6 +115,7 @@ FAMILIES = {
     "concatenated": lambda rng: Shape(
         **stack(rng), **heads(rng), positions="concatenated", num_positions=rng.choice(PRIMES), position_dim=rng.choice((1, 3, 7))
     ),
+    "room": lambda rng: Shape(**stack(rng), **heads(rng), positions="room", position_dim=rng.choice((1, 3, 7))),
     "token classifier": lambda rng: Shape(**stack(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), **read_out(rng)),
     "read in and out": lambda rng: Shape(**stack(rng), **heads(rng), causal=flip(rng), **read(rng), **placed(rng)),
 }
@@ -357,7 +358,18 @@ def kept_bytes(shape, batch, tokens, models=None):
 
 @pytest.mark.parametrize(
     "family",
-    ["encoder", "decoder", "latent", "latent queries", "windows", "additive", "concatenated", "read in and out", "token classifier"],
+    [
+        "encoder",
+        "decoder",
+        "latent",
+        "latent queries",
+        "windows",
+        "additive",
+        "concatenated",
+        "room",
+        "read in and out",
+        "token classifier",
+    ],
 )
 def test_activation_bytes_equal_what_autograd_keeps(family):
     """On the fused backend; averaged modules apart, where a single model keeps its scaled weights too."""
@@ -446,6 +458,8 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
             ("concatenated positions go with vectors, not with tokens", "vocab_size 7"),
         ),
         ({"position_dim": 4}, ("position_dim goes with concatenated", "position_dim 4", "positions none")),
+        ({"positions": "room"}, ("position_dim goes with concatenated positions and room", "position_dim 0", "positions room")),
+        ({"positions": "room", "position_dim": 2, "num_positions": 4}, ("num_positions must be 0 with room", "same at every place", "4")),
         ({"positions": "concatenated", "num_positions": 4, "position_dim": 12}, ("position_dim must be below dim", "12")),
         *(({"windows": bad}, ("windows must be 1 to depth (2)", repr(bad))) for bad in ((), (1, 2, 3), (-1,), ("4",), 4, None, (True,))),
         *(({"extras": bad}, ("extras must be pairs", repr(bad))) for bad in (5, (("a", -1),), (("a",),), ((1, 2),), "ab", None)),

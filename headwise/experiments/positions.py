@@ -5,7 +5,8 @@
 
 As published, the arms differ in more than positions: none trains 100,000 steps at 0.01, additive and concatenated 200,000 at 0.005,
 and concatenated is twice as wide, with four times the query and key parameters. `equal` gives every arm one recipe and as many
-parameters: concatenated has a quarter of the modules and half the feed-forward. Expected, paper, `published`, training
+parameters: concatenated has a quarter of the modules and half the feed-forward. `encodings=none,concatenated,room` adds what
+positions must be told from: as many more coordinates that are the same at every place. Expected, paper, `published`, training
 statistic under `replay`: published/fig3.csv.
 """
 
@@ -24,7 +25,9 @@ from headwise.stats import group
 from headwise.tasks import Farthest
 
 QUESTION = "Do positions let heads of low rank find the farthest point?"
-ENCODINGS, ARMS = ("none", "additive", "concatenated"), ("published", "equal")
+FIGURE, ARMS = ("none", "additive", "concatenated"), ("published", "equal")
+ENCODINGS = (*FIGURE, "room")  # room: as wide as concatenated, the same at every place
+WIDE = ("concatenated", "room")
 PUBLISHED = (64, 100_000)  # dim and steps; with positions twice as many
 COLUMNS = (
     ("arms", "arms"), ("protocol", "data"), ("layers", "layers"), ("encoding", "positions"), ("rank", "rank"), ("heads", "heads"),
@@ -58,8 +61,8 @@ class Settings(Training):
             for value in getattr(self, name):
                 if value not in choices:
                     raise UsageError(f"unknown {name} {value!r}; {nearest(value, choices)}")
-        if "equal" in self.arms and "concatenated" in self.encodings and self.width % 4:
-            raise UsageError(f"equal arms with concatenated positions need a width in fours, got {self.width}")
+        if "equal" in self.arms and set(WIDE) & set(self.encodings) and self.width % 4:
+            raise UsageError(f"equal arms with concatenated positions or room need a width in fours, got {self.width}")
         told = "none" in self.encodings or {"additive", "concatenated"} <= set(self.encodings) or (self.dim, self.steps) == PUBLISHED
         if "published" in self.arms and not told:
             raise UsageError(f"published arms are told by what they stand beside: encodings must hold none, got {self.encodings[0]}")
@@ -67,11 +70,11 @@ class Settings(Training):
 
 PRESETS = {
     "quick": Settings(
-        dim=16, points=8, ffn_dim=64, depths=(1,), width=4, ranks=(16, 4, 1), encodings=ENCODINGS, arms=("equal",),
+        dim=16, points=8, ffn_dim=64, depths=(1,), width=4, ranks=(16, 4, 1), encodings=FIGURE, arms=("equal",),
         seeds=3, steps=3000, batch=32, lr=0.008, warmup=0.3, schedule="cosine", protocols=("replay", "stream"), held_out=2048, evals=5,
     ),
     "paper": Settings(
-        dim=PUBLISHED[0], points=16, ffn_dim=2048, depths=(1, 3), width=8, ranks=(64, 32, 16, 8, 4, 2, 1), encodings=ENCODINGS,
+        dim=PUBLISHED[0], points=16, ffn_dim=2048, depths=(1, 3), width=8, ranks=(64, 32, 16, 8, 4, 2, 1), encodings=FIGURE,
         arms=ARMS, seeds=5, steps=PUBLISHED[1], batch=256, lr=0.01, warmup=0.05, schedule="published", protocols=("replay", "stream"),
         precision="fp16",
     ),
@@ -79,7 +82,7 @@ PRESETS = {
 
 
 def _shape(s: Settings, depth: int, rank: int, encoding: str, arm: str) -> Shape:
-    wide = encoding == "concatenated"
+    wide = encoding in WIDE
     smaller = wide and arm == "equal"
     return paper_shape(
         dim=s.dim, depth=depth, rank=rank, width=s.width // 4 if smaller else s.width, ffn_dim=s.ffn_dim // 2 if smaller else s.ffn_dim,
@@ -112,7 +115,7 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
 
     from headwise.models import build
 
-    if run.shape.positions == "none":
+    if run.shape.positions in ("none", "room"):
         return {}
     model = build(run.shape)
     model.load_state_dict(weights)
@@ -136,9 +139,9 @@ def _arm(row: Row, rows: list[Row]) -> str:
     width: one for both as published, a quarter where arms are equal. Else by length, and beside no others by the paper's own recipe."""
     if row["positions"] == "none":
         return "both"
-    added, beside = ({r["average"] for r in rows if r["positions"] == kind} for kind in ("additive", "concatenated"))
+    added, beside = ({r["average"] for r in rows if r["positions"] in kinds} for kinds in (("additive",), WIDE))
     one = len({r["steps"] for r in rows if r["positions"] != "none"}) == 1
-    if added and beside and (row["positions"] == "concatenated" or (one and beside <= added)):
+    if added and beside and (row["positions"] in WIDE or (one and beside <= added)):
         return "published" if row["average"] in added else "equal"
     paper = PRESETS["paper"]
     longer = row["steps"] > min(r["steps"] for r in rows)
@@ -149,9 +152,7 @@ def _arm(row: Row, rows: list[Row]) -> str:
 def _of_the_figure(rows: list[Row]) -> list[Row]:
     """Without positions only what those with them can stand beside: the main figure's rows may be given as they are."""
     placed, bare = [r for r in rows if r["positions"] != "none"], [r for r in rows if r["positions"] == "none"]
-    widths = {r["average"] for r in placed} | {
-        4 * r["average"] for r in placed if r["positions"] == "concatenated"
-    }  # equal arms: a quarter
+    widths = {r["average"] for r in placed} | {4 * r["average"] for r in placed if r["positions"] in WIDE}  # equal arms: a quarter
     depths, width = {r["depth"] for r in placed}, max((r["average"] for r in bare if r["average"] in widths), default=0)
     return placed + [r for r in bare if not placed or (r["depth"] in depths and r["average"] == width)]
 
