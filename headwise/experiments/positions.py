@@ -38,7 +38,8 @@ PROBED = 256  # sequences
 
 NOTES = {
     "quick": "Additive positions start four times as long as the points they are added to, and at this length the models have not yet "
-    "learned to see past them; compare concatenated with none.",
+    "learned to see past them; compare concatenated with none, and before a gain is put down to places with room, which is as wide "
+    "and the same at every place (--set encodings=none,concatenated,room).",
 }
 
 
