@@ -126,9 +126,9 @@ class Flat:
         side.wait_stream(torch.cuda.current_stream(self.weights.device))
         return torch.cuda.stream(side)
 
-    def _join(self, *sides: torch.cuda.Stream) -> None:
+    def _join(self, *sides: torch.cuda.Stream | None) -> None:
         """Wait here for what was started there."""
-        for side in sides:
+        for side in filter(None, sides):
             torch.cuda.current_stream(self.weights.device).wait_stream(side)
 
 
@@ -225,7 +225,7 @@ class Fused(Flat):
             return x_MBND
         at, _ = self.places["positions"]
         width = s.position_dim or s.dim
-        rows = 1 if s.positions == "room" else self.tokens
+        rows = min(s.position_rows, self.tokens)
         table = self.weights[:, at : at + rows * width].view(self.M, 1, rows, width)
         if s.positions == "additive":
             return x_MBND + table
@@ -301,7 +301,7 @@ class Fused(Flat):
         later = self.later.get(m)
         for i in reversed(range(s.depth)):
             self._layer_back(i, now, s, later)
-        self._join(*filter(None, [later]))
+        self._join(later)
         if s.positions != "none":
             at, _ = self.places["positions"]
             width = s.position_dim or D
@@ -331,7 +331,7 @@ class Fused(Flat):
             u1, inv1, self._f(b + "norm1.weight", m), dz16, self.parts[now], T, F, P, 2 + 2 * i, slots,
             D=D, BT=64, BF=64, LOWER=self.chained, IP=dot, STAGES=1 if wide else 3, num_warps=4,
         )  # fmt: skip
-        if i + 1 < s.depth and later is not None:  # the layer above may still read what the attention part writes over
+        if i + 1 < s.depth:  # the layer above may still read what the attention part writes over
             self._join(later)
         with self._beside(later):
             K.feed_weights[(F // 64, models)](

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headwise.attention import Attention, Linear, Norm, Turns, drawn, linear, turns_of
 from headwise.cache import Cache, LayerCache
 from headwise.kernels import ends
-from headwise.shape import Shape, UsageError, nearest
+from headwise.shape import WIDENING, Shape, UsageError, nearest
 
 Splits = Sequence[tuple[int, Shape]]
 INITS = ("library", "published", "original", "normal", "spectral", "orthogonal")
@@ -271,7 +271,7 @@ def paper_shape(
 
     With concatenated positions or room the model is `position_dim` wider than the points.
     """
-    wide = dim + (position_dim if positions in ("concatenated", "room") else 0)
+    wide = dim + (position_dim if positions in WIDENING else 0)
     for name, value, least in (("dim", dim, 2), ("width", width, 1)):
         if value < least:
             raise UsageError(f"{name} must be a whole number of at least {least}, got {value}")

@@ -144,7 +144,7 @@ class Run:
             raise UsageError(f"outputs must be at least as wide as the task's answers, {task.answer_dim}, got {shape.out_dim}")
         if task.causal and not shape.causal:
             raise UsageError("a shape for this task must be causal, because later tokens hold the answers; got causal False")
-        if shape.positions in ("additive", "concatenated") and shape.num_positions < task.tokens:
+        if shape.positions not in ("none", "room") and shape.num_positions < task.tokens:
             raise UsageError(f"num_positions must be at least the task's {task.tokens} tokens, got {shape.num_positions}")
 
     def spec(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ NORMS = ("layer", "layer-nobias", "rms", "rms-free", "scalar")
 NORM_PLACES = ("post", "pre", "sandwich", "parallel")
 QK_NORMS = ("none", "head", "free")
 POSITIONS = ("none", "additive", "concatenated", "room")
+WIDENING = ("concatenated", "room")  # positions beside the vectors
 
 _DERIVED: Any = None  # a size that follows from the others unless given
 
@@ -191,11 +192,11 @@ class Shape:
             raise UsageError(f"q_lora_rank needs kv_lora_rank above 0, got q_lora_rank {self.q_lora_rank}, kv_lora_rank 0")
 
     def _check_positions(self) -> None:
-        if self.positions in ("additive", "concatenated") and not self.num_positions:
+        if self.positions != "none" and not self.position_rows:
             raise UsageError(f"num_positions must be given for {self.positions} positions, got 0")
         if self.positions == "room" and self.num_positions:
             raise UsageError(f"num_positions must be 0 with room, which is the same at every place, got {self.num_positions}")
-        if (self.positions in ("concatenated", "room")) != (self.position_dim > 0):
+        if (self.positions in WIDENING) != (self.position_dim > 0):
             told = f"got position_dim {self.position_dim}, positions {self.positions}"
             raise UsageError(f"position_dim goes with concatenated positions and room, {told}")
         if self.position_dim and self.vocab_size:

@@ -277,7 +277,7 @@ def test_training_with_the_step_is_training_without(precision, bound, monkeypatc
 def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(monkeypatch):
     recipe = Recipe(steps=6, epoch=3, batch=4, held_out=128, evals=1, lr=0.02, precision="fp16")
     runs = [
-        Run(paper_shape(dim=32, rank=rank, ffn_dim=64), Farthest(32, 16), recipe, 0) for rank in (8, 16)
+        Run(paper_shape(dim=32, rank=rank, ffn_dim=64), Farthest(32, 16), recipe, 0) for rank in (16, 32)
     ]  # the first is the second split
     usual, gradient, steps = trained(runs, monkeypatch, True), Fused.gradient, []
 

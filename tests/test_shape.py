@@ -356,21 +356,7 @@ def kept_bytes(shape, batch, tokens, models=None):
     return total
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "encoder",
-        "decoder",
-        "latent",
-        "latent queries",
-        "windows",
-        "additive",
-        "concatenated",
-        "room",
-        "read in and out",
-        "token classifier",
-    ],
-)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "paper"])
 def test_activation_bytes_equal_what_autograd_keeps(family):
     """On the fused backend; averaged modules apart, where a single model keeps its scaled weights too."""
     for shape in shapes(family, 40):

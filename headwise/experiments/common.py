@@ -295,6 +295,17 @@ def signed(x: float) -> str:
     return f"{x:+.4f}" if abs(x) >= 0.001 or x == 0 else f"{x:+.1e}"
 
 
+def trained(run: Run, weights: Mapping[str, Any], count: int) -> tuple[Any, Any, Any]:
+    """A run's model with these weights, and inputs and targets to try it on, the same for every run of a task."""
+    import torch
+
+    from headwise.models import build
+
+    model = build(run.shape)
+    model.load_state_dict(weights)
+    return model, *run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), count)
+
+
 def how_conditioned(run: Run, weights: dict[str, Any]) -> Row:
     """How well conditioned the heads' outputs are before and after training, on eight sequences: means over the layers. Of one
     seed a cell, the first that is counted: cells differ by orders of magnitude, seeds do not."""
@@ -302,15 +313,13 @@ def how_conditioned(run: Run, weights: dict[str, Any]) -> Row:
         return {}
     import torch
 
-    from headwise.models import build, fresh
+    from headwise.models import fresh
     from headwise.theory.conditioning import attention_spectra
 
-    inputs, _ = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), 8)
     first = fresh(run.shape, run.recipe.init, [run.seed], lambda seed: torch.Generator().manual_seed(derive(seed, "init")))
     out: Row = {}
     for when, state in (("start", {name: p[0] for name, p in first.named_parameters()}), ("end", weights)):
-        model = build(run.shape)
-        model.load_state_dict(state)
+        model, inputs, _ = trained(run, state, 8)
         average = attention_spectra(model, inputs)[-1]
         values = {name: float(average[name]) for name in PROBED}
         out |= {f"{name}_{when}": value if math.isfinite(value) else None for name, value in values.items()}

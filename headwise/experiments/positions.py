@@ -16,18 +16,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, beside, check_lists, errors_of, plural, recipe_of, whole
+from headwise.experiments.common import Training, beside, check_lists, errors_of, plural, recipe_of, trained, whole
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
-from headwise.runs import REPLAYED, Row, Run, derive
-from headwise.shape import Shape, UsageError, nearest
+from headwise.runs import REPLAYED, Row, Run
+from headwise.shape import WIDENING, Shape, UsageError, nearest
 from headwise.stats import group
 from headwise.tasks import Farthest
 
 QUESTION = "Do positions let heads of low rank find the farthest point?"
 FIGURE, ARMS = ("none", "additive", "concatenated"), ("published", "equal")
 ENCODINGS = (*FIGURE, "room")  # room: as wide as concatenated, the same at every place
-WIDE = ("concatenated", "room")
 PUBLISHED = (64, 100_000)  # dim and steps; with positions twice as many
 COLUMNS = (
     ("arms", "arms"), ("protocol", "data"), ("layers", "layers"), ("encoding", "positions"), ("rank", "rank"), ("heads", "heads"),
@@ -62,7 +61,7 @@ class Settings(Training):
             for value in getattr(self, name):
                 if value not in choices:
                     raise UsageError(f"unknown {name} {value!r}; {nearest(value, choices)}")
-        if "equal" in self.arms and set(WIDE) & set(self.encodings) and self.width % 4:
+        if "equal" in self.arms and set(WIDENING) & set(self.encodings) and self.width % 4:
             raise UsageError(f"equal arms with concatenated positions or room need a width in fours, got {self.width}")
         told = "none" in self.encodings or {"additive", "concatenated"} <= set(self.encodings) or (self.dim, self.steps) == PUBLISHED
         if "published" in self.arms and not told:
@@ -83,7 +82,7 @@ PRESETS = {
 
 
 def _shape(s: Settings, depth: int, rank: int, encoding: str, arm: str) -> Shape:
-    wide = encoding in WIDE
+    wide = encoding in WIDENING
     smaller = wide and arm == "equal"
     return paper_shape(
         dim=s.dim, depth=depth, rank=rank, width=s.width // 4 if smaller else s.width, ffn_dim=s.ffn_dim // 2 if smaller else s.ffn_dim,
@@ -114,23 +113,16 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
     the mean over the rows. Where that is no worse, the table is room to work in and says nothing of places."""
     import torch
 
-    from headwise.models import build
-
     if run.shape.positions in ("none", "room"):
         return {}
-    model = build(run.shape)
-    model.load_state_dict(weights)
-    x, target = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), PROBED)
-
-    places = model.positions
-    assert places is not None
+    model, x, target = trained(run, weights, PROBED)
 
     def error(rows: Any) -> float:
-        places.copy_(rows)
+        model.positions.copy_(rows)
         return run.task.loss(model(x)[0], target).item()
 
     with torch.no_grad():
-        table = places.clone()
+        table = model.positions.clone()
         found = {"own_places": error(table), "one_place": sum(error(row.expand(table.shape)) for row in table) / len(table)}
     return found if all(map(math.isfinite, found.values())) else {}
 
@@ -140,9 +132,9 @@ def _arm(row: Row, rows: list[Row]) -> str:
     width: one for both as published, a quarter where arms are equal. Else by length, and beside no others by the paper's own recipe."""
     if row["positions"] == "none":
         return "both"
-    added, beside = ({r["average"] for r in rows if r["positions"] in kinds} for kinds in (("additive",), WIDE))
+    added, beside = ({r["average"] for r in rows if r["positions"] in kinds} for kinds in (("additive",), WIDENING))
     one = len({r["steps"] for r in rows if r["positions"] != "none"}) == 1
-    if added and beside and (row["positions"] in WIDE or (one and beside <= added)):
+    if added and beside and (row["positions"] in WIDENING or (one and beside <= added)):
         return "published" if row["average"] in added else "equal"
     paper = PRESETS["paper"]
     longer = row["steps"] > min(r["steps"] for r in rows)
@@ -153,7 +145,7 @@ def _arm(row: Row, rows: list[Row]) -> str:
 def _of_the_figure(rows: list[Row]) -> list[Row]:
     """Without positions only what those with them can stand beside: the main figure's rows may be given as they are."""
     placed, bare = [r for r in rows if r["positions"] != "none"], [r for r in rows if r["positions"] == "none"]
-    widths = {r["average"] for r in placed} | {4 * r["average"] for r in placed if r["positions"] in WIDE}  # equal arms: a quarter
+    widths = {r["average"] for r in placed} | {4 * r["average"] for r in placed if r["positions"] in WIDENING}  # equal arms: a quarter
     depths, width = {r["depth"] for r in placed}, max((r["average"] for r in bare if r["average"] in widths), default=0)
     return placed + [r for r in bare if not placed or (r["depth"] in depths and r["average"] == width)]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, check_alike, check_lists, plural, published, recipe_of, solid
-from headwise.runs import Row, Run, derive
+from headwise.experiments.common import Training, check_alike, check_lists, plural, published, recipe_of, solid, trained
+from headwise.runs import Row, Run
 from headwise.shape import Shape, UsageError
 from headwise.stats import difference, group, mean
 from headwise.tasks import Regression
@@ -104,15 +104,11 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
     sum of, fitted to some prompts. 1 where a coordinate counts as it should, 0 where it is ignored."""
     import torch
 
-    from headwise.models import build
-
     assert isinstance(run.task, Regression)
     pairs = run.task.points - 1
     if pairs < run.task.dim:
         return {}  # w does not follow from the pairs
-    model = build(run.shape)
-    model.load_state_dict(weights)
-    inputs, targets = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), PROBED)
+    model, inputs, targets = trained(run, weights, PROBED)
     with torch.no_grad():
         answers = torch.cat([model(some)[0][:, -2, 0] for some in inputs.split(64)]).double()
     x_BPD, y_BP = inputs[:, ::2].double(), targets[..., 0].double()
