@@ -25,7 +25,7 @@ constexpr int UNIT = R < 16 ? 16 : R;   // columns that a warp works on at once
 constexpr int TILES = UNIT / 8;
 constexpr int HEADS = R < 8 ? 8 / R : 1;  // that share a tile of eight columns
 constexpr bool AT_ONCE = R <= 32;       // backward, all projections of 16 columns together
-constexpr int GIVEN = AT_ONCE ? TILES : 2;
+constexpr int GIVEN = AT_ONCE ? TILES : 4;
 constexpr int TOKENS = 128;             // of a tile
 constexpr int TILE = TOKENS * ROW;
 constexpr int FORWARD_WARPS = 8;
@@ -41,26 +41,22 @@ INSIDE U place(U row, U byte) { return row * ROW + (byte ^ (row & 7) << 4); }  /
 INSIDE void zero(F (&c)[4]) { UNROLL for (int i = 0; i < 4; i++) c[i] = 0.0f; }
 template <int N> INSIDE void zero(F (&c)[N][4]) { UNROLL for (int i = 0; i < N; i++) zero(c[i]); }
 
-// On their way to shared memory: the weights of a block of columns, queries, keys, values as (column, d), output as (d, column).
+// On their way to shared memory: the weights of a block of columns, queries, keys, values as (column, d), output as (d, column). What a
+// thread brings lies the same number of rows apart, so that it needs one address.
 template <int OF> INSIDE void bring(U to, const Half* w, const float* b, const Half* out, int c0, int C) {
-    UNROLL for (int i = 0; i < 64 / OF; i++) {
-        constexpr int each = 16 / OF;  // turns a matrix
-        U at = lane() + 32 * (warp() + OF * (i % each));  // of 64 rows x 8 pieces of 16 bytes
-        U row = at >> 3, piece = (at & 7) * 16;
-        int matrix = i / each;
-        if (matrix < 3) copy(to + place((row >> 4) * 48 + (row & 15) + 16 * matrix, piece), w, (row + (matrix * C + c0)) * ROW + piece);
-        else copy(to + matrix * MATRIX + place(row, piece), out, row * (2 * C) + 2 * c0 + piece);
-    }
+    constexpr int STEP = 4 * OF;  // rows that OF warps bring at once, of 64 with 8 pieces of 16 bytes
+    U at = anew(lane()) + 32 * warp(), row = at >> 3, piece = (at & 7) * 16;  // anew: registers are scarcer than instructions
+    U threes = to + place((row >> 4) * 48 + (row & 15), piece), ones = to + 3 * MATRIX + place(row, piece);
+    UNROLL for (int matrix = 0; matrix < 3; matrix++) UNROLL for (int i = 0; i < 64; i += STEP)
+        copy(threes + (3 * i + 16 * matrix) * ROW, w + (matrix * C + c0) * WIDTH, at * 16, i * ROW);
+    UNROLL for (int i = 0; i < 64; i += STEP) copy(ones + i * ROW, out + i * C + c0, row * (2 * C) + piece);
     if (warp() < 3) copy(to + 4 * MATRIX + 256 * warp() + (lane() & 15) * 16, b, (lane() & 15) * 16 + 4 * (warp() * C + c0));
 }
 
 // The same: a tile of tokens.
 template <int OF> INSIDE void bring_tile(U to, const Half* x, int tile) {
-    UNROLL for (int i = 0; i < 32 / OF; i++) {
-        U at = lane() + 32 * (warp() + OF * i);
-        U row = at >> 3, piece = (at & 7) * 16;
-        copy(to + place(row, piece), x, (row + tile * TOKENS) * ROW + piece);
-    }
+    U at = anew(lane()) + 32 * warp(), first = to + place(at >> 3, (at & 7) * 16);
+    UNROLL for (int i = 0; i < TOKENS; i += 4 * OF) copy(first + i * ROW, x + tile * (TOKENS * WIDTH), at * 16, i * ROW);
 }
 
 // The biases of 16 columns of queries, keys and values, where their products are to be added.
@@ -130,12 +126,12 @@ INSIDE U only(U x, U mask) { return R >= 8 ? x : times(x, mask); }
 // 2^(s - largest of the row), packed: the first operand of a product over keys.
 INSIDE void soften(U (&e)[4], F (&s)[2][4], float factor) {
     F top[2];
-    UNROLL for (int i = 0; i < 2; i++) {
-        top[i] = largest(largest(s[0][2 * i], s[0][2 * i + 1]), largest(s[1][2 * i], s[1][2 * i + 1]));
-        top[i] = largest(top[i], other<1>(top[i]));
-        top[i] = largest(top[i], other<2>(top[i]));
-        if (!EARLY) top[i] = top[i] * factor;
-    }
+    UNROLL for (int i = 0; i < 2; i++) top[i] = largest(largest(s[0][2 * i], s[0][2 * i + 1]), largest(s[1][2 * i], s[1][2 * i + 1]));
+    U both = pack(top[0], top[1]);  // what is taken off need not be the largest itself, only near it (to 2^15) and the same for a row
+    both = highest(both, other<1>(both));
+    both = highest(both, other<2>(both));
+    top[0] = first_of(both), top[1] = second_of(both);
+    if (!EARLY) top[0] = top[0] * factor, top[1] = top[1] * factor;
     UNROLL for (int t = 0; t < 2; t++) UNROLL for (int i = 0; i < 2; i++) {
         if (EARLY) e[2 * t + i] = pack(power(s[t][2 * i] - top[i]), power(s[t][2 * i + 1] - top[i]));
         else e[2 * t + i] = pack(power(fused(s[t][2 * i], factor, F(0.0f) - top[i])), power(fused(s[t][2 * i + 1], factor, F(0.0f) - top[i])));
@@ -217,6 +213,11 @@ INSIDE void add_couple(F (&c)[2][4], const U (&a)[4], const U (&b)[2][2], const 
 INSIDE void own(F (&y)[4], const F (&c)[2][4]) { UNROLL for (int r = 0; r < 4; r++) y[r] = c[r & 1][r]; }
 INSIDE void beside(F (&y)[4], const F (&c)[2][4]) { UNROLL for (int r = 0; r < 4; r++) y[r] = c[r & 1][r ^ 1]; }
 
+// 1 / x of a row's sums; from rank 2 on both columns of a thread are one head's.
+INSIDE void invert(F (&x)[4]) {
+    UNROLL for (int r = 0; r < 4; r++) x[r] = R > 1 && r % 2 ? x[r - 1] : inverse(x[r]);
+}
+
 // The heads of tile t before they are divided, and what to divide them by; weights stay in e where they are wanted again.
 INSIDE void gather(
     F (&sum)[4], F (&total)[4], U (*e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[2], const Masks& masks, float factor, int t
@@ -241,7 +242,7 @@ INSIDE void gather(
             add(total, e[h], mine, mine, h);
         }
     }
-    UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
+    invert(total);
 }
 
 // ---- forward
@@ -280,9 +281,7 @@ KERNEL(FORWARD_WARPS, 2) forward(
 ) {
     long long m = block_y();
     int tile = block_x() / pieces, piece = block_x() % pieces, start = C / pieces * piece, end = start + C / pieces;
-    x += m * T * WIDTH, u0 += m * T * WIDTH, u += m * T * WIDTH, y += m * T * WIDTH, inv += m * T;
-    w += m * model, b += m * model, out += m * model, bias += m * model, scale0 += m * model, scale += m * model;
-    U token = (lane() >> 2) + (tile * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
+    x += m * T * WIDTH, w += m * model, b += m * model, out += m * model;
     U memory = shared(), xs = memory + 2 * WEIGHTS;
     float factor = sharp * LOG2E;
     bring<FORWARD_WARPS>(memory, w, b, out, start, C);
@@ -328,12 +327,15 @@ KERNEL(FORWARD_WARPS, 2) forward(
         finish();
         settle(z), settle(o);
     }
+    U token = (lane() >> 2) + (tile * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
     if (pieces > 1) {
         partial += (m * pieces + piece) * T * WIDTH;
         UNROLL for (int n = 0; n < 8; n++) UNROLL for (int i = 0; i < 2; i++)
             store2(partial, (token + 8 * i) * WIDTH + pair + 8 * n, z[n][2 * i], z[n][2 * i + 1]);
         return;
     }
+    u0 += m * T * WIDTH, u += m * T * WIDTH, y += m * T * WIDTH, inv += m * T;
+    bias += m * model, scale0 += m * model, scale += m * model;
     F squares[2] = {0.0f, 0.0f}, own = load(scale, U(0u)), before = load(scale0, U(0u));
     if (first) before = 1.0f;
     UNROLL for (int n = 0; n < 8; n++) {
@@ -368,18 +370,28 @@ KERNEL(FORWARD_WARPS, 2) forward(
 
 // ---- backward
 
-// Of a tile: heads o = sum / total, kept for the weights of the output; their gradient g, divided by the total; and -g o, whose sum over
-// a head's columns the gradient of its weights lacks. A sharp head's gradient is the small difference of the two, so -g o has the g that
-// was rounded, and is a sum of two halves.
-INSIDE void part_of(U (&g)[2], U (&go)[2][2], const F (&sum)[4], const F (&gs)[4], const F (&over)[4], float alpha, U at) {
+// Of a tile: heads o = sum / total, kept for the weights of the output; their gradient g, divided by the total; and g o, whose sum over
+// a head's columns is taken off the gradient of its weights. A sharp head's gradient is the small difference of the two, so g o has the g
+// that was rounded.
+INSIDE void part_of(U (&g)[2], F (&go)[2], U (&o)[2], const F (&sum)[4], const F (&gs)[4], const F (&over)[4], float alpha) {
     UNROLL for (int r = 0; r < 2; r++) {
         F o0 = sum[2 * r] * over[2 * r], o1 = sum[2 * r + 1] * over[2 * r + 1];
-        keep(at + 8 * r * ROW, pack(o0, o1));
+        o[r] = pack(o0, o1);
         g[r] = pack(gs[2 * r] * (over[2 * r] * alpha), gs[2 * r + 1] * (over[2 * r + 1] * alpha));
-        U parts[2];
-        split(parts, F(0.0f) - first_of(g[r]) * o0, F(0.0f) - second_of(g[r]) * o1);
-        go[0][r] = parts[0], go[1][r] = parts[1];
+        go[r] = go[r] + (first_of(g[r]) * o0 + second_of(g[r]) * o1);
     }
+}
+
+// What `part_of` has summed in each thread, summed over a head's columns; and taken off beforehand, where the gradient of head h's weights
+// starts.
+INSIDE void whole(F (&go)[2]) {
+    UNROLL for (int r = 0; r < 2; r++) {
+        if (R >= 4) go[r] = go[r] + other<1>(go[r]);
+        if (R >= 8) go[r] = go[r] + other<2>(go[r]);
+    }
+}
+INSIDE void start_from(F (&y)[4], const F (&go)[2], int h) {
+    UNROLL for (int r = 0; r < 2; r++) y[2 * r] = y[2 * r + 1] = F(0.0f) - (R >= 8 ? go[r] : of_four(go[r], h * R / 2));
 }
 
 INSIDE void slope(U (&ds)[4], const U (&e)[4], const F (&dp)[2][4]) {  // of the scores, from that of the weights
@@ -394,7 +406,7 @@ INSIDE void twofold(U& high, U& low, U a, U b) { high = times(a, b), low = fused
 // Heads of rank 1 need no gradient of single weights. With ds_ij = e_ij (g_i v_j - g_i o_i) all sums have e alone:
 //   dq_i = g_i sum_j e_ij v_j k_j - g_i o_i sum_j e_ij k_j,   dk_j = v_j sum_i e_ij g_i q_i - sum_i e_ij g_i o_i q_i,   dv_j = sum_i e_ij g_i
 // and g is divided by the total.
-INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[2], const F (&gs)[4], const Masks& masks, float alpha, int t, U at) {
+INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[2], const F (&gs)[4], const Masks& masks, float alpha, int t, U (&o)[2]) {
     U vt[2] = {turned(v[0]), turned(v[1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])}, e[HEADS][4];
     U values[2][2], products[2][2], rests[2][2];
     {
@@ -423,12 +435,12 @@ INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], c
         F o0 = sum[2 * r] * total[2 * r], o1 = sum[2 * r + 1] * total[2 * r + 1];
         F g0 = gs[2 * r] * (total[2 * r] * alpha), g1 = gs[2 * r + 1] * (total[2 * r + 1] * alpha);
         dq[2 * r] = g0 * (both[2 * r] - o0 * keys[2 * r]), dq[2 * r + 1] = g1 * (both[2 * r + 1] - o1 * keys[2 * r + 1]);
-        U o[2];
-        split(o, o0, o1);
-        keep(at + 8 * r * ROW, o[0]);
+        U halves[2];
+        split(halves, o0, o1);
+        o[r] = halves[0];
         g[r] = pack(g0, g1);
-        twofold(gq[0][r], gq[1][r], g[r], q[t][r]), twofold(oq[0][r], oq[1][r], gq[0][r], o[0]);
-        oq[1][r] = fused(gq[1][r], o[0], fused(gq[0][r], o[1], oq[1][r]));
+        twofold(gq[0][r], gq[1][r], g[r], q[t][r]), twofold(oq[0][r], oq[1][r], gq[0][r], o[r]);
+        oq[1][r] = fused(gq[1][r], o[r], fused(gq[0][r], halves[1], oq[1][r]));
     }
     U columns[2][2], more[2][2], rest[2][2];
     {
@@ -455,8 +467,8 @@ INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], c
     }
 }
 
-// 16 columns of dz W_O, the gradient of the heads.
-INSIDE void project_back(F (&g)[2][4], U dz, U weights, int column) {
+// 32 columns of dz W_O, the gradient of the heads.
+INSIDE void project_back(F (&g)[4][4], U dz, U weights, int column) {
     zero(g), settle(g);
     begin();
     UNROLL for (int s = 0; s < 4; s++) wide<0, 1>(g, dz + 32 * s / PIECE, weights + (3 * MATRIX + 16 * s * ROW + 2 * column) / PIECE);
@@ -465,54 +477,58 @@ INSIDE void project_back(F (&g)[2][4], U dz, U weights, int column) {
 }
 
 // One unit of columns of a warp's sequence: from queries, keys, values and the gradient of the heads (that of a large head is made here)
-// to dq, dk, dv and o, which go to `staged`, a tile apart.
+// to dq, dk, dv and o, which go to `staged`, a tile apart. A lane has the place of one row of what is kept.
 INSIDE void unit_back(
     const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[TILES][2], F (&gs)[GIVEN][4], const Masks& masks, float factor,
-    float alpha, float sharp, U staged, U row, int c, U dz, U there
+    float alpha, float sharp, U staged, int c, U dz, U there
 ) {
     U e[4], et[4], ds[4], dst[4], g[TILES][2];  // of a large head: its weights, their gradient, the transposes of both
+    U row = (lane() & 15) + 16 * (warp() & 7), half = lane() >> 4;
     if (R > 8) {
-        F scores[2][4], total[4], dp[2][4];
+        F scores[2][4], total[4], dp[2][4], go[2] = {0.0f, 0.0f};
         UNROLL for (int i = 0; i < TILES; i += 2) score(scores, q + i, k + i, i);
         soften(e, scores, factor);
         mma0(total, e[0], e[1], e[2], e[3], ONES, ONES);
-        UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
+        invert(total);
         UNROLL for (int i = 0; i < TILES; i += 2) {
-            U go[2][2][2];
-            if (!AT_ONCE) project_back(*(F(*)[2][4])gs, dz, there, c + 8 * i);
+            U o[2][2];
+            if (!AT_ONCE && i % GIVEN == 0) project_back(*(F(*)[4][4])gs, dz, there, c + 8 * i);
             UNROLL for (int j = 0; j < 2; j++) {
                 F sum[4];
                 mma0(sum, e[0], e[1], e[2], e[3], turned(v[i + j][0]), turned(v[i + j][1]));
-                part_of(g[i + j], go[j], sum, gs[(i + j) % GIVEN], total, alpha, staged + 3 * TILE + place(row, (lane() & 3) * 4 + 2 * (c + 8 * (i + j))));
+                part_of(g[i + j], go, o[j], sum, gs[(i + j) % GIVEN], total, alpha);
             }
+            keep4(staged + 3 * TILE + place(row, half * 16 + 2 * (c + 8 * i)), o[0][0], o[0][1], o[1][0], o[1][1]);
             UNROLL for (int j = 0; j < 2; j++) {
                 U a[4] = {g[i][0], g[i][1], g[i + 1][0], g[i + 1][1]};
                 add(dp[j], a, v[i][j], v[i + 1][j], i);
-                UNROLL for (int r = 0; r < 2; r++) mma(dp[j], go[0][r][0], go[0][r][1], go[1][r][0], go[1][r][1], ONES, ONES);
             }
         }
+        whole(go);
+        UNROLL for (int r = 0; r < 2; r++) go[r] = go[r] * (0.0f - sharp);
+        UNROLL for (int j = 0; j < 2; j++) UNROLL for (int r = 0; r < 4; r++) dp[j][r] = fused(dp[j][r], sharp, go[r >> 1]);
         slope(ds, e, dp);
         turn(et, e), turn(dst, ds);
     }
+    U last[2];
     UNROLL for (int t = 0; t < TILES; t++) {
-        U at = staged + place(row, (lane() & 3) * 4 + 2 * (c + 8 * t));
         F dq[4], dk[4], dv[4];
+        U o[2];
         if (R == 1) {
-            single(dq, dk, dv, q, k, v[t], gs[t % GIVEN], masks, alpha, t, at + 3 * TILE);
+            single(dq, dk, dv, q, k, v[t], gs[t % GIVEN], masks, alpha, t, o);
         } else if (R <= 8) {
-            U all[HEADS][4], go[2][2];
-            F sum[4], over[4];
+            U all[HEADS][4];
+            F sum[4], over[4], go[2] = {0.0f, 0.0f};
             gather(sum, over, all, q, k, v[t], masks, factor, t);
-            part_of(g[t], go, sum, gs[t % GIVEN], over, alpha, at + 3 * TILE);
+            part_of(g[t], go, o, sum, gs[t % GIVEN], over, alpha);
+            whole(go);
             U qt[2] = {turned(q[t][0]), turned(q[t][1])}, kt[2] = {turned(k[t][0]), turned(k[t][1])};
             U gt[2] = {turned(g[t][0]), turned(g[t][1])};
             UNROLL for (int h = 0; h < HEADS; h++) {
                 U one = masks.pairs[h % OWNERS], mine = masks.columns[h % OWNERS];
-                F dp[2][4];
-                UNROLL for (int n = 0; n < 2; n++) {
-                    mma0(dp[n], g[t][0], g[t][1], go[0][0], go[0][1], only(v[t][n], one), one);
-                    mma(dp[n], go[1][0], go[1][1], one);
-                }
+                F dp[2][4], less[4];
+                start_from(less, go, h);
+                UNROLL for (int n = 0; n < 2; n++) mma(dp[n], g[t][0], g[t][1], only(v[t][n], one), less);
                 slope(ds, all[h], dp);
                 add(dq, ds, only(kt[0], mine), only(kt[1], mine), h);
                 turn(et, all[h]), turn(dst, ds);
@@ -524,12 +540,17 @@ INSIDE void unit_back(
             add(dv, et, turned(g[t][0]), turned(g[t][1]), 0);
             add(dk, dst, turned(q[t][0]), turned(q[t][1]), 0);
         }
-        float by = EARLY ? 1.0f / LOG2E : sharp;
+        float rows = R > 8 ? 1.0f : sharp, by = R > 8 ? 1.0f : EARLY ? 1.0f / LOG2E : sharp;  // of large heads the slopes have it already
+        U at = staged + place(row, U(2 * (c + 8 * t))) + half * TILE, y[3][2];
         UNROLL for (int r = 0; r < 2; r++) {
-            keep(at + 8 * r * ROW, pack(dq[2 * r] * sharp, dq[2 * r + 1] * sharp));
-            keep(at + (TILE + 8 * r * ROW), pack(dk[2 * r] * by, dk[2 * r + 1] * by));
-            keep(at + (2 * TILE + 8 * r * ROW), pack(dv[2 * r], dv[2 * r + 1]));
+            y[0][r] = pack(dq[2 * r] * rows, dq[2 * r + 1] * rows);
+            y[1][r] = pack(dk[2 * r] * by, dk[2 * r + 1] * by);
+            y[2][r] = pack(dv[2 * r], dv[2 * r + 1]);
         }
+        keep4(at, y[0][0], y[0][1], y[1][0], y[1][1]);
+        if (R <= 8) keep4(at + 2 * TILE, y[2][0], y[2][1], o[0], o[1]);
+        else if (t % 2) keep4(staged + 2 * TILE + place(row, half * 16 + 2 * (c + 8 * (t - 1))), last[0], last[1], y[2][0], y[2][1]);
+        else last[0] = y[2][0], last[1] = y[2][1];
     }
 }
 
@@ -564,6 +585,14 @@ KERNEL(BACKWARD_WARPS, 1) backward(
     constexpr int EACH = 16 / WARPS;  // matrices whose gradients four warps sum up
     F gw[EACH][8][4], gb[EACH][1][4];
     UNROLL for (int i = 0; i < EACH; i++) zero(gw[i]), zero(gb[i]);
+    U held[8][2];  // a tile's gradient of the input, which the first side takes: 64 columns at once read less of shared memory than 32 twice
+    auto give = [&](int tile) {
+        U at = ((lane() >> 2) + 16 * (warp() & 7)) * WIDTH + (lane() & 3) * 16;
+        UNROLL for (int i = 0; i < 2; i++) UNROLL for (int n = 0; n < 8; n += 4) {
+            U four[4] = {held[n][i], held[n + 1][i], held[n + 2][i], held[n + 3][i]};
+            store8(parts + tile * (TOKENS * WIDTH), at, four, 8 * i * WIDTH + 2 * n);
+        }
+    };
     for (int tile = start; tile < end; tile++) {
         U xs = view(tiles) + (tile & 1) * (2 * TILE / PIECE), zs = xs + TILE / PIECE;
         U ours = group * (64 * ROW / PIECE), there = view(weights), done = view(staged);
@@ -571,24 +600,24 @@ KERNEL(BACKWARD_WARPS, 1) backward(
         visible();
         together();  // this tile is there, and everybody has done with what lies where the next one goes
         if (tile + 1 < end) next(tile + 1);
-        U row = (lane() >> 2) + 16 * (warp() & 7);
+        if (tile > start && !first && side == 0) give(tile - 1);  // not before: who makes something visible waits for what it has stored
         Tokens all;
         all.view = xs + ours;
 #pragma unroll 1
         for (int c = BLOCK / SIDES * side; c < BLOCK / SIDES * (side + 1); c += UNIT) {
             U q[TILES][2], k[TILES][2], v[TILES][2];
-            F gs[GIVEN][4];  // the gradient of the heads; that of the largest comes 16 columns at a time
+            F gs[GIVEN][4];  // the gradient of the heads; that of the largest comes 32 columns at a time
             UNROLL for (int i = 0; i < TILES; i += 2) {
                 F y[6][4];
                 if (AT_ONCE) project(y, gs + i % GIVEN, xs + ours, zs + ours, there, weights + 4 * MATRIX, c + 8 * i);
                 else project(y, all, there, weights + 4 * MATRIX, c + 8 * i), finish(), settle(y);
                 packed(q + i, k + i, v + i, y, factor);
             }
-            unit_back(q, k, v, gs, masks, factor, alpha, sharp, staged, row, c, zs + ours, there);
+            unit_back(q, k, v, gs, masks, factor, alpha, sharp, staged, c, zs + ours, there);
         }
         visible();
         together();  // every sequence's dq, dk, dv and o are there
-        F dx[8 / SIDES][4];
+        F dx[8][4];
         zero(dx), settle(dx);
         UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
         begin();
@@ -599,21 +628,15 @@ KERNEL(BACKWARD_WARPS, 1) backward(
             if (matrix % 2 == 0)  // a softmax does not see the keys' biases, and the output's are not these
                 UNROLL for (int s = 0; s < TOKENS / 16; s++) wide<1, 0>(gb[i], done + (matrix * TILE + 16 * s * ROW) / PIECE, view(ones));
         }
-        if (!first)
+        if (!first && side == 0)
             UNROLL for (int a = 0; a < 3; a++) UNROLL for (int s = 0; s < 4; s++)
-                wide<0, 1>(dx, done + ours + (a * TILE + 32 * s) / PIECE, there + (16 * a + 48 * s) * ROW / PIECE + side * (ROW / SIDES / PIECE));
+                wide<0, 1>(dx, done + ours + (a * TILE + 32 * s) / PIECE, there + (16 * a + 48 * s) * ROW / PIECE);
         leave(), finish();
         UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
         settle(dx);
-        if (!first) {
-            UNROLL for (int i = 0; i < 2; i++) {
-                U at = (row + (tile * TOKENS + 8 * i)) * WIDTH + (lane() & 3) * 16 + side * 8;
-                UNROLL for (int n = 0; n < 8 / SIDES; n += 4)
-                    store8(parts, at + 2 * n, pack(dx[n][2 * i], dx[n][2 * i + 1]), pack(dx[n + 1][2 * i], dx[n + 1][2 * i + 1]),
-                           pack(dx[n + 2][2 * i], dx[n + 2][2 * i + 1]), pack(dx[n + 3][2 * i], dx[n + 3][2 * i + 1]));
-            }
-        }
+        UNROLL for (int n = 0; n < 8; n++) UNROLL for (int i = 0; i < 2; i++) held[n][i] = pack(dx[n][2 * i], dx[n][2 * i + 1]);
     }
+    if (!first && side == 0) give(end - 1);
     UNROLL for (int i = 0; i < EACH; i++) UNROLL for (int r = 0; r < 2; r++) {
         int matrix = (warp() >> 2) * EACH + i;
         U column = (lane() >> 2) + (c0 + 16 * (warp() & 3) + 8 * r), pair = (lane() & 3) * 2;
