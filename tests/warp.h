@@ -118,7 +118,6 @@ template <int K> INSIDE void product(F (&c)[4], const U* a, const U* b) {
 }
 INSIDE void mma(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { U a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1}; product<16>(c, a, b); }
 INSIDE void mma(F (&c)[4], U a0, U a1, U b0) { U a[2] = {a0, a1}; product<8>(c, a, &b0); }
-INSIDE void mma(F (&y)[4], U a0, U a1, U b0, const F (&c)[4]) { for (int i = 0; i < 4; i++) y[i] = c[i]; mma(y, a0, a1, b0); }
 INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { for (F& x : c) x = 0.0f; mma(c, a0, a1, a2, a3, b0, b1); }
 INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) { for (F& x : c) x = 0.0f; mma(c, a0, a1, b0); }
 
@@ -187,9 +186,8 @@ INSIDE void keep1(U at, F x) { for (int i = 0; i < 32; i++) memcpy(this_memory +
 INSIDE F find1(U at) { F x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
 INSIDE void keep2(U at, F a, F b) { for (uint32_t i : at.v) aligned(this_memory + i, 8); keep1(at, a), keep1(at + 4, b); }
 INSIDE void find2(U at, F& a, F& b) { for (uint32_t i : at.v) aligned(this_memory + i, 8); a = find1(at), b = find1(at + 4); }
-INSIDE void copy(U at, const void* start, U bytes, int more = 0) {
-    const char* from = (const char*)start + more;
-    for (int i = 0; i < 32; i++) aligned(from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], from + bytes.v[i], 16);
+INSIDE void copy(U at, const void* from, U bytes) {
+    for (int i = 0; i < 32; i++) aligned((const char*)from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);
 }
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
@@ -219,6 +217,7 @@ INSIDE void add2(float* p, U j, F a, F b, int more) {
     add(~U(0u), p + more, j, a), add(~U(0u), p + more, j + 1, b);
 }
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
+INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { for (uint32_t i : j.v) aligned(p + i, 16); store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 
 INSIDE void equal(int told, int known) { if (told != known) fprintf(stderr, "%d was told, it is %d\n", told, known), abort(); }
 template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1) {

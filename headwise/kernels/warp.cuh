@@ -63,10 +63,6 @@ INSIDE void mma(F (&c)[4], U a0, U a1, U b0) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
-INSIDE void mma(F (&y)[4], U a0, U a1, U b0, const F (&c)[4]) {  // y = c + a b
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
-        : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3]) : "r"(a0), "r"(a1), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
 INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
@@ -148,9 +144,7 @@ INSIDE void keep1(U at, F x) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(at)
 INSIDE F find1(U at) { F x; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory"); return x; }
 INSIDE void keep2(U at, F a, F b) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(a), "f"(b) : "memory"); }
 INSIDE void find2(U at, F& a, F& b) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory"); }
-INSIDE void copy(U at, const void* from, U bytes_, int more = 0) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_ + more) : "memory");
-}
+INSIDE void copy(U at, const void* from, U bytes_) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_) : "memory"); }
 INSIDE void send() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INSIDE void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 INSIDE F load(const float* p, U i) { return p[i]; }
@@ -173,3 +167,4 @@ INSIDE void store2(U some, float* p, U i, F a, F b, int more) { if (some) *(floa
 INSIDE void add(U some, float* p, U i, F x) { if (some) atomicAdd(p + i, x); }  // nobody waits; one thread's own are added in its order
 INSIDE void add2(float* p, U i, F a, F b, int more) { atomicAdd((float2*)(p + i + more), make_float2(a, b)); }
 INSIDE void store2(Half* p, U i, U x) { *(U*)(p + i) = x; }
+INSIDE void store8(Half* p, U i, U a, U b, U c, U d) { *(uint4*)(p + i) = make_uint4(a, b, c, d); }
