@@ -19,20 +19,21 @@ from typing import Any
 import torch
 
 from headwise.engine import commit
-from headwise.kernels import chain
+from headwise.kernels import chain, cuda
 
 MODELS, TOKENS, WIDTH, CALLS = 14, 4096, 64, 4
 
 
 def timed(work: Callable[[], None]) -> float:
-    """Microseconds a model for one call, the median of four replays of a graph."""
+    """Microseconds a model for one call, the median of four pairs of replays of a graph."""
     work()
     torch.cuda.synchronize()
     graph, times = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
             work()
-    graph.replay()
+    for _ in range(20):  # the card may have been idle while a kernel was compiled
+        graph.replay()
     for _ in range(4):
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         before.record()
@@ -99,9 +100,14 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=4096, help="heads x rank; default 4096")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.chain needs an H100 or H200")
-    rows = measure(args.columns, torch.device("cuda", torch.cuda.current_device()))
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    missing = cuda.missing(device)
+    if missing:
+        raise SystemExit(f"benchmarks.chain needs {missing}")
+    refused = chain.refusal(WIDTH, chain.TOKENS, TOKENS, args.columns, chain.RANKS[-1], torch.float16)
+    if refused:
+        raise SystemExit(f"benchmarks.chain: {refused}")
+    rows = measure(args.columns, device)
     mean = statistics.mean(row["forward"] + row["backward"] for row in rows)
     print(f"mean of forward and backward over the ranks: {mean:.1f} us a layer, step and model")
     if args.out:

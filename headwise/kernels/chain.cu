@@ -4,8 +4,8 @@
 // A tensor core's 16 x 8 result lies in a warp just as its next operand must: projections are packed to half and multiplied
 // again as they are, so queries, keys, scores, weights and heads never leave the registers. A warp has one sequence. A head of
 // rank 8 is one tile of eight columns; heads of rank 1, 2, 4 share a tile, and zeros in one operand tell them apart. Sums that
-// a softmax needs are products too: its denominator with ones beside the values; the mean that its gradient subtracts with the
-// columns -g o beside the gradients g; at rank 1 also the largest score.
+// a softmax needs are products too: its denominator with ones beside the values, at rank 1 also the largest score. What its gradient
+// takes off, the sum of g o over a head, is a sum of floats.
 //
 // Names: q, k, v, g (gradient of a head's output), o: a thread holds two columns of one token, as in a product's first operand;
 // with `t` behind the name two tokens of one column, as in its second. R is the rank, WARPS how many go back together; a
@@ -131,7 +131,7 @@ INSIDE U only(U x, U mask) { return R >= 8 ? x : times(x, mask); }
 INSIDE void soften(U (&e)[4], F (&s)[2][4], float factor) {
     F top[2];
     UNROLL for (int i = 0; i < 2; i++) top[i] = largest(largest(s[0][2 * i], s[0][2 * i + 1]), largest(s[1][2 * i], s[1][2 * i + 1]));
-    U both = pack(top[0], top[1]);  // what is taken off need not be the largest itself, only near it (to 2^15) and the same for a row
+    U both = pack(top[0], top[1]);  // what is taken off must be one for a row, and near its largest: within 1 below 2^12, 8 below 2^15; 2^16 is too much
     both = highest(both, other<1>(both));
     both = highest(both, other<2>(both));
     top[0] = first_of(both), top[1] = second_of(both);
