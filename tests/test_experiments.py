@@ -14,12 +14,13 @@ from tolerance import seeded
 
 from headwise import figures
 from headwise.engine import row_of
-from headwise.experiments import EXPERIMENTS, PARTS, cell, fig1, find, positions, settings_of
+from headwise.experiments import EXPERIMENTS, PARTS, cell, fig1, find, length, positions, settings_of
 from headwise.models import build, score_geometry
 from headwise.runs import Run, derive
 from headwise.shape import Shape, UsageError
 from headwise.stack import Stack, State, begin
 from headwise.sweep import cost
+from headwise.tasks import Farthest
 
 NAMES = sorted(name for name, module in EXPERIMENTS.items() if not hasattr(module, "make"))  # those that train
 LARGE = {"nanochat_heads"}  # of these, those that train one model at a time; test_nanochat_heads has rows for them
@@ -392,6 +393,18 @@ def test_a_row_of_the_paper_is_told_its_arm_also_beside_no_others(encodings: tup
     found = positions.summary(rows)
     assert {p["arms"] for p in found} == {"both" if e == "none" else a for e in encodings for a in arms}
     assert all((p["published"] is None) == (p["arms"] == "equal") for p in found)
+
+
+def test_errors_of_other_lengths_stand_beside_what_needs_no_attention() -> None:
+    s = dataclasses.replace(length.PRESETS["quick"], seeds=1, ranks=(16, 1))
+    found = length.summary([a_row(run, 0.5) for run in length.runs(s)])
+    draw = torch.Generator().manual_seed(5)
+    for points in s.lengths:
+        x, target = Farthest(s.dim, points).sample(draw, 20_000)
+        along = -(x * target).sum(-1).mean(1)  # the error of the best multiple c of -x is 1 - c^2
+        exact = math.sqrt(1 - next(p["alone"] for p in found if p["points"] == points))
+        assert abs(along.mean().item() - exact) < 4 * along.std().item() / math.sqrt(len(along))
+    assert "from the point alone 0.9546 and 0.8179" in length.headline(found)[0]
 
 
 def test_room_is_as_wide_as_concatenated_positions_and_has_their_recipe() -> None:
