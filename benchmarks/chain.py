@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.figure1 import events
 from headwise.engine import commit
 from headwise.kernels import chain, cuda
 
@@ -25,24 +26,16 @@ MODELS, TOKENS, WIDTH, CALLS = 14, 4096, 64, 4
 
 
 def timed(work: Callable[[], None]) -> float:
-    """Microseconds a model for one call, the median of four pairs of replays of a graph."""
+    """Microseconds a model for one call, by replays of a graph."""
     work()
     torch.cuda.synchronize()
-    graph, times = torch.cuda.CUDAGraph(), []
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
             work()
     for _ in range(20):  # the card may have been idle while a kernel was compiled
         graph.replay()
-    for _ in range(4):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
-        graph.replay()
-        graph.replay()
-        after.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(after) * 1000 / (2 * CALLS * MODELS))
-    return statistics.median(times)
+    return events(graph.replay, 2) * 1000 / (CALLS * MODELS)
 
 
 class Layer:
@@ -111,13 +104,8 @@ def main() -> None:
     mean = statistics.mean(row["forward"] + row["backward"] for row in rows)
     print(f"mean of forward and backward over the ranks: {mean:.1f} us a layer, step and model")
     if args.out:
-        told = {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "commit": commit(),
-            "columns": args.columns,
-            "rows": rows,
-        }
+        where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
+        told = {**where, "columns": args.columns, "rows": rows}
         args.out.write_text(json.dumps(told, indent=1) + "\n")
 
 
