@@ -56,7 +56,7 @@ class Layer:
         self.x, self.dz, self.u0 = drawn(T, D).half(), drawn(T, D).half(), drawn(T, D)
         self.u, self.y, self.inv = torch.empty_like(self.u0), torch.empty_like(self.x), torch.empty(M, T, device=device)
         self.parts = torch.empty(M, C // chain.BLOCK, T, D, dtype=torch.float16, device=device)
-        self.sums = torch.empty(self.shares, M, self.P, device=device)
+        self.sums, self.total = torch.empty(self.shares, M, self.P, device=device), torch.zeros(M, device=device)
 
     def forward(self, rank: int) -> None:
         f, h = self.row.view(-1), self.half.view(-1)
@@ -69,7 +69,7 @@ class Layer:
         f, h, s = self.row.view(-1), self.half.view(-1), self.sums.view(-1)
         chain.backward(
             rank, MODELS, self.C, self.shares, self.x, self.dz, h, f[self.biases :], h[self.out :], self.parts, s, s[self.biases :],
-            s[self.out :], TOKENS, self.C, self.P, 1.0, rank**-0.5, 1.0, first, MODELS, self.shares, self.P,
+            s[self.out :], self.total, TOKENS, self.C, self.P, 1.0, rank**-0.5, 1.0, first, MODELS, self.shares, self.P,
         )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """A training step of post-norm encoders as a dozen kernels: forward, loss, backward and AdamW on flat rows.
 
 It computes what `models.Encoder` and `stack.Stack` compute, for the shapes that `refusal` lets through; that is its plain twin. On
-an H100 or H200 the attention part of sequences of 16 tokens is one kernel forward and one back, in CUDA C++ (`kernels.chain`);
-elsewhere, and for other sizes, it is made of Triton kernels. Products take operands of one type, sums, norms, residual, weights and
-moments are float32:
+an H100 or H200 the attention part of sequences of 16 tokens is one kernel forward and one back, in CUDA C++ (`kernels.chain`), and so is
+the feed-forward where there are several models (`kernels.feed`); elsewhere, and for other sizes, they are made of Triton kernels. Products
+take operands of one type, sums, norms, residual, weights and moments are float32:
 
 fp16    operands rounded to 11 bits, as TF32 rounds them, at half the bytes and twice the rate; gradients are carried
         times a power of two so that they stay in range
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.kernels import chain, cuda
+from headwise.kernels import chain, cuda, feed
 from headwise.shape import Shape
 
 DOTS = {"fp16": "tf32", "bf16": "tf32", "tf32": "tf32", "fp32": "tf32x3"}
@@ -60,11 +60,18 @@ def chain_refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16"
     return chain.refusal(shape.dim, tokens, batch * tokens, shape.num_heads * shape.head_dim, shape.head_dim, STORED[precision])
 
 
+def feed_refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
+    """The same of the feed-forward beside such an attention part (feed.cu)."""
+    return feed.refusal(shape.dim, batch * tokens, shape.ffn_dim, STORED[precision])
+
+
 def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
     """Bytes that one model takes in training: weights, gradients, moments, and every buffer of `Fused`."""
     T, D, C, size = batch * tokens, shape.dim, shape.num_heads * shape.head_dim, STORED[precision].itemsize
     kept = shape.depth * (2 * T * (D * (4 + size) + 4) + 4 * T * C * size)
-    return kept + T * C * size + T * D * (12 + 4 * size) + shape.params * (16 + size)
+    refused = feed_refusal(shape, tokens, batch, precision) or chain_refusal(shape, tokens, batch, precision)
+    parts = T * max(C, 0 if refused else feed.blocks(shape.ffn_dim) * D)  # of the input's gradient, of columns or of hidden units
+    return kept + parts * size + T * D * (12 + 4 * size) + shape.params * (16 + size)
 
 
 def gain_of(count: int, precision: str) -> float:
@@ -109,7 +116,7 @@ class Flat:
             yield slice(first, first + models), s
             first += models
 
-    def _each(self, work: Callable[[slice, Shape], None]) -> None:
+    def each(self, work: Callable[[slice, Shape], None]) -> None:
         """Do something for the models of each split: on a GPU at the same time, since few of them fill it and some wait for memory while
         others multiply."""
         (first, *others), sides = list(self.ranges()), self.aside
@@ -140,12 +147,15 @@ class Fused(Flat):
         super().__init__(*flat)
         s, batch, tokens, weights, places, splits = self.shape, self.batch, self.tokens, self.weights, self.places, self.splits
         self.BT = 128 if self.T % 128 == 0 else 64
-        self.tiles = self.T // 64
         kind, where = self.half.dtype, weights.device
         kept = s.depth if training else 1
         refused = [chain_refusal(shape, tokens, batch, self.precision) for _, shape in splits]
         possible = not any(refused) and not cuda.missing(where)
         self.chained = possible and all(chain.proven(shape.head_dim, where) for _, shape in splits)
+        enough = self.M * self.F >= feed.ENOUGH * feed.BLOCK
+        self.fed = self.chained and enough and not feed_refusal(s, tokens, batch, self.precision) and feed.proven(where)
+        self.rows = 16 if self.fed else 64  # tokens of a tile where gradients pass a norm
+        self.tiles = self.T // self.rows
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(self.M, *size, dtype=dtype, device=where)
@@ -164,7 +174,8 @@ class Fused(Flat):
             self.grads = torch.zeros_like(weights)
             if self.chained:
                 self.shares = chain.shares(self.T, self.C)
-                self.blocks = empty(self.C // chain.BLOCK, self.T, self.D, dtype=kind)  # parts of dx
+                most = max(self.C // chain.BLOCK, feed.blocks(self.F) if self.fed else 0)
+                self.blocks = empty(most, self.T, self.D, dtype=kind)  # parts of dx, of the attention part and of the feed-forward in turn
                 if self.shares > 1:
                     self.shared = torch.empty(self.shares, self.M, self._attention(0)[1], device=where)
             elif whole:
@@ -173,7 +184,9 @@ class Fused(Flat):
                 self.mixed = empty(batch, tokens, self.C, dtype=kind)
             self.dx, self.dz16 = empty(self.T, self.D), empty(self.T, self.D, dtype=kind)
             self.dz = None if self.chained else empty(self.T, self.D)
-            self.fed = [empty(self.T, self.D, dtype=kind) for _ in range(min(2, s.depth))]  # dz16 of the feed-forward, layers in turn
+            turns = 0 if self.fed else min(2, s.depth)
+            self.behind = [empty(self.T, self.D, dtype=kind) for _ in range(turns)]  # dz16 of the feed-forward, layers in turn
+            self.total = torch.zeros(self.M, device=where)  # of each model's gradients
             self.parts = empty(1 + 2 * s.depth, self.tiles, 2 * self.D)
             table = [[0, 0, 0]]
             for i in range(s.depth):
@@ -181,7 +194,7 @@ class Fused(Flat):
                 table.append([places[b + "norm1.weight"][0], places[b + "attention.out_bias"][0], s.average])
                 table.append([places[b + "norm2.weight"][0], places[b + "feed.down.bias"][0], 1])
             self.table = torch.tensor(table, dtype=torch.int32, device=where)
-            streams = self.ranges() if weights.is_cuda else ()
+            streams = self.ranges() if weights.is_cuda and not self.fed else ()
             self.later = {now.start: torch.cuda.Stream(where) for now, _ in streams}  # of each split, for what nobody waits for
 
     def _whole(self, s: Shape) -> bool:
@@ -201,24 +214,21 @@ class Fused(Flat):
 
     def forward(self, x_MBND: Tensor) -> Tensor:
         """Outputs (models, batch, tokens, dim)."""
-        u = self._enter(x_MBND)
-        self._each(lambda now, s: self._layers(now, s, u[now]))
+        self.each(lambda now, s: self._layers(now, s, *self._enter(now, x_MBND[now])))
         at, _ = self.places[f"blocks.{self.shape.depth - 1}.norm2.weight"]
         return (self.u[-1] * self.weights[:, at].view(-1, 1, 1)).view(self.M, self.batch, self.tokens, self.D)
 
-    def _enter(self, x_MBND: Tensor) -> Tensor:
-        """The input as it is added to, and kept as operands."""
-        u = self._placed(x_MBND).reshape(self.M, self.T, self.D).float().contiguous()
-        self.first = u.to(self.half.dtype)
-        return u
+    def _enter(self, now: slice, x_MBND: Tensor) -> tuple[Tensor, Tensor]:
+        """The input as it is added to, and as operands."""
+        u = self._placed(now, x_MBND).reshape(-1, self.T, self.D).float().contiguous()
+        return u, u.to(self.half.dtype)
 
-    def _layers(self, now: slice, s: Shape, u: Tensor) -> None:
+    def _layers(self, now: slice, s: Shape, u: Tensor, x: Tensor) -> None:
         """All layers of the models of one split."""
-        x = self.first[now]
         for i in range(s.depth):
             u, x = self._layer(i, now, s, u, x)
 
-    def _placed(self, x_MBND: Tensor) -> Tensor:
+    def _placed(self, now: slice, x_MBND: Tensor) -> Tensor:
         """The input with its positions."""
         s = self.shape
         if s.positions == "none":
@@ -226,10 +236,10 @@ class Fused(Flat):
         at, _ = self.places["positions"]
         width = s.position_dim or s.dim
         rows = min(s.position_rows, self.tokens)
-        table = self.weights[:, at : at + rows * width].view(self.M, 1, rows, width)
+        table = self.weights[now, at : at + rows * width].unflatten(1, (1, rows, width))
         if s.positions == "additive":
             return x_MBND + table
-        return torch.cat((x_MBND, table.expand(self.M, self.batch, self.tokens, width)), -1)
+        return torch.cat((x_MBND, table.expand(-1, self.batch, self.tokens, width)), -1)
 
     def _layer(self, i: int, now: slice, s: Shape, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         from headwise.kernels import layer as K
@@ -237,11 +247,15 @@ class Fused(Flat):
         b, at, m = f"blocks.{i}.", 2 * i if len(self.u) > 2 else 0, now.start
         u1, x1, inv1, u2, x2, inv2 = (buffers[at + j][now] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
         self._attend(i, s, now, x, u, u1, x1, inv1)
-        K.feed[(self.T // self.BT, len(x))](
+        args = (
             x1, self._w(b + "feed.up.weight", m), self._f(b + "feed.up.bias", m), self._w(b + "feed.down.weight", m),
             self._f(b + "feed.down.bias", m), self._f(b + "norm1.weight", m), u1, self._f(b + "norm2.weight", m), u2, x2, inv2,
-            self.T, self.F, self.P, D=self.D, BT=self.BT, BF=64, IP=self.dot, **self._feed(),
+            self.T, self.F, self.P,
         )  # fmt: skip
+        if self.fed:
+            feed.forward(len(x), self.T, *args)
+        else:
+            K.feed[(self.T // self.BT, len(x))](*args, D=self.D, BT=self.BT, BF=64, IP=self.dot, **self._feed())
         return u2, x2
 
     def _attend(self, i: int, s: Shape, now: slice, x: Tensor, u: Tensor, u1: Tensor, x1: Tensor, inv1: Tensor) -> None:
@@ -280,27 +294,37 @@ class Fused(Flat):
     # -- backward
 
     def gradient(self, x_MBND: Tensor, targets: Tensor, losses_M: Tensor, then: Callable[[slice], None] | None = None) -> Tensor:
-        """Losses (written) and gradients of the flat rows, divided by nothing: those of the mean squared error. Every split goes on its own
-        from the first layer to the last and back; `then` is called for its models when their gradients are there, beside the others."""
-        u, targets = self._enter(x_MBND), targets.contiguous()
-        self._each(lambda now, s: self._learn(now, s, u[now], targets[now], losses_M[now], then))
+        """Losses (written) and gradients of the flat rows, divided by nothing: those of the mean squared error; `then` is called for the
+        models of each split when their gradients are there."""
+
+        def work(now: slice, s: Shape) -> None:
+            self.learn(now, s, x_MBND[now], targets[now], losses_M[now])
+            if then is not None:
+                then(now)
+
+        self.each(work)
         return self.grads
 
-    def _learn(self, now: slice, s: Shape, u: Tensor, targets: Tensor, losses_M: Tensor, then: Callable[[slice], None] | None) -> None:
-        """The same for the models of one split."""
+    def learn(self, now: slice, s: Shape, x_MBND: Tensor, targets: Tensor, losses_M: Tensor) -> None:
+        """The same for the models of one split, which waits for no other."""
         from headwise.kernels import layer as K
 
-        T, P, D, models, m = self.T, self.P, self.D, len(targets), now.start
-        self._layers(now, s, u)
+        T, P, D, models, m, targets = self.T, self.P, self.D, len(targets), now.start, targets.contiguous()
+        u, first = self._enter(now, x_MBND)
+        self._layers(now, s, u, first)
         queries, slots = targets.shape[-2], 1 + 2 * s.depth
         count, parts, grads = self.batch * queries, self.parts[now], self.grads[now]
-        K.squared_error[(T // 64, models)](
-            self.u[-1][now], self._f(f"blocks.{s.depth - 1}.norm2.weight", m), targets, self.dx[now], parts, T, self.tokens, queries, P,
-            2 * self.gain / count, 0, slots, D=D, W=targets.shape[-1], BT=64,
+        K.squared_error[(T // self.rows, models)](
+            self.u[-1][now], self._f(f"blocks.{s.depth - 1}.norm2.weight", m), targets, self.dx[now], parts, self.total[now], T,
+            self.tokens, queries, P, 2 * self.gain / count, 0, slots, D=D, W=targets.shape[-1], BT=self.rows,
         )  # fmt: skip
         later = self.later.get(m)
         for i in reversed(range(s.depth)):
-            self._layer_back(i, now, s, later)
+            x0 = self.x[2 * i - 1][now] if i else first
+            if self.fed:
+                self._fed_back(i, now, s, x0)
+            else:
+                self._layer_back(i, now, s, x0, later)
         self._join(later)
         if s.positions != "none":
             at, _ = self.places["positions"]
@@ -309,13 +333,38 @@ class Fused(Flat):
             table = self.dx[now].view(models, self.batch, self.tokens, D).sum(over)[..., -width:].flatten(1)
             grads[:, at : at + table.shape[1]] = table / self.gain
         K.finish[(slots, models)](
-            parts, grads, losses_M, self.table, P, 1 / self.gain, 1 / count, slots,
-            TILES=self.tiles, D=D, BLOCK=1 << (self.tiles - 1).bit_length(),
+            parts, grads, losses_M, self.total[now], self.table, P, 1 / self.gain, 1 / count, slots, TILES=self.tiles, D=D, BLOCK=64,
         )  # fmt: skip
-        if then is not None:
-            then(now)
 
-    def _layer_back(self, i: int, now: slice, s: Shape, later: torch.cuda.Stream | None) -> None:
+    def totals(self, now: slice) -> Tensor:
+        """Of the gradients of some models a number that is not finite if one of them is not."""
+        whole = self.fed and self.shape.positions == "none"  # their kernels have added everything up
+        return self.total[now] if whole else self.grads[now].sum(1)
+
+    def _fed_back(self, i: int, now: slice, s: Shape, x0: Tensor) -> None:
+        """One layer where both parts are kernels that leave parts of their input's gradient, which the norm below them adds up."""
+        from headwise.kernels import layer as K
+
+        T, P, D, F, m = self.T, self.P, self.D, self.F, now.start
+        b, slots, models = f"blocks.{i}.", 1 + 2 * s.depth, now.stop - now.start
+        u1, x1, inv1, u2, _, inv2 = (buffers[2 * i + j][now] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
+        dx, dz16, blocks, parts = (t[now] for t in (self.dx, self.dz16, self.blocks, self.parts))
+
+        def through(u: Tensor, inv: Tensor, norm: str, count: int, slot: int) -> None:
+            K.through[(T // self.rows, models)](
+                dx, blocks, u, inv, self._f(b + norm, m), dz16, parts, T, count, P, slot, slots, D=D, BT=self.rows, EACH=_together(count)
+            )  # fmt: skip
+
+        through(u2, inv2, "norm2.weight", self.C // chain.BLOCK if i + 1 < s.depth else 0, 2 + 2 * i)
+        names = [b + name for name in ("feed.up.weight", "feed.up.bias", "feed.down.weight")]
+        feed.back(
+            models, F, 1, x1, dz16, self._w(names[0], m), self._f(names[1], m), self._w(names[2], m), blocks,
+            *[self._f(name, m, self.grads) for name in names], self.total[now], T, F, P, 1 / self.gain, models, 1, P,
+        )  # fmt: skip
+        through(u1, inv1, "norm1.weight", feed.blocks(F), 1 + 2 * i)
+        self._chain_back(i, s, now, x0)
+
+    def _layer_back(self, i: int, now: slice, s: Shape, x0: Tensor, later: torch.cuda.Stream | None) -> None:
         """Gradients of weights are sums that nothing waits for: they are made beside what does, those of the feed-forward beside the
         attention part, those of the projections beside the next layer's feed-forward."""
         from headwise.kernels import layer as K
@@ -323,11 +372,11 @@ class Fused(Flat):
         T, P, D, C, F, dot, m = self.T, self.P, self.D, self.C, self.F, self.dot, now.start
         b, slots, undo = f"blocks.{i}.", 1 + 2 * s.depth, 1 / self.gain
         u1, x1, inv1, u2, _, inv2 = (buffers[2 * i + j][now] for j in (0, 1) for buffers in (self.u, self.x, self.inv))
-        x0, fed, dx, dz16 = (self.x[2 * i - 1] if i else self.first)[now], self.fed[i % 2][now], self.dx[now], self.dz16[now]
+        behind, dx, dz16 = self.behind[i % 2][now], self.dx[now], self.dz16[now]
         up, down, bias = self._w(b + "feed.up.weight", m), self._w(b + "feed.down.weight", m), self._f(b + "feed.up.bias", m)
         wide, models = self.half.dtype == torch.float32, len(x1)
         K.feed_back[(T // 64, models)](
-            dx, u2, inv2, self._f(b + "norm2.weight", m), x1, up, bias, down, fed, dx if self.dz is None else self.dz[now],
+            dx, u2, inv2, self._f(b + "norm2.weight", m), x1, up, bias, down, behind, dx if self.dz is None else self.dz[now],
             u1, inv1, self._f(b + "norm1.weight", m), dz16, self.parts[now], T, F, P, 2 + 2 * i, slots,
             D=D, BT=64, BF=64, LOWER=self.chained, IP=dot, STAGES=1 if wide else 3, num_warps=4,
         )  # fmt: skip
@@ -335,7 +384,7 @@ class Fused(Flat):
             self._join(later)
         with self._beside(later):
             K.feed_weights[(F // 64, models)](
-                x1, fed, up, bias, down, self._f(b + "feed.up.weight", m, self.grads), self._f(b + "feed.up.bias", m, self.grads),
+                x1, behind, up, bias, down, self._f(b + "feed.up.weight", m, self.grads), self._f(b + "feed.up.bias", m, self.grads),
                 self._f(b + "feed.down.weight", m, self.grads), T, F, P, undo,
                 D=D, BT=64, BF=64, IP=dot, STAGES=1 if wide else 3, num_warps=4,
             )  # fmt: skip
@@ -399,12 +448,17 @@ class Fused(Flat):
         chain.backward(
             s.head_dim, models, C, self.shares,
             x, dz16, self._w(names[0], first), self._f(names[1], first), self._w(names[2], first), blocks, *grads,
-            T, C, P, 1 / s.average, s.scale, undo, last, models, self.shares, grown,
+            self.total[now], T, C, P, 1 / s.average, s.scale, undo, last, models, self.shares, grown,
         )  # fmt: skip
         if self.shares > 1:
             K.add_shares[(-(-size // 1024), models)](to, own, size, P, self.shares, EACH=False, BLOCK=1024)
-        if not last:
-            K.add_blocks[(T // 16, models)](blocks, dx, T, columns, D=D, BT=16)
+        if not last and (i == 0 or not self.fed):  # else the norm of the layer below does it
+            K.add_blocks[(T // 16, models)](blocks, dx, T, columns, D=D, BT=16, EACH=_together(columns))
+
+
+def _together(blocks: int) -> int:
+    """How many parts of a gradient are read at once."""
+    return max(n for n in (1, 2, 4, 8) if blocks % n == 0)
 
 
 def adamw(

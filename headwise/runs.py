@@ -254,15 +254,19 @@ def block_steps(task: Task, recipe: Recipe) -> int:
     return max(k for k in range(1, most + 1) if math.gcd(recipe.epoch, task.stage) % k == 0)
 
 
-def draw_block(run: Run, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one block of steps of one run: (steps, batch, tokens, dim)."""
+def draw_block(run: Run, block: int, device: torch.device, into: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one block of steps of one run: (steps, batch, tokens, dim); written to tensors of that size, if there are."""
     recipe, steps = run.recipe, block_steps(run.task, run.recipe)
     first = block * steps
     if recipe.protocol == "replay":
         block %= recipe.epoch // steps
     if recipe.protocol == "original":
-        x, target = run.task.original(run.seed, recipe.batch, recipe.epoch, first % recipe.epoch, steps, device)
+        drawn = run.task.original(run.seed, recipe.batch, recipe.epoch, first % recipe.epoch, steps, device)
     else:
         generator = generator_of(device, derive(run.seed, "data", block))
-        x, target = run.task.sample(generator, steps * recipe.batch, first)
-    return x.unflatten(0, (steps, -1)), target.unflatten(0, (steps, -1))
+        if into is not None:
+            run.task.fill(*into, generator, first)
+            return into
+        drawn = run.task.sample(generator, steps * recipe.batch, first)
+    x, target = (t.unflatten(0, (steps, -1)) for t in drawn)
+    return (x, target) if into is None else (into[0].copy_(x), into[1].copy_(target))

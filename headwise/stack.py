@@ -106,7 +106,7 @@ class Stack:
     def run_block(self, block: int) -> Tensor:
         """Train through one block; returns the losses before each update, (steps, models)."""
         for m, run in enumerate(self.runs):
-            self._load(m, *draw_block(run, block, self.device))
+            self._load(m, run, block)
         self.rates.copy_(self.tables[block * self.steps : (block + 1) * self.steps])
         if self.device.type == "cuda":
             if self.graph is None:
@@ -117,23 +117,36 @@ class Stack:
             self._steps()
         return self.losses
 
-    def _load(self, m: int, x: Tensor, target: Tensor) -> None:
+    def _load(self, m: int, run: Run, block: int) -> None:
         """Model m's data of a block; the buffers stay where they are, since a graph reads them."""
         if self.inputs is None or self.targets is None:
-            self.inputs, self.targets = (t.new_empty(t.shape[0], len(self.runs), *t.shape[1:]) for t in (x, target))
-        self.inputs[:, m].copy_(x)
-        self.targets[:, m].copy_(target)
+            like = draw_block(run, block, self.device)
+            self.inputs, self.targets = (t.new_empty(t.shape[0], len(self.runs), *t.shape[1:]) for t in like)
+        draw_block(run, block, self.device, (self.inputs[:, m], self.targets[:, m]))
 
     def _steps(self) -> None:
+        if isinstance(self.kernels, Fused):  # a split goes through all steps on its own; some take three times as long as others
+            self.kernels.each(self._way)
+            return
         for i in range(self.steps):
             self._step(i)
 
-    def _gradient(self, i: int, then: Callable[[slice], None] | None = None) -> Tensor:
-        """Losses (written) and gradients; a fused step calls `then` for some models after others, as their gradients are there."""
+    def _way(self, now: slice, shape: Shape) -> None:
+        """All steps of the models of one split, as kernels."""
+        kernels, x, targets = self.kernels, self.inputs, self.targets
+        assert isinstance(kernels, Fused)
+        assert x is not None
+        assert targets is not None
+        for i in range(self.steps):
+            kernels.learn(now, shape, x[i, now], targets[i, now], self.losses[i, now])
+            self._move(i, now, kernels.grads, self.weights, self.mean, self.square, self.half)
+
+    def _gradient(self, i: int) -> Tensor:
+        """Losses (written) and gradients."""
         assert self.inputs is not None
         assert self.targets is not None
         if isinstance(self.kernels, Fused):
-            return self.kernels.gradient(self.inputs[i], self.targets[i], self.losses[i], then)
+            return self.kernels.gradient(self.inputs[i], self.targets[i], self.losses[i])
         if isinstance(self.kernels, Blocks):
             return self._around(self.kernels, self.inputs[i], self.targets[i], self.losses[i])
         with _autocast(self.recipe.precision, self.device):
@@ -163,13 +176,9 @@ class Stack:
         return grads
 
     def _step(self, i: int) -> None:
-        r, kernels, moved = self.recipe, self.kernels, (self.weights, self.mean, self.square, self.half)
-        if isinstance(kernels, Fused):
-            self._gradient(i, lambda now: self._move(i, now, kernels.grads, *moved))
-            return
-        grad = self._gradient(i)
-        if kernels is not None:
-            self._move(i, slice(None), grad, *moved)
+        r, grad = self.recipe, self._gradient(i)
+        if self.kernels is not None:
+            self._move(i, slice(None), grad, self.weights, self.mean, self.square, self.half)
             return
         size_M1, correct_M1, decay_M1 = self.rates[i]
         total_M = self._totals(grad, slice(None))
@@ -189,7 +198,7 @@ class Stack:
         """In half precision, of each model's gradient a sum, which is not finite if it overflowed and then must move nothing."""
         if self.recipe.precision != "fp16":
             return None
-        total_M = grad[now].sum(1)
+        total_M = self.kernels.totals(now) if isinstance(self.kernels, Fused) else grad[now].sum(1)
         self.skipped[now] += ~total_M.isfinite()
         return total_M
 

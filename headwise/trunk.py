@@ -138,7 +138,7 @@ class Trunk(Blocks):
                 x, self._f(b + "norm1.weight"), self._f(b + "norm1.bias"), self._w(b + "attention.qkv.weight"),
                 self._f(b + "attention.qkv.bias"), h1, qkv, T, 3 * C, P, **self.sizes, BC=64,
             )  # fmt: skip
-            self._each(lambda now, s, qkv=qkv, o=o: self._heads(qkv[now], o[now], s))
+            self.each(lambda now, s, qkv=qkv, o=o: self._heads(qkv[now], o[now], s))
             pre.feed[grid](
                 o, self._w(b + "attention.out.weight"), self._f(b + "attention.out_bias"), x, self._f(b + "norm2.weight"),
                 self._f(b + "norm2.bias"), self._w(b + "feed.up.weight"), self._f(b + "feed.up.bias"), self._w(b + "feed.down.weight"),
@@ -171,7 +171,7 @@ class Trunk(Blocks):
                 o, self.dx1, self._g(b + "attention.out.weight"), self.copies, T, C, P, copy, undo, 1, C, **split, BC=64, BIAS=False,
                 STAGES=stages,
             )  # fmt: skip
-            self._each(lambda now, s, qkv=qkv: self._heads_back(qkv[now], self.do[now], s))
+            self.each(lambda now, s, qkv=qkv: self._heads_back(qkv[now], self.do[now], s))
             pre.outer[(-(-3 * C // 64), pieces, self.M)](
                 qkv, h1, self._g(b + "attention.qkv.weight"), self._g(b + "attention.qkv.bias"), T, 3 * C, P, copy, undo, D, 1, **split,
                 BC=64, BIAS=True, STAGES=stages,
@@ -232,14 +232,14 @@ class Narrow(Blocks):
 
     def forward(self, x_MTD: Tensor) -> Tensor:
         self.first = x_MTD.contiguous()
-        self._each(self._decode)
+        self.each(self._decode)
         return self.out
 
     def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
         from headwise.kernels import layer as K
 
         dx = dx_MTD.contiguous()
-        self._each(lambda now, s: self._decode_back(dx[now], now, s))
+        self.each(lambda now, s: self._decode_back(dx[now], now, s))
         K.add_shares[(len(self.counts), self.M)](self.copies, self.grads, self.P, self.P, self.counts, EACH=True, BLOCK=STRETCH)
         return self.dx, self.grads
 

@@ -1,6 +1,7 @@
 // kernels/chain.cu on a CPU, for tests/test_gpu_chain.py.
 #include "warp.h"
 
+#include "post.cuh"
 #include "chain.cu"
 
 extern "C" void run_forward(
@@ -16,11 +17,11 @@ extern "C" void run_forward(
 
 extern "C" void run_backward(
     int blocks, int models, int warps, int bytes, const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw,
-    float* db, float* dout, int T, int C, int model, float alpha, float sharp, float undo,
+    float* db, float* dout, float* total, int T, int C, int model, float alpha, float sharp, float undo,
     int first, int models_, int shares, int grown
 ) {
     equal(warps, BACKWARD_WARPS), equal(bytes, WEIGHTS + 8 * TILE + 1024);
     launch(blocks, models, warps, bytes, [&] {
-        backward(x, dz, w, b, out, parts, dw, db, dout, T, C, model, alpha, sharp, undo, first, models_, shares, grown);
+        backward(x, dz, w, b, out, parts, dw, db, dout, total, T, C, model, alpha, sharp, undo, first, models_, shares, grown);
     });
 }

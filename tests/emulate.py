@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 def library(name, **defined):
     """kernels/<name>.cu by way of <name>.cpp, made once for all workers and tests of the same sources."""
     words = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", *(f"-D{key}={value}" for key, value in defined.items())]
-    sources = [HERE / f"{name}.cpp", HERE / "warp.h", Path(cuda.__file__).parent / f"{name}.cu"]
+    kernels = Path(cuda.__file__).parent
+    sources = [HERE / f"{name}.cpp", HERE / "warp.h", kernels / "post.cuh", kernels / f"{name}.cu"]
     key = hashlib.sha256(b"".join([" ".join(words).encode(), *(p.read_bytes() for p in sources)])).hexdigest()[:16]
     made = Path(tempfile.gettempdir()) / f"headwise-{name}-{getpass.getuser()}-{key}.so"
     if not made.exists():
@@ -57,7 +58,7 @@ def check_races(name, dropped, folder, **defined):
     assert not dropped or source.count(dropped) == 1
     (folder / f"{name}.cu").write_text(source.replace(dropped, dropped.replace("together", "left_out")) if dropped else source)
     words = ["g++", "-std=c++20", "-O1", "-fsanitize=thread", "-pthread", *(f"-D{key}={value}" for key, value in defined.items())]
-    words += [f"-I{folder}", f"-I{HERE}", "-o", folder / "races", HERE / f"{name}_races.cpp"]
+    words += [f"-I{folder}", f"-I{HERE}", f"-I{Path(cuda.__file__).parent}", "-o", folder / "races", HERE / f"{name}_races.cpp"]
     made = subprocess.run(words, capture_output=True, text=True)
     if made.returncode:
         assert "tsan" in made.stderr, made.stderr

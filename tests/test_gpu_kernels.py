@@ -13,7 +13,7 @@ from gpu import BF16, DEVICE, FP16, FP32, FP64, INTERPRETED, NAN, near, normal, 
 from nets import STEP, Net, case, check_gradients, check_step, check_streams, odd, signs_of, tensors
 
 from headwise import engine, stack
-from headwise.fused import STORED, Fused, needs, refusal
+from headwise.fused import STORED, Fused, chain_refusal, feed_refusal, needs, refusal
 from headwise.kernels import layer
 from headwise.kernels.points import farthest
 from headwise.models import build, paper_shape
@@ -232,24 +232,27 @@ def bytes_held(splits, tokens, batch, precision):
     ids=lambda s: f"{s.num_heads}x{s.head_dim}, dim {s.dim}, depth {s.depth}",
 )
 def test_needs_is_the_memory_of_a_model(shape, tokens, precision):
-    """Of one in a mixed stack; where every attention part is one kernel a little less is held."""
+    """Of one in a mixed stack; where every attention part is one kernel a little less is held, where the feed-forward is one, too, its
+    parts of a gradient more."""
     wide = shape.num_heads * shape.head_dim
     narrow = shape.replace(num_heads=wide // 8, num_kv_heads=wide // 8, head_dim=8, v_head_dim=8)
     told = 3 * needs(shape, tokens, 256, precision)
     assert told == 3 * needs(narrow, tokens, 256, precision)
     mixed = bytes_held([(2, shape), (1, narrow)], tokens, 256, precision)
     assert bytes_held([(3, shape)], tokens, 256, precision) <= mixed
-    assert mixed <= told <= 1.5 * mixed, f"{told / mixed:.2f} of what is held"
+    fed = not feed_refusal(shape, tokens, 256, precision) and not chain_refusal(shape, tokens, 256, precision)
+    most = 1.5 * mixed + (3 * shape.ffn_dim // 128 * 256 * tokens * shape.dim * 2 if fed else 0)
+    assert mixed <= told <= most, f"{told / mixed:.2f} of what is held"
 
 
 # ---- the stack and training
 
 
 def trained(runs, monkeypatch, fuses):
-    made, gradient = [], Fused.gradient
+    made, learn = [], Fused.learn
     with monkeypatch.context() as patch:
         patch.setattr(stack, "fused_refusal", lambda run, device: "" if fuses else "not now")
-        patch.setattr(Fused, "gradient", lambda *given: made.append(1) or gradient(*given))
+        patch.setattr(Fused, "learn", lambda *given: made.append(1) or learn(*given))
         rows = engine.train(runs, device=DEVICE.type, advance=lambda n: None)
     assert bool(made) == fuses
     return rows
@@ -279,26 +282,21 @@ def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(mo
     runs = [
         Run(paper_shape(dim=32, rank=rank, ffn_dim=64), Farthest(32, 16), recipe, 0) for rank in (16, 32)
     ]  # the first is the second split
-    usual, gradient, steps = trained(runs, monkeypatch, True), Fused.gradient, []
+    usual, learn, steps = trained(runs, monkeypatch, True), Fused.learn, []
 
     def overflowing(when):
-        def spoiled(step, x, targets, losses, then=None):
-            bad = when(len(steps)) and len(losses) == 2
-            steps.append(1)
-
-            def spoil(now):
-                if bad and now.start == 1:
+        def spoiled(step, now, *given):
+            learn(step, now, *given)
+            if now.start == 1:
+                if when(len(steps)):
                     step.grads[1, 3].fill_(math.inf)
-                if then is not None:
-                    then(now)
-
-            return gradient(step, x, targets, losses, spoil)
+                steps.append(1)
 
         return spoiled
 
     def rows(when):
         with monkeypatch.context() as patch:
-            patch.setattr(Fused, "gradient", overflowing(when))
+            patch.setattr(Fused, "learn", overflowing(when))
             return trained(runs, monkeypatch, True)
 
     warm = 2 if not INTERPRETED else 0  # gradients made before the graph

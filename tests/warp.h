@@ -1,5 +1,7 @@
 // A warp on a CPU: kernels/warp.cuh again, with a value of every lane in each variable. A block's warps
 // are threads. A reference for where numbers go, not for how a GPU rounds; what a GPU wants aligned must be aligned here too.
+#include <array>
+#include <atomic>
 #include <barrier>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +44,7 @@ static thread_local int this_warp, this_x, this_y;
 static thread_local char* this_memory;
 static thread_local std::barrier<>* this_barrier;
 static thread_local std::vector<std::unique_ptr<std::barrier<>>>* these_groups;
+static thread_local std::array<std::barrier<>, 4>* this_barriers;  // where two sides of all warps meet
 
 INSIDE float of_half(uint32_t x) { uint16_t h = x; _Float16 f; memcpy(&f, &h, 2); return f; }
 INSIDE uint32_t to_half(double x) { _Float16 f = x; uint16_t h; memcpy(&h, &f, 2); return h; }
@@ -57,6 +60,10 @@ INSIDE void same_moment() {}
 INSIDE void together() { this_barrier->arrive_and_wait(); }
 template <class... T> void left_out(T...) {}  // a wait that is left out
 INSIDE void together(int group, int warps) { (*these_groups)[group]->arrive_and_wait(); }
+INSIDE void meet(int place, int) { this_barriers->at(place).arrive_and_wait(); }
+INSIDE void meet_later(int place, int) { (void)this_barriers->at(place).arrive(); }
+template <int N> INSIDE void fewer_registers() {}
+template <int N> INSIDE void more_registers() {}
 INSIDE U choose(U some, U a, U b) { return U::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
 INSIDE F choose(U some, F a, F b) { return F::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
 INSIDE U less(U a, U b) { return U::each([&](int i) { return a.v[i] < b.v[i]; }); }
@@ -71,6 +78,8 @@ INSIDE F inverse(F x) { return F::each([&](int i) { return 1 / x.v[i]; }); }
 INSIDE F fused(F a, F b, F c) { return a * b + c; }
 INSIDE F root(F x) { return F::each([&](int i) { return sqrtf(x.v[i]); }); }
 INSIDE U pack(F a, F b) { return U::each([&](int i) { return both(a.v[i], b.v[i]); }); }
+INSIDE U pack_above(F a, F b) { return pack(largest(a, F(0.0f)), largest(b, F(0.0f))); }
+INSIDE U above(U x) { return U::each([&](int i) { return (low(x.v[i]) > 0 ? 0xffffu : 0u) | (high(x.v[i]) > 0 ? 0xffff0000u : 0u); }); }
 INSIDE F first_of(U x) { return F::each([&](int i) { return low(x.v[i]); }); }
 INSIDE F second_of(U x) { return F::each([&](int i) { return high(x.v[i]); }); }
 INSIDE U times(U a, U b) { return U::each([&](int i) { return both(low(a.v[i]) * low(b.v[i]), high(a.v[i]) * high(b.v[i])); }); }
@@ -118,6 +127,7 @@ template <int K> INSIDE void product(F (&c)[4], const U* a, const U* b) {
 }
 INSIDE void mma(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { U a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1}; product<16>(c, a, b); }
 INSIDE void mma(F (&c)[4], U a0, U a1, U b0) { U a[2] = {a0, a1}; product<8>(c, a, &b0); }
+INSIDE void mma(F (&y)[4], U a0, U a1, U b0, const F (&c)[4]) { for (int i = 0; i < 4; i++) y[i] = c[i]; mma(y, a0, a1, b0); }
 INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { for (F& x : c) x = 0.0f; mma(c, a0, a1, a2, a3, b0, b1); }
 INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) { for (F& x : c) x = 0.0f; mma(c, a0, a1, b0); }
 
@@ -143,22 +153,29 @@ template <int TA, int TB, int N> INSIDE void wide(F (&c)[N][4], U a, U b) {  // 
                 c[n][r].v[i] = sum;
             }
 }
-template <int N> INSIDE void wide(F (&c)[N][4], const U (&a)[4], U b) {
+template <int TB, int N> INSIDE void wide_from(F (&c)[N][4], const U (&a)[4], U b) {
     for (int n = 0; n < N; n++) {
         U y[2];
         for (int k = 0; k < 2; k++)
             y[k] = U::each([&](int i) {
-                uint32_t at = seen(b) + 128 * (8 * n + i / 4) + 16 * k + i % 4 * 4;
-                return both(half_at(at), half_at(at + 2));
+                int column = 8 * n + i / 4, row = 8 * k + i % 4 * 2;
+                uint32_t at = seen(b) + (TB ? 128 * row + 2 * column : 128 * column + 2 * row);
+                return both(half_at(at), half_at(at + (TB ? 128 : 2)));
             });
         mma(c[n], a[0], a[1], a[2], a[3], y[0], y[1]);
     }
 }
+template <int N> INSIDE void wide(F (&c)[N][4], const U (&a)[4], U b) { wide_from<0>(c, a, b); }
+INSIDE void wide_turned(F (&c)[8][4], const U (&a)[4], U b) { wide_from<1>(c, a, b); }
+INSIDE void nothing(F (&c)[8][4]) { for (auto& row : c) for (F& x : row) x = 0.0f; }
+INSIDE void wide0(F (&c)[8][4], const U (&a)[4], U b) { nothing(c), wide(c, a, b); }
+template <int TA, int TB> INSIDE void wide0(F (&c)[8][4], U a, U b) { nothing(c), wide<TA, TB>(c, a, b); }
 INSIDE void begin() {}
 INSIDE void leave() {}
 INSIDE void finish() {}
+INSIDE void finish_former() {}
 template <int N> INSIDE void settle(F (&)[N][4]) {}
-template <int N> INSIDE void settle(U (&)[N][2]) {}
+template <int N, int M> INSIDE void settle(U (&)[N][M]) {}
 INSIDE void visible() {}
 INSIDE void keep(U at, U x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
 INSIDE U find(U at) { U x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
@@ -186,8 +203,9 @@ INSIDE void keep1(U at, F x) { for (int i = 0; i < 32; i++) memcpy(this_memory +
 INSIDE F find1(U at) { F x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
 INSIDE void keep2(U at, F a, F b) { for (uint32_t i : at.v) aligned(this_memory + i, 8); keep1(at, a), keep1(at + 4, b); }
 INSIDE void find2(U at, F& a, F& b) { for (uint32_t i : at.v) aligned(this_memory + i, 8); a = find1(at), b = find1(at + 4); }
-INSIDE void copy(U at, const void* from, U bytes) {
-    for (int i = 0; i < 32; i++) aligned((const char*)from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], (const char*)from + bytes.v[i], 16);
+INSIDE void copy(U at, const void* start, U bytes, int more = 0) {
+    const char* from = (const char*)start + more;
+    for (int i = 0; i < 32; i++) aligned(from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], from + bytes.v[i], 16);
 }
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
@@ -212,12 +230,12 @@ INSIDE void store2(U some, float* p, U j, F a, F b, int more) {
     store(some, p + more, j, a), store(some, p + more, j + 1, b);
 }
 INSIDE void add(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] += x.v[i]; }
+INSIDE void add_up(float* p, F x) { for (float y : x.v) std::atomic_ref<float>(*p).fetch_add(y); }
 INSIDE void add2(float* p, U j, F a, F b, int more) {
     for (uint32_t i : j.v) aligned(p + i + more, 8);
     add(~U(0u), p + more, j, a), add(~U(0u), p + more, j + 1, b);
 }
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
-INSIDE void store8(Half* p, U j, U a, U b, U c, U d) { for (uint32_t i : j.v) aligned(p + i, 16); store2(p, j, a), store2(p, j + 2, b), store2(p, j + 4, c), store2(p, j + 6, d); }
 
 INSIDE void equal(int told, int known) { if (told != known) fprintf(stderr, "%d was told, it is %d\n", told, known), abort(); }
 template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1) {
@@ -226,12 +244,13 @@ template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes,
         for (int x = 0; x < blocks_x; x++) {
             std::vector<char> memory(bytes, 0x7e);  // not numbers, until something is written
             std::barrier<> barrier(warps);
+            std::array<std::barrier<>, 4> meetings{std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps)};
             std::vector<std::unique_ptr<std::barrier<>>> each;
             for (int g = 0; g < groups; g++) each.push_back(std::make_unique<std::barrier<>>(warps / groups));
             std::vector<std::thread> threads;
             for (int w = 0; w < warps; w++)
                 threads.emplace_back([&, w] {
-                    this_warp = w, this_x = x, this_y = y, this_memory = memory.data(), this_barrier = &barrier, these_groups = &each;
+                    this_warp = w, this_x = x, this_y = y, this_memory = memory.data(), this_barrier = &barrier, these_groups = &each, this_barriers = &meetings;
                     kernel();
                 });
             for (auto& t : threads) t.join();

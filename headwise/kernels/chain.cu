@@ -15,17 +15,14 @@
 
 // ---- sizes
 
-constexpr int WIDTH = 64;               // of the model
 constexpr int BLOCK = 64;               // columns whose weights are in shared memory at once
-constexpr int ROW = 2 * WIDTH;          // bytes of a row of 64 halves there
 constexpr int MATRIX = 64 * ROW;
 constexpr int WEIGHTS = 4 * MATRIX + 1024;  // queries, keys, values, 16 columns of each in turn; output; the biases of the first three
-constexpr int PIECE = 16;               // bytes that products of four warps count in
 constexpr int UNIT = R < 16 ? 16 : R;   // columns that a warp works on at once
 constexpr int TILES = UNIT / 8;
 constexpr int HEADS = R < 8 ? 8 / R : 1;  // that share a tile of eight columns
 constexpr bool AT_ONCE = R <= 32;       // backward, all projections of 16 columns together
-constexpr int GIVEN = AT_ONCE ? TILES : 2;
+constexpr int GIVEN = AT_ONCE ? TILES : 4;
 constexpr int TOKENS = 128;             // of a tile
 constexpr int TILE = TOKENS * ROW;
 constexpr int FORWARD_WARPS = 8;
@@ -37,30 +34,22 @@ constexpr bool EARLY = R < 8;           // the scores' factor goes to the querie
 
 // ---- operands
 
-INSIDE U place(U row, U byte) { return row * ROW + (byte ^ (row & 7) << 4); }  // in a tile
-INSIDE void zero(F (&c)[4]) { UNROLL for (int i = 0; i < 4; i++) c[i] = 0.0f; }
-template <int N> INSIDE void zero(F (&c)[N][4]) { UNROLL for (int i = 0; i < N; i++) zero(c[i]); }
-
-// On their way to shared memory: the weights of a block of columns, queries, keys, values as (column, d), output as (d, column).
+// On their way to shared memory: the weights of a block of columns, queries, keys, values as (column, d), output as (d, column). What a
+// thread brings lies the same number of rows apart, so that it needs one address.
 template <int OF> INSIDE void bring(U to, const Half* w, const float* b, const Half* out, int c0, int C) {
-    UNROLL for (int i = 0; i < 64 / OF; i++) {
-        constexpr int each = 16 / OF;  // turns a matrix
-        U at = lane() + 32 * (warp() + OF * (i % each));  // of 64 rows x 8 pieces of 16 bytes
-        U row = at >> 3, piece = (at & 7) * 16;
-        int matrix = i / each;
-        if (matrix < 3) copy(to + place((row >> 4) * 48 + (row & 15) + 16 * matrix, piece), w, (row + (matrix * C + c0)) * ROW + piece);
-        else copy(to + matrix * MATRIX + place(row, piece), out, row * (2 * C) + 2 * c0 + piece);
-    }
+    constexpr int STEP = 4 * OF;  // rows that OF warps bring at once, of 64 with 8 pieces of 16 bytes
+    U at = anew(lane()) + 32 * warp(), row = at >> 3, piece = (at & 7) * 16;  // anew: registers are scarcer than instructions
+    U threes = to + place((row >> 4) * 48 + (row & 15), piece), ones = to + 3 * MATRIX + place(row, piece);
+    UNROLL for (int matrix = 0; matrix < 3; matrix++) UNROLL for (int i = 0; i < 64; i += STEP)
+        copy(threes + (3 * i + 16 * matrix) * ROW, w + (matrix * C + c0) * WIDTH, at * 16, i * ROW);
+    UNROLL for (int i = 0; i < 64; i += STEP) copy(ones + i * ROW, out + i * C + c0, row * (2 * C) + piece);
     if (warp() < 3) copy(to + 4 * MATRIX + 256 * warp() + (lane() & 15) * 16, b, (lane() & 15) * 16 + 4 * (warp() * C + c0));
 }
 
 // The same: a tile of tokens.
 template <int OF> INSIDE void bring_tile(U to, const Half* x, int tile) {
-    UNROLL for (int i = 0; i < 32 / OF; i++) {
-        U at = lane() + 32 * (warp() + OF * i);
-        U row = at >> 3, piece = (at & 7) * 16;
-        copy(to + place(row, piece), x, (row + tile * TOKENS) * ROW + piece);
-    }
+    U at = anew(lane()) + 32 * warp(), first = to + place(at >> 3, (at & 7) * 16);
+    UNROLL for (int i = 0; i < TOKENS; i += 4 * OF) copy(first + i * ROW, x + tile * (TOKENS * WIDTH), at * 16, i * ROW);
 }
 
 // The biases of 16 columns of queries, keys and values, where their products are to be added.
@@ -217,6 +206,11 @@ INSIDE void add_couple(F (&c)[2][4], const U (&a)[4], const U (&b)[2][2], const 
 INSIDE void own(F (&y)[4], const F (&c)[2][4]) { UNROLL for (int r = 0; r < 4; r++) y[r] = c[r & 1][r]; }
 INSIDE void beside(F (&y)[4], const F (&c)[2][4]) { UNROLL for (int r = 0; r < 4; r++) y[r] = c[r & 1][r ^ 1]; }
 
+// 1 / x of a row's sums; from rank 2 on both columns of a thread are one head's.
+INSIDE void invert(F (&x)[4]) {
+    UNROLL for (int r = 0; r < 4; r++) x[r] = R > 1 && r % 2 ? x[r - 1] : inverse(x[r]);
+}
+
 // The heads of tile t before they are divided, and what to divide them by; weights stay in e where they are wanted again.
 INSIDE void gather(
     F (&sum)[4], F (&total)[4], U (*e)[4], const U (&q)[TILES][2], const U (&k)[TILES][2], const U (&v)[2], const Masks& masks, float factor, int t
@@ -241,7 +235,7 @@ INSIDE void gather(
             add(total, e[h], mine, mine, h);
         }
     }
-    UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
+    invert(total);
 }
 
 // ---- forward
@@ -280,9 +274,7 @@ KERNEL(FORWARD_WARPS, 2) forward(
 ) {
     long long m = block_y();
     int tile = block_x() / pieces, piece = block_x() % pieces, start = C / pieces * piece, end = start + C / pieces;
-    x += m * T * WIDTH, u0 += m * T * WIDTH, u += m * T * WIDTH, y += m * T * WIDTH, inv += m * T;
-    w += m * model, b += m * model, out += m * model, bias += m * model, scale0 += m * model, scale += m * model;
-    U token = (lane() >> 2) + (tile * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
+    x += m * T * WIDTH, w += m * model, b += m * model, out += m * model;
     U memory = shared(), xs = memory + 2 * WEIGHTS;
     float factor = sharp * LOG2E;
     bring<FORWARD_WARPS>(memory, w, b, out, start, C);
@@ -328,42 +320,15 @@ KERNEL(FORWARD_WARPS, 2) forward(
         finish();
         settle(z), settle(o);
     }
+    U token = (lane() >> 2) + (tile * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
     if (pieces > 1) {
         partial += (m * pieces + piece) * T * WIDTH;
         UNROLL for (int n = 0; n < 8; n++) UNROLL for (int i = 0; i < 2; i++)
             store2(partial, (token + 8 * i) * WIDTH + pair + 8 * n, z[n][2 * i], z[n][2 * i + 1]);
         return;
     }
-    F squares[2] = {0.0f, 0.0f}, own = load(scale, U(0u)), before = load(scale0, U(0u));
-    if (first) before = 1.0f;
-    UNROLL for (int n = 0; n < 8; n++) {
-        F shift[2] = {0.0f, 0.0f};
-        for (int i = 0; i < average; i++) {
-            F a, c;
-            load2(bias, pair + (i * WIDTH + 8 * n), a, c);
-            shift[0] = shift[0] + a, shift[1] = shift[1] + c;
-        }
-        UNROLL for (int i = 0; i < 2; i++) {
-            F passed[2];
-            load2(u0, (token + 8 * i) * WIDTH + pair + 8 * n, passed[0], passed[1]);
-            UNROLL for (int j = 0; j < 2; j++) {
-                z[n][2 * i + j] = z[n][2 * i + j] * alpha + passed[j] * before + shift[j] * (1.0f / average);
-                squares[i] = squares[i] + z[n][2 * i + j] * z[n][2 * i + j];
-            }
-        }
-    }
-    UNROLL for (int i = 0; i < 2; i++) {
-        squares[i] = squares[i] + other<1>(squares[i]);
-        squares[i] = squares[i] + other<2>(squares[i]);
-        F over = F(1.0f) / root(squares[i]);
-        UNROLL for (int n = 0; n < 8; n++) {
-            F low = z[n][2 * i] * over, high = z[n][2 * i + 1] * over;
-            U at = (token + 8 * i) * WIDTH + pair + 8 * n;
-            store2(u, at, low, high);
-            store2(y, at, pack(low * own, high * own));
-        }
-        store(inv, token + 8 * i, over);  // four lanes write the same number
-    }
+    End norm = {bias + m * model, scale0 + m * model, u0 + m * T * WIDTH, scale + m * model, u + m * T * WIDTH, y + m * T * WIDTH, inv + m * T};
+    finish_part(z, token, norm, alpha, average, first);
 }
 
 // ---- backward
@@ -465,8 +430,8 @@ INSIDE void single(F (&dq)[4], F (&dk)[4], F (&dv)[4], const U (&q)[TILES][2], c
     }
 }
 
-// 16 columns of dz W_O, the gradient of the heads.
-INSIDE void project_back(F (&g)[2][4], U dz, U weights, int column) {
+// 32 columns of dz W_O, the gradient of the heads.
+INSIDE void project_back(F (&g)[4][4], U dz, U weights, int column) {
     zero(g), settle(g);
     begin();
     UNROLL for (int s = 0; s < 4; s++) wide<0, 1>(g, dz + 32 * s / PIECE, weights + (3 * MATRIX + 16 * s * ROW + 2 * column) / PIECE);
@@ -487,10 +452,10 @@ INSIDE void unit_back(
         UNROLL for (int i = 0; i < TILES; i += 2) score(scores, q + i, k + i, i);
         soften(e, scores, factor);
         mma0(total, e[0], e[1], e[2], e[3], ONES, ONES);
-        UNROLL for (int r = 0; r < 4; r++) total[r] = inverse(total[r]);
+        invert(total);
         UNROLL for (int i = 0; i < TILES; i += 2) {
             U o[2][2];
-            if (!AT_ONCE) project_back(*(F(*)[2][4])gs, dz, there, c + 8 * i);
+            if (!AT_ONCE && i % GIVEN == 0) project_back(*(F(*)[4][4])gs, dz, there, c + 8 * i);
             UNROLL for (int j = 0; j < 2; j++) {
                 F sum[4];
                 mma0(sum, e[0], e[1], e[2], e[3], turned(v[i + j][0]), turned(v[i + j][1]));
@@ -503,7 +468,8 @@ INSIDE void unit_back(
             }
         }
         whole(go);
-        UNROLL for (int j = 0; j < 2; j++) UNROLL for (int r = 0; r < 4; r++) dp[j][r] = dp[j][r] - go[r >> 1];
+        UNROLL for (int r = 0; r < 2; r++) go[r] = go[r] * (0.0f - sharp);
+        UNROLL for (int j = 0; j < 2; j++) UNROLL for (int r = 0; r < 4; r++) dp[j][r] = fused(dp[j][r], sharp, go[r >> 1]);
         slope(ds, e, dp);
         turn(et, e), turn(dst, ds);
     }
@@ -523,8 +489,9 @@ INSIDE void unit_back(
             U gt[2] = {turned(g[t][0]), turned(g[t][1])};
             UNROLL for (int h = 0; h < HEADS; h++) {
                 U one = masks.pairs[h % OWNERS], mine = masks.columns[h % OWNERS];
-                F dp[2][4];
-                UNROLL for (int n = 0; n < 2; n++) start_from(dp[n], go, h), mma(dp[n], g[t][0], g[t][1], only(v[t][n], one));
+                F dp[2][4], less[4];
+                start_from(less, go, h);
+                UNROLL for (int n = 0; n < 2; n++) mma(dp[n], g[t][0], g[t][1], only(v[t][n], one), less);
                 slope(ds, all[h], dp);
                 add(dq, ds, only(kt[0], mine), only(kt[1], mine), h);
                 turn(et, all[h]), turn(dst, ds);
@@ -536,10 +503,10 @@ INSIDE void unit_back(
             add(dv, et, turned(g[t][0]), turned(g[t][1]), 0);
             add(dk, dst, turned(q[t][0]), turned(q[t][1]), 0);
         }
-        float by = EARLY ? 1.0f / LOG2E : sharp;
+        float rows = R > 8 ? 1.0f : sharp, by = R > 8 ? 1.0f : EARLY ? 1.0f / LOG2E : sharp;  // of large heads the slopes have it already
         U at = staged + place(row, U(2 * (c + 8 * t))) + half * TILE, y[3][2];
         UNROLL for (int r = 0; r < 2; r++) {
-            y[0][r] = pack(dq[2 * r] * sharp, dq[2 * r + 1] * sharp);
+            y[0][r] = pack(dq[2 * r] * rows, dq[2 * r + 1] * rows);
             y[1][r] = pack(dk[2 * r] * by, dk[2 * r + 1] * by);
             y[2][r] = pack(dv[2 * r], dv[2 * r + 1]);
         }
@@ -553,10 +520,10 @@ INSIDE void unit_back(
 // From dz, the gradient of what the output adds to, to that of the input and the weights: a block of columns, all tokens, or one of
 // `shares` equal parts of them. The input's gradient is a sum over blocks of columns, whose parts go to `parts` (model, block, token, 64),
 // lane by lane (`add_blocks` in layer.py knows the order); `first`: nobody wants it. The weights' is a sum over the shares, (share,
-// model, numbers `grown` apart).
+// model, numbers `grown` apart); what they sum up to is added to `total`, one number a model, which is not finite if one of them is not.
 KERNEL(BACKWARD_WARPS, 1) backward(
     const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw, float* db, float* dout,
-    int T, int C, int model, float alpha, float sharp, float undo, int first, int models, int shares, int grown
+    float* total, int T, int C, int model, float alpha, float sharp, float undo, int first, int models, int shares, int grown
 ) {
     long long m = block_y();
     int block = block_x() % (C / BLOCK), share = block_x() / (C / BLOCK), c0 = block * BLOCK;
@@ -581,11 +548,12 @@ KERNEL(BACKWARD_WARPS, 1) backward(
     constexpr int EACH = 16 / WARPS;  // matrices whose gradients four warps sum up
     F gw[EACH][8][4], gb[EACH][1][4];
     UNROLL for (int i = 0; i < EACH; i++) zero(gw[i]), zero(gb[i]);
-    U held[8 / SIDES][2];  // a tile's gradient of the input
+    U held[8][2];  // a tile's gradient of the input, which the first side takes: 64 columns at once read less of shared memory than 32 twice
     auto give = [&](int tile) {
-        UNROLL for (int i = 0; i < 2; i++) {
-            U at = ((lane() >> 2) + (16 * (warp() & 7) + tile * TOKENS + 8 * i)) * WIDTH + (lane() & 3) * 16 + side * 8;
-            UNROLL for (int n = 0; n < 8 / SIDES; n += 4) store8(parts, at + 2 * n, held[n][i], held[n + 1][i], held[n + 2][i], held[n + 3][i]);
+        U at = ((lane() >> 2) + 16 * (warp() & 7)) * WIDTH + (lane() & 3) * 16;
+        UNROLL for (int i = 0; i < 2; i++) UNROLL for (int n = 0; n < 8; n += 4) {
+            U four[4] = {held[n][i], held[n + 1][i], held[n + 2][i], held[n + 3][i]};
+            store8(parts + tile * (TOKENS * WIDTH), at, four, 8 * i * WIDTH + 2 * n);
         }
     };
     for (int tile = start; tile < end; tile++) {
@@ -595,13 +563,13 @@ KERNEL(BACKWARD_WARPS, 1) backward(
         visible();
         together();  // this tile is there, and everybody has done with what lies where the next one goes
         if (tile + 1 < end) next(tile + 1);
-        if (tile > start && !first) give(tile - 1);  // not before: who makes something visible waits for what it has stored
+        if (tile > start && !first && side == 0) give(tile - 1);  // not before: who makes something visible waits for what it has stored
         Tokens all;
         all.view = xs + ours;
 #pragma unroll 1
         for (int c = BLOCK / SIDES * side; c < BLOCK / SIDES * (side + 1); c += UNIT) {
             U q[TILES][2], k[TILES][2], v[TILES][2];
-            F gs[GIVEN][4];  // the gradient of the heads; that of the largest comes 16 columns at a time
+            F gs[GIVEN][4];  // the gradient of the heads; that of the largest comes 32 columns at a time
             UNROLL for (int i = 0; i < TILES; i += 2) {
                 F y[6][4];
                 if (AT_ONCE) project(y, gs + i % GIVEN, xs + ours, zs + ours, there, weights + 4 * MATRIX, c + 8 * i);
@@ -612,7 +580,7 @@ KERNEL(BACKWARD_WARPS, 1) backward(
         }
         visible();
         together();  // every sequence's dq, dk, dv and o are there
-        F dx[8 / SIDES][4];
+        F dx[8][4];
         zero(dx), settle(dx);
         UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
         begin();
@@ -623,15 +591,16 @@ KERNEL(BACKWARD_WARPS, 1) backward(
             if (matrix % 2 == 0)  // a softmax does not see the keys' biases, and the output's are not these
                 UNROLL for (int s = 0; s < TOKENS / 16; s++) wide<1, 0>(gb[i], done + (matrix * TILE + 16 * s * ROW) / PIECE, view(ones));
         }
-        if (!first)
+        if (!first && side == 0)
             UNROLL for (int a = 0; a < 3; a++) UNROLL for (int s = 0; s < 4; s++)
-                wide<0, 1>(dx, done + ours + (a * TILE + 32 * s) / PIECE, there + (16 * a + 48 * s) * ROW / PIECE + side * (ROW / SIDES / PIECE));
+                wide<0, 1>(dx, done + ours + (a * TILE + 32 * s) / PIECE, there + (16 * a + 48 * s) * ROW / PIECE);
         leave(), finish();
         UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
         settle(dx);
-        UNROLL for (int n = 0; n < 8 / SIDES; n++) UNROLL for (int i = 0; i < 2; i++) held[n][i] = pack(dx[n][2 * i], dx[n][2 * i + 1]);
+        UNROLL for (int n = 0; n < 8; n++) UNROLL for (int i = 0; i < 2; i++) held[n][i] = pack(dx[n][2 * i], dx[n][2 * i + 1]);
     }
-    if (!first) give(end - 1);
+    if (!first && side == 0) give(end - 1);
+    F all = 0.0f;
     UNROLL for (int i = 0; i < EACH; i++) UNROLL for (int r = 0; r < 2; r++) {
         int matrix = (warp() >> 2) * EACH + i;
         U column = (lane() >> 2) + (c0 + 16 * (warp() & 3) + 8 * r), pair = (lane() & 3) * 2;
@@ -643,5 +612,8 @@ KERNEL(BACKWARD_WARPS, 1) backward(
             UNROLL for (int n = 0; n < 8; n++) UNROLL for (int j = 0; j < 2; j++)
                 store(dout, (pair + (8 * n + j)) * C + column, gw[i][n][2 * r + j] * (undo * alpha));
         }
+        UNROLL for (int n = 0; n < 8; n++) all = all + (gw[i][n][2 * r] + gw[i][n][2 * r + 1]);
+        all = all + gb[i][0][2 * r];
     }
+    add_up(total + m, all);
 }

@@ -210,19 +210,39 @@ def add_pieces(
 
 
 @triton.jit
-def add_blocks(parts, dx, T, blocks, D: tl.constexpr, BT: tl.constexpr):
-    """dx += the blocks' parts of it. There a lane's 16 numbers of a row stand together, two of each eight columns (chain.cu)."""
+def _sum_of(parts, T, blocks, D: tl.constexpr, BT: tl.constexpr, EACH: tl.constexpr):
+    """The sum of some tokens' gradient over blocks, EACH of them on their way at once. There a lane's 16 numbers of a row stand together,
+    two of each eight columns (chain.cu, feed.cu)."""
+    z = tl.zeros([BT, D], tl.float32)
+    for _ in range(0, blocks, EACH):
+        for i in tl.static_range(EACH):
+            z += tl.load(parts + i * T * D).to(tl.float32)
+        parts += EACH * T * D
+    return tl.reshape(tl.permute(tl.reshape(z, (BT, 4, D // 8, 2)), (0, 2, 1, 3)), (BT, D))
+
+
+@triton.jit
+def add_blocks(parts, dx, T, blocks, D: tl.constexpr, BT: tl.constexpr, EACH: tl.constexpr):
+    """dx += the blocks' parts of it."""
+    m = tl.program_id(1).to(tl.int64)
+    at = (tl.program_id(0) * BT + tl.arange(0, BT))[:, None] * D + tl.arange(0, D)[None, :]
+    dx += m * T * D + at
+    tl.store(dx, tl.load(dx) + _sum_of(parts + m * blocks * T * D + at, T, blocks, D, BT, EACH))
+
+
+@triton.jit
+def through(
+    dx, parts, u, inv, scale, dz, sums, T, blocks, model, SLOT, SLOTS, D: tl.constexpr, BT: tl.constexpr, EACH: tl.constexpr
+):  # fmt: skip
+    """dx and the blocks' parts of it back through a norm: what is added to behind it (in dx), the same in the operands' type, its sums."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
-    i = tl.arange(0, D)
-    parts += m * blocks * T * D + t[:, None] * D + i[None, :]
-    z = tl.zeros([BT, D], tl.float32)
-    for _ in range(blocks):
-        z += tl.load(parts).to(tl.float32)
-        parts += T * D
-    d = i % 16 // 2 * 8 + i // 16 * 2 + i % 2
-    dx += m * T * D + t[:, None] * D + d[None, :]
-    tl.store(dx, tl.load(dx) + z)
+    at = t[:, None] * D + tl.arange(0, D)[None, :]
+    to = m * T * D + at
+    g = tl.load(dx + to) + _sum_of(parts + m * blocks * T * D + at, T, blocks, D, BT, EACH)
+    z = _norm_back(g, u + to, inv + m * T + t, scale + m * model, sums + (m * SLOTS + SLOT) * tl.num_programs(0) * 2 * D, D)
+    tl.store(dx + to, z)
+    tl.store(dz + to, z.to(dz.dtype.element_ty))
 
 
 @triton.jit
@@ -281,9 +301,10 @@ def outer(
 
 @triton.jit
 def squared_error(
-    u, scale, target, g, parts, T, N, Q, model, factor, SLOT, SLOTS, D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr
+    u, scale, target, g, parts, total, T, N, Q, model, factor, SLOT, SLOTS, D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """The sum of ||s u - target||^2 over the first W coordinates of the last Q tokens of every N, and its gradient times a factor."""
+    """The sum of ||s u - target||^2 over the first W coordinates of the last Q tokens of every N, and its gradient times a factor. A
+    model's `total` begins at zero."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
@@ -296,32 +317,39 @@ def squared_error(
     tl.store(g + to, e * factor)
     part = parts + ((m * SLOTS + SLOT) * tl.num_programs(0) + tl.program_id(0)) * 2 * D
     tl.store(part + D, tl.sum(tl.sum(e * e, 1), 0))
+    if tl.program_id(0) == 0:
+        tl.store(total + m, 0.0)
 
 
 @triton.jit
 def finish(
-    parts, grads, losses, table, model, unscale, per_loss, SLOTS,
+    parts, grads, losses, total, table, model, unscale, per_loss, SLOTS,
     TILES: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the tiles' sums up. Slot 0 is the loss; table[slot] says where the sums of dz and of s go, and in how many rows."""
+    """Add the tiles' sums up, BLOCK at once. Slot 0 is the loss; table[slot] says where the sums of dz and of s go, and in how many rows.
+    What goes to the gradients is also added to a model's `total`."""
     slot = tl.program_id(0)
     m = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, D)
-    tile = tl.arange(0, BLOCK)
     part = parts + (m * SLOTS + slot) * TILES * 2 * D
-    along = tl.sum(tl.load(part + tile * 2 * D + D, mask=tile < TILES, other=0.0), 0)
+    along = tl.zeros([BLOCK], tl.float32)
+    sums = tl.zeros([D], tl.float32)
+    for first in range(0, TILES, BLOCK):
+        tile = first + tl.arange(0, BLOCK)
+        along += tl.load(part + tile * 2 * D + D, mask=tile < TILES, other=0.0)
+        if slot > 0:
+            sums += tl.sum(tl.load(part + tile[:, None] * 2 * D + d[None, :], mask=(tile < TILES)[:, None], other=0.0), 0)
+    whole = tl.sum(along, 0)
     if slot == 0:
-        tl.store(losses + m, along * per_loss)
+        tl.store(losses + m, whole * per_loss)
     else:
-        sums = tl.zeros([D], tl.float32)
-        for i in range(TILES):
-            sums += tl.load(part + i * 2 * D + d)
         at_s = tl.load(table + slot * 3)
         at_b = tl.load(table + slot * 3 + 1)
         rows = tl.load(table + slot * 3 + 2)
-        tl.store(grads + m * model + at_s, along * unscale)
+        tl.store(grads + m * model + at_s, whole * unscale)
         for i in range(rows):
             tl.store(grads + m * model + at_b + i * D + d, sums * unscale / rows)
+        tl.atomic_add(total + m, whole + tl.sum(sums, 0))
 
 
 @triton.jit
@@ -330,9 +358,12 @@ def adamw(w, mean, square, grad, half, rates, total, P, M, beta1, beta2, eps, HA
     With CHECK a model whose `total` is not a number stays as it is."""
     m = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    seen = i < P
+    end = P
     if CHECK:
-        seen = seen & (tl.abs(tl.load(total + m + 0 * i)) < float("inf"))  # NaN is not
+        end = tl.where(
+            tl.abs(tl.load(total + m)) < float("inf"), P, 0
+        )  # NaN is not; a mask of single lanes would load one number at a time
+    seen = i < end
     at = m * P + i
     g = tl.load(grad + at, mask=seen, other=0.0)
     a, b, old = tl.load(mean + at, mask=seen, other=0.0), tl.load(square + at, mask=seen, other=0.0), tl.load(w + at, mask=seen, other=0.0)

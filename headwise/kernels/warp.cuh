@@ -18,6 +18,12 @@ INSIDE void same_moment() { __syncwarp(); }  // the lanes of a warp
 INSIDE void together() { __syncthreads(); }
 // The same of one group of warps, of at most 15.
 INSIDE void together(int group, int warps) { asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "r"(32 * warps) : "memory"); }
+// Two sides that meet, of so many warps in all: who comes first may wait for the other, or go on.
+INSIDE void meet(int place, int warps) { asm volatile("bar.sync %0, %1;" :: "r"(place + 1), "r"(32 * warps) : "memory"); }
+INSIDE void meet_later(int place, int warps) { asm volatile("bar.arrive %0, %1;" :: "r"(place + 1), "r"(32 * warps) : "memory"); }
+// Registers of a thread, from some warps to others; for four of them at a time.
+template <int N> INSIDE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
+template <int N> INSIDE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 INSIDE U choose(U some, U a, U b) { U y = some ? a : b; asm volatile("" : "+r"(y)); return y; }  // kept, not made again
 INSIDE F choose(U some, F a, F b) { return some ? a : b; }
 INSIDE U less(U a, U b) { return a < b; }
@@ -33,6 +39,9 @@ INSIDE F inverse(F x) { F y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)
 INSIDE F root(F x) { return sqrtf(x); }
 INSIDE F fused(F a, F b, F c) { return fmaf(a, b, c); }
 INSIDE U pack(F low, F high) { U y; asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(y) : "f"(low), "f"(high)); return y; }
+// The same of what is above zero, and zero for the rest; and all bits where a half is above zero.
+INSIDE U pack_above(F low, F high) { U y; asm("cvt.rn.relu.f16x2.f32 %0, %2, %1;" : "=r"(y) : "f"(low), "f"(high)); return y; }
+INSIDE U above(U x) { U y; asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(0)); return y; }
 INSIDE F first_of(U x) { F y; asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(y) : "r"(x)); return y; }
 INSIDE F second_of(U x) { F y; asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b;}" : "=f"(y) : "r"(x)); return y; }
 INSIDE U times(U a, U b) { U y; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
@@ -63,6 +72,10 @@ INSIDE void mma(F (&c)[4], U a0, U a1, U b0) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(b0));
 }
+INSIDE void mma(F (&y)[4], U a0, U a1, U b0, const F (&c)[4]) {  // y = c + a b
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
+        : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3]) : "r"(a0), "r"(a1), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
 INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
@@ -72,6 +85,8 @@ INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) {
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(b0), "f"(0.0f));
 }
 
+#define ALL(kind, x) kind(x[0]), kind(x[1]), kind(x[2]), kind(x[3])
+
 // Products of four warps, 64 rows, from shared memory or with the first operand in registers. They run on their own from `begin` and
 // `leave` to `finish`; `settle` tells the compiler that a result is there only then, and that an operand in registers is read until then. A tile has rows of 128 bytes whose pieces of 16 are swapped by
 // the row's number; TA, TB: it is read the other way round.
@@ -80,12 +95,15 @@ INSIDE unsigned long long tile(U at) { unsigned long long y; asm("mov.b64 %0, {%
 INSIDE void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 INSIDE void leave() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 INSIDE void finish() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+INSIDE void finish_former() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }  // all but those that were left last
 template <int N> INSIDE void settle(F (&c)[N][4]) {
     UNROLL for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]) :: "memory");
 }
 template <int N> INSIDE void settle(U (&x)[N][2]) { UNROLL for (int n = 0; n < N; n++) asm volatile("" : "+r"(x[n][0]), "+r"(x[n][1]) :: "memory"); }
+template <int N> INSIDE void settle(U (&x)[N][4]) { UNROLL for (int n = 0; n < N; n++) asm volatile("" : ALL("+r", x[n]) :: "memory"); }
 #define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
-#define WGMMA(N, D, A, B) "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" D "}, " A ", " B ", 1, 1, 1"
+#define WGMMA_(N, D, A, B, add) "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" D "}, " A ", " B ", " add ", 1, 1"
+#define WGMMA(N, D, A, B) WGMMA_(N, D, A, B, "1")
 #define D8 "%0,%1,%2,%3"
 #define D16 D8 ",%4,%5,%6,%7"
 #define D32 D16 ",%8,%9,%10,%11,%12,%13,%14,%15"
@@ -118,6 +136,21 @@ INSIDE void wide(F (&c)[8][4], const U (&a)[4], U b) {
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile(b)));
 }
+INSIDE void wide_turned(F (&c)[8][4], const U (&a)[4], U b) {  // the second operand read the other way round
+    asm volatile(WGMMA(64, D64, "{%32,%33,%34,%35}", "%36") ", 1;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile(b)));
+}
+// Without what was there: zeros written by other instructions would have to wait for the products before.
+INSIDE void wide0(F (&c)[8][4], const U (&a)[4], U b) {
+    asm volatile(WGMMA_(64, D64, "{%32,%33,%34,%35}", "%36", "0") ", 0;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile(b)));
+}
+template <int TA, int TB> INSIDE void wide0(F (&c)[8][4], U a, U b) {
+    asm volatile(WGMMA_(64, D64, "%32", "%33", "0") ", %34, %35;"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
+}
 
 INSIDE U shared() { extern __shared__ __align__(1024) char memory[]; return (U)__cvta_generic_to_shared(memory); }
 INSIDE void visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // what was written here, to products of four warps
@@ -127,7 +160,6 @@ INSIDE void keep4(U at, U a, U b, U c, U d) {  // four matrices of 8 x 8 halves,
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" :: "r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 // Four matrices of 8 x 8 halves, a row's place in every lane; T: turned. `known4`: of what is not written any more.
-#define ALL(kind, x) kind(x[0]), kind(x[1]), kind(x[2]), kind(x[3])
 #define LDMATRIX(turned) "ldmatrix.sync.aligned.m8n8.x4" turned ".shared.b16 {%0,%1,%2,%3}, [%4];"
 template <int T> INSIDE void known4(U (&x)[4], U at) {
     if (T) asm(LDMATRIX(".trans") : ALL("=r", x) : "r"(at));
@@ -144,7 +176,9 @@ INSIDE void keep1(U at, F x) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(at)
 INSIDE F find1(U at) { F x; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory"); return x; }
 INSIDE void keep2(U at, F a, F b) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(at), "f"(a), "f"(b) : "memory"); }
 INSIDE void find2(U at, F& a, F& b) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory"); }
-INSIDE void copy(U at, const void* from, U bytes_) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_) : "memory"); }
+INSIDE void copy(U at, const void* from, U bytes_, int more = 0) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"((const char*)from + bytes_ + more) : "memory");
+}
 INSIDE void send() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INSIDE void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 INSIDE F load(const float* p, U i) { return p[i]; }
@@ -165,6 +199,9 @@ INSIDE void store2(float* p, U i, F a, F b, int more = 0) { *(float2*)(p + i + m
 INSIDE void store(U some, float* p, U i, F x) { if (some) p[i] = x; }
 INSIDE void store2(U some, float* p, U i, F a, F b, int more) { if (some) *(float2*)(p + i + more) = make_float2(a, b); }
 INSIDE void add(U some, float* p, U i, F x) { if (some) atomicAdd(p + i, x); }  // nobody waits; one thread's own are added in its order
+INSIDE void add_up(float* p, F x) {  // what all lanes have, to one number
+    UNROLL for (int i = 16; i; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
+    if (lane() == 0) atomicAdd(p, x);
+}
 INSIDE void add2(float* p, U i, F a, F b, int more) { atomicAdd((float2*)(p + i + more), make_float2(a, b)); }
 INSIDE void store2(Half* p, U i, U x) { *(U*)(p + i) = x; }
-INSIDE void store8(Half* p, U i, U a, U b, U c, U d) { *(uint4*)(p + i) = make_uint4(a, b, c, d); }

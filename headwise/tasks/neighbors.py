@@ -104,6 +104,14 @@ class Farthest(Neighbors):
             return _directions(torch.randn(batch, self.points, self.dim, generator=generator, device=generator.device))
         return _labelled(draw_points(generator, self.law, batch, self.points, self.dim))
 
+    def fill(self, x: Tensor, target: Tensor, generator: torch.Generator, step: int | None = None) -> None:
+        if self.law != "uniform" or not x.is_cuda or not has_triton():
+            super().fill(x, target, generator, step)
+            return
+        from headwise.kernels.points import farthest
+
+        farthest(torch.randn(x.shape[0] * x.shape[1], self.points, self.dim, generator=generator, device=x.device), (x, target))
+
     @property
     def has_original(self) -> bool:
         return self.law == "uniform"

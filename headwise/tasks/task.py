@@ -52,6 +52,12 @@ class Task:
         """
         raise NotImplementedError
 
+    def fill(self, x: Tensor, target: Tensor, generator: torch.Generator, step: int | None = None) -> None:
+        """A sample written where it is wanted: (steps, batch, ...) of inputs and targets, whose steps may lie apart."""
+        drawn = self.sample(generator, x.shape[0] * x.shape[1], step)
+        for to, found in zip((x, target), drawn, strict=True):
+            to.copy_(found.unflatten(0, x.shape[:2]))
+
     @property
     def has_original(self) -> bool:
         """Whether published code draws these data from a seed, so that they can be drawn again (`original`)."""
