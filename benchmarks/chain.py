@@ -48,14 +48,14 @@ class Layer:
         def drawn(*size: int) -> torch.Tensor:
             return torch.randn(M, *size, device=device, generator=draw)
 
-        self.C, self.shares = C, chain.shares(T, C)
+        self.C, self.shares = C, chain.shares(M, T, C)
         self.biases, self.out, self.rest = 3 * C * D, 3 * C * D + 3 * C, 4 * C * D + 3 * C
         self.P = self.rest + 2 * D
         self.row = drawn(self.P) * 0.1
         self.half = self.row.half()
         self.x, self.dz, self.u0 = drawn(T, D).half(), drawn(T, D).half(), drawn(T, D)
         self.u, self.y, self.inv = torch.empty_like(self.u0), torch.empty_like(self.x), torch.empty(M, T, device=device)
-        self.parts = torch.empty(M, C // chain.BLOCK, T, D, dtype=torch.float16, device=device)
+        self.parts = torch.empty(M, chain.blocks(C), T, D, dtype=torch.float16, device=device)
         self.sums, self.total = torch.empty(self.shares, M, self.P, device=device), torch.zeros(M, device=device)
 
     def forward(self, rank: int) -> None:

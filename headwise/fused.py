@@ -25,6 +25,7 @@ from headwise.kernels import chain, cuda, feed
 from headwise.shape import Shape
 
 DOTS = {"fp16": "tf32", "bf16": "tf32", "tf32": "tf32", "fp32": "tf32x3"}
+MOVED = {"BLOCK": 1024, "num_warps": 4}  # numbers of a program of AdamW
 WHOLE = {64: (3, 2), 32: (3, 3), 16: (3, 3)}  # ranks whose attention part is one kernel, and its loads in flight forward and back
 STORED = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
 
@@ -173,8 +174,8 @@ class Fused(Flat):
         if training:
             self.grads = torch.zeros_like(weights)
             if self.chained:
-                self.shares = chain.shares(self.T, self.C)
-                most = max(self.C // chain.BLOCK, feed.blocks(self.F) if self.fed else 0)
+                self.shares = chain.shares(self.M, self.T, self.C)
+                most = max(chain.blocks(self.C), feed.blocks(self.F) if self.fed else 0)
                 self.blocks = empty(most, self.T, self.D, dtype=kind)  # parts of dx, of the attention part and of the feed-forward in turn
                 if self.shares > 1:
                     self.shared = torch.empty(self.shares, self.M, self._attention(0)[1], device=where)
@@ -352,10 +353,11 @@ class Fused(Flat):
 
         def through(u: Tensor, inv: Tensor, norm: str, count: int, slot: int) -> None:
             K.through[(T // self.rows, models)](
-                dx, blocks, u, inv, self._f(b + norm, m), dz16, parts, T, count, P, slot, slots, D=D, BT=self.rows, EACH=_together(count)
+                dx, blocks, u, inv, self._f(b + norm, m), dz16, parts, T, count, P, slot, slots, D=D, BT=self.rows, EACH=_together(count),
+                num_warps=2,
             )  # fmt: skip
 
-        through(u2, inv2, "norm2.weight", self.C // chain.BLOCK if i + 1 < s.depth else 0, 2 + 2 * i)
+        through(u2, inv2, "norm2.weight", chain.blocks(self.C) if i + 1 < s.depth else 0, 2 + 2 * i)
         names = [b + name for name in ("feed.up.weight", "feed.up.bias", "feed.down.weight")]
         feed.back(
             models, F, 1, x1, dz16, self._w(names[0], m), self._f(names[1], m), self._w(names[2], m), blocks,
@@ -437,7 +439,7 @@ class Fused(Flat):
         from headwise.kernels import layer as K
 
         T, P, D, C, b, first = self.T, self.P, self.D, self.C, f"blocks.{i}.attention.", now.start
-        models, undo, columns, last = len(x), 1 / self.gain, C // chain.BLOCK, i == 0 and s.positions == "none"
+        models, undo, columns, last = len(x), 1 / self.gain, chain.blocks(C), i == 0 and s.positions == "none"
         dx, dz16, blocks = (t[now] for t in (self.dx, self.dz16, self.blocks))
         names = [b + name for name in ("qkv.weight", "qkv.bias", "out.weight")]
         start, size = self._attention(i)
@@ -471,7 +473,7 @@ def adamw(
 
     (M, P), first = weights.shape, now.start or 0
     same, moved = half.data_ptr() == weights.data_ptr(), [t[now] for t in (weights, mean, square, grads, half)]
-    K.adamw[(-(-P // 1024), len(moved[0]))](
+    K.adamw[(-(-P // MOVED["BLOCK"]), len(moved[0]))](
         *moved, rates.view(-1)[first:], grads if total is None else total, P, M, beta1, beta2, eps,
-        HALF=not same, CHECK=total is not None, BLOCK=1024,
+        HALF=not same, CHECK=total is not None, **MOVED,
     )  # fmt: skip

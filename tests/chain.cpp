@@ -20,8 +20,8 @@ extern "C" void run_backward(
     float* db, float* dout, float* total, int T, int C, int model, float alpha, float sharp, float undo,
     int first, int models_, int shares, int grown
 ) {
-    equal(warps, BACKWARD_WARPS), equal(bytes, WEIGHTS + 8 * TILE + 1024);
+    equal(warps, BACKWARD_WARPS), equal(bytes, BACKWARD);
     launch(blocks, models, warps, bytes, [&] {
         backward(x, dz, w, b, out, parts, dw, db, dout, total, T, C, model, alpha, sharp, undo, first, models_, shares, grown);
-    });
+    }, 1, C / BLOCK % 2 ? 1 : 2);
 }

@@ -14,7 +14,7 @@ int main() {
         y, inv, T, C, P, 0.5f, 0.5f, average, 0, partial, pieces
     );
     run_backward(
-        C / 64 * shares, 1, BACKWARD_WARPS, WEIGHTS + 8 * TILE + 1024, x, dz, h, w + at_b, h + at_out, parts, sums, sums + at_b, sums + at_out, total,
+        C / 64 * shares, 1, BACKWARD_WARPS, BACKWARD, x, dz, h, w + at_b, h + at_out, parts, sums, sums + at_b, sums + at_out, total,
         T, C, P, 0.5f, 0.5f, 1.0f, 0, 1, shares, P
     );
     for (int i = 0; i < at_bias; i++) *total += sums[i];

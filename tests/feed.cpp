@@ -19,5 +19,5 @@ extern "C" void run_feed_back(
     equal(warps, BACK_WARPS), equal(bytes, BACK);
     launch(blocks, models, warps, bytes, [&] {
         feed_back(x, dz, up, bias, down, parts, d_up, d_bias, d_down, total, T, hidden, model, undo, models_, shares, grown);
-    });
+    }, 1, 2);
 }

@@ -16,7 +16,7 @@ from tolerance import same
 from headwise.kernels import chain, cuda
 
 
-def run(name, rank, blocks, models, warps, shared, *args):
+def run(name, rank, blocks, models, warps, shared, peers, *args):
     call(library("chain", R=rank, WARPS=chain.WARPS[rank]), name, (blocks, models), warps, shared, args)
 
 
@@ -32,18 +32,18 @@ CASES = [
     case("fp16", 64, (1, 32), batch=24, depth=2, width=3, queries=5),
     case("fp16", 64, (16, 4), batch=8, depth=2, positions="additive"),
 ]
-FEW = 1  # programs a model: each goes through several tiles of tokens
+FEW = 1  # programs: each goes through several tiles of tokens
 
 
-@pytest.mark.parametrize(("settings", "programs"), [(c.values[0], FEW if i == 3 else chain.ENOUGH) for i, c in enumerate(CASES)])
+@pytest.mark.parametrize(("settings", "programs"), [(c.values[0], FEW if i == 3 else chain.FILLED) for i, c in enumerate(CASES)])
 def test_the_step_equals_the_module_through_autograd(settings, programs, monkeypatch):
-    monkeypatch.setattr(chain, "ENOUGH", programs)
+    monkeypatch.setattr(chain, "FILLED", programs)
     assert check_step(Net(settings)).chained
 
 
 @pytest.mark.parametrize("settings", [CASES[1], CASES[3]])
 def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(settings, monkeypatch):
-    monkeypatch.setattr(chain, "ENOUGH", FEW)
+    monkeypatch.setattr(chain, "FILLED", FEW)
     net, bound = Net(settings, seed=2), STEP[settings.precision]
     step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
     first = step.gradient(net.x, net.target, losses[0]).clone()
@@ -112,8 +112,8 @@ WRITTEN = [
 def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
     real = chain._run
 
-    def wrong(which, rank, blocks, models, warps, shared, *args):
-        real(which, rank, blocks, models, warps, shared, *args)
+    def wrong(which, rank, blocks, models, warps, shared, peers, *args):
+        real(which, rank, blocks, models, warps, shared, peers, *args)
         if which == name:
             args[argument].view(-1)[3:5] += amount
 
@@ -162,10 +162,12 @@ def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
 @pytest.mark.parametrize("columns", [64, 128, 192, 512, 4096])
 @pytest.mark.parametrize("tiles", [1, 3, 16, 32])
 def test_work_is_cut_into_equal_parts(models, columns, tiles):
-    pieces, shares = chain.pieces(models, tiles * chain.TILE, columns), chain.shares(tiles * chain.TILE, columns)
+    pieces, shares = chain.pieces(models, tiles * chain.TILE, columns), chain.shares(models, tiles * chain.TILE, columns)
     assert columns % (pieces * chain.BLOCK) == 0
     assert tiles % shares == 0
     assert pieces == 1 or models * tiles * pieces < 2 * chain.FILLED, "no more than fill a GPU"
+    fewer = [n for n in range(1, shares) if tiles % n == 0]
+    assert all(models * columns // chain.BLOCK * n < chain.FILLED for n in fewer), "no more than fill a GPU"
 
 
 def test_arguments_of_a_kernel_are_tensors_ints_and_floats():

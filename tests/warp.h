@@ -8,7 +8,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -40,11 +42,25 @@ BOTH(F, +) BOTH(F, -) BOTH(F, *) BOTH(F, /)
 BOTH(U, +) BOTH(U, -) BOTH(U, *) BOTH(U, /) BOTH(U, &) BOTH(U, |) BOTH(U, ^) BOTH(U, <<) BOTH(U, >>)
 static inline U operator==(const U& a, const U& b) { return U::each([&](int i) { return a.v[i] == b.v[i]; }); }
 
-static thread_local int this_warp, this_x, this_y;
+// What a block of threads has: shared memory, barriers of all its warps, of groups, and where two sides meet; what it was posted, by box.
+struct Block {
+    std::vector<char> memory;
+    std::barrier<> all;
+    std::vector<std::unique_ptr<std::barrier<>>> groups;
+    std::array<std::barrier<>, 4> places;
+    struct Box { int come; std::vector<int> wanted; };  // bytes
+    std::map<uint32_t, Box> boxes;
+    std::mutex post;
+    Block(int warps, int bytes, int count)
+        : memory(bytes, 0x7e), all(warps), places{std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps)} {
+        for (int g = 0; g < count; g++) groups.push_back(std::make_unique<std::barrier<>>(warps / count));
+    }  // 0x7e: not numbers, until something is written
+};
+static thread_local int this_warp, this_x, this_y, this_peer;
 static thread_local char* this_memory;
-static thread_local std::barrier<>* this_barrier;
-static thread_local std::vector<std::unique_ptr<std::barrier<>>>* these_groups;
-static thread_local std::array<std::barrier<>, 4>* this_barriers;  // where two sides of all warps meet
+static thread_local Block* this_block;
+static thread_local std::vector<std::unique_ptr<Block>>* these_blocks;  // that reach each other
+static thread_local std::barrier<>* all_of_them;
 
 INSIDE float of_half(uint32_t x) { uint16_t h = x; _Float16 f; memcpy(&f, &h, 2); return f; }
 INSIDE uint32_t to_half(double x) { _Float16 f = x; uint16_t h; memcpy(&h, &f, 2); return h; }
@@ -57,11 +73,36 @@ INSIDE U lane() { return U::each([](int i) { return i; }); }
 INSIDE int block_x() { return this_x; }
 INSIDE int block_y() { return this_y; }
 INSIDE void same_moment() {}
-INSIDE void together() { this_barrier->arrive_and_wait(); }
+INSIDE void together() { this_block->all.arrive_and_wait(); }
 template <class... T> void left_out(T...) {}  // a wait that is left out
-INSIDE void together(int group, int warps) { (*these_groups)[group]->arrive_and_wait(); }
-INSIDE void meet(int place, int) { this_barriers->at(place).arrive_and_wait(); }
-INSIDE void meet_later(int place, int) { (void)this_barriers->at(place).arrive(); }
+INSIDE void together(int group, int warps) { this_block->groups[group]->arrive_and_wait(); }
+INSIDE void meet(int place, int) { this_block->places.at(place).arrive_and_wait(); }
+INSIDE void meet_later(int place, int) { (void)this_block->places.at(place).arrive(); }
+INSIDE int peers() { return these_blocks->size(); }
+INSIDE int peer() { return this_peer; }
+INSIDE U at_peer(U at, int which) { return at | U((uint32_t)which << 24); }
+INSIDE void all_peers() { all_of_them->arrive_and_wait(); }
+INSIDE void open_box(U box) { this_block->boxes[box.v[0]] = {}; }
+INSIDE void post(U at, const U (&x)[4], U box) {
+    Block& to = *(*these_blocks).at(at.v[0] >> 24);
+    for (int i = 0; i < 32; i++)
+        for (int n = 0; n < 4; n++) memcpy(to.memory.data() + (at.v[i] & 0xffffff) + 4 * n, &x[n].v[i], 4);
+    std::lock_guard hold(to.post);
+    to.boxes.at(box.v[0] & 0xffffff).come += 32 * 16;
+}
+INSIDE void expect(U box, int bytes) {
+    std::lock_guard hold(this_block->post);
+    this_block->boxes.at(box.v[0]).wanted.push_back(bytes);
+}
+INSIDE void wait_for_post(U box, int turn) {
+    for (;; std::this_thread::yield()) {
+        std::lock_guard hold(this_block->post);
+        auto& [come, wanted] = this_block->boxes.at(box.v[0]);
+        int all = 0;
+        for (int i = 0; i <= turn && i < (int)wanted.size(); i++) all += wanted[i];
+        if (turn < (int)wanted.size() && come >= all) return;
+    }
+}
 template <int N> INSIDE void fewer_registers() {}
 template <int N> INSIDE void more_registers() {}
 INSIDE U choose(U some, U a, U b) { return U::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
@@ -238,21 +279,22 @@ INSIDE void add2(float* p, U j, F a, F b, int more) {
 INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
 
 INSIDE void equal(int told, int known) { if (told != known) fprintf(stderr, "%d was told, it is %d\n", told, known), abort(); }
-template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1) {
+template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1, int together = 1) {
     equal(groups > 15, false);  // barriers that a GPU has for them
+    equal(blocks_x % together, 0);
     for (int y = 0; y < blocks_y; y++)
-        for (int x = 0; x < blocks_x; x++) {
-            std::vector<char> memory(bytes, 0x7e);  // not numbers, until something is written
-            std::barrier<> barrier(warps);
-            std::array<std::barrier<>, 4> meetings{std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps)};
-            std::vector<std::unique_ptr<std::barrier<>>> each;
-            for (int g = 0; g < groups; g++) each.push_back(std::make_unique<std::barrier<>>(warps / groups));
+        for (int x = 0; x < blocks_x; x += together) {
+            std::vector<std::unique_ptr<Block>> blocks;
+            for (int i = 0; i < together; i++) blocks.push_back(std::make_unique<Block>(warps, bytes, groups));
+            std::barrier<> everybody(warps * together);
             std::vector<std::thread> threads;
-            for (int w = 0; w < warps; w++)
-                threads.emplace_back([&, w] {
-                    this_warp = w, this_x = x, this_y = y, this_memory = memory.data(), this_barrier = &barrier, these_groups = &each, this_barriers = &meetings;
-                    kernel();
-                });
+            for (int i = 0; i < together; i++)
+                for (int w = 0; w < warps; w++)
+                    threads.emplace_back([&, i, w] {
+                        this_warp = w, this_x = x + i, this_y = y, this_peer = i, this_block = blocks[i].get();
+                        this_memory = this_block->memory.data(), these_blocks = &blocks, all_of_them = &everybody;
+                        kernel();
+                    });
             for (auto& t : threads) t.join();
         }
 }

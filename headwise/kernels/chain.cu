@@ -28,6 +28,8 @@ constexpr int TILE = TOKENS * ROW;
 constexpr int FORWARD_WARPS = 8;
 constexpr int BACKWARD_WARPS = WARPS;   // 8; or 16 that share a block's columns out, of which a head of rank 64 has all
 constexpr int SIDES = WARPS / 8;
+constexpr int POST = 64 * ROW;          // bytes of the gradient of half a tile's input
+constexpr int BACKWARD = WEIGHTS + 8 * TILE + 1024 + 2 * POST + 32;
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr bool EARLY = R < 8;           // the scores' factor goes to the queries, else into the exponent
 #define ONES U(0x3c003c00u)
@@ -519,7 +521,7 @@ INSIDE void unit_back(
 
 // From dz, the gradient of what the output adds to, to that of the input and the weights: a block of columns, all tokens, or one of
 // `shares` equal parts of them. The input's gradient is a sum over blocks of columns, whose parts go to `parts` (model, block, token, 64),
-// lane by lane (`add_blocks` in layer.py knows the order); `first`: nobody wants it. The weights' is a sum over the shares, (share,
+// lane by lane (`_sum_of` in layer.py knows the order), one for two blocks where their threads are peers; `first`: nobody wants it. The weights' is a sum over the shares, (share,
 // model, numbers `grown` apart); what they sum up to is added to `total`, one number a model, which is not finite if one of them is not.
 KERNEL(BACKWARD_WARPS, 1) backward(
     const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw, float* db, float* dout,
@@ -528,11 +530,12 @@ KERNEL(BACKWARD_WARPS, 1) backward(
     long long m = block_y();
     int block = block_x() % (C / BLOCK), share = block_x() / (C / BLOCK), c0 = block * BLOCK;
     int start = T / TOKENS / shares * share, end = start + T / TOKENS / shares;
-    x += m * T * WIDTH, dz += m * T * WIDTH, parts += (m * (C / BLOCK) + block) * T * WIDTH;
+    int pair = peers() == 2, which = peer();  // they add their parts up, each for half of a tile's tokens
+    x += m * T * WIDTH, dz += m * T * WIDTH, parts += (m * (C / BLOCK >> pair) + (block >> pair)) * T * WIDTH;
     w += m * model, b += m * model, out += m * model;
     long long to = ((long long)share * models + m) * grown;
     dw += to, db += to, dout += to;
-    U weights = shared(), tiles = weights + WEIGHTS, staged = tiles + 4 * TILE, ones = staged + 4 * TILE;
+    U weights = shared(), tiles = weights + WEIGHTS, staged = tiles + 4 * TILE, ones = staged + 4 * TILE, mail = ones + 1024, box = mail + 2 * POST;
     int side = warp() >> 3, group = warp() >> 2 & 1;  // which columns, and which 64 tokens
     float factor = sharp * LOG2E;
     bring<WARPS>(weights, w, b, out, c0, C);
@@ -543,17 +546,39 @@ KERNEL(BACKWARD_WARPS, 1) backward(
     };
     next(start);
     if (warp() < 8) keep(ones + (lane() + 32 * warp()) * 4, ONES);
+    if (warp() == 0) UNROLL for (int i = 0; i < 2; i++) open_box(box + 16 * i);
+    all_peers();  // boxes are open
     Masks masks;
     mask(masks);
     constexpr int EACH = 16 / WARPS;  // matrices whose gradients four warps sum up
     F gw[EACH][8][4], gb[EACH][1][4];
     UNROLL for (int i = 0; i < EACH; i++) zero(gw[i]), zero(gb[i]);
-    U held[8][2];  // a tile's gradient of the input, which the first side takes: 64 columns at once read less of shared memory than 32 twice
+    // A tile's gradient of the input, which the first side takes: 64 columns at once read less of shared memory than 32 twice. Of peers each
+    // has the 64 tokens of one group to the end, and posts the others' to the other.
+    U held[8][2];
+    bool keeps = side == 0 && !first && (!pair || group == which), posts = side == 0 && !first && pair && group != which;
+    U letter = mail + (lane() + 32 * (warp() & 3)) * 16;
     auto give = [&](int tile) {
         U at = ((lane() >> 2) + 16 * (warp() & 7)) * WIDTH + (lane() & 3) * 16;
+        int turn = tile - start;
+        if (pair) {
+            if (!(warp() & 3)) expect(box + (turn & 1) * 16, POST);
+            wait_for_post(box + (turn & 1) * 16, turn >> 1);
+        }
+        UNROLL for (int i = 0; i < 2; i++) UNROLL for (int n = 0; n < 8; n += 4) {
+            U four[4] = {held[n][i], held[n + 1][i], held[n + 2][i], held[n + 3][i]}, theirs[4];
+            if (pair) {
+                find16(theirs, letter + ((turn & 1) * POST + (2 * i + n / 4) * (POST / 4)));
+                UNROLL for (int j = 0; j < 4; j++) four[j] = plus(four[j], theirs[j]);
+            }
+            store8(parts + tile * (TOKENS * WIDTH), at, four, 8 * i * WIDTH + 2 * n);
+        }
+    };
+    auto send_on = [&](int turn) {
         UNROLL for (int i = 0; i < 2; i++) UNROLL for (int n = 0; n < 8; n += 4) {
             U four[4] = {held[n][i], held[n + 1][i], held[n + 2][i], held[n + 3][i]};
-            store8(parts + tile * (TOKENS * WIDTH), at, four, 8 * i * WIDTH + 2 * n);
+            U to = letter + ((turn & 1) * POST + (2 * i + n / 4) * (POST / 4));
+            post(at_peer(to, 1 - which), four, at_peer(box + (turn & 1) * 16, 1 - which));
         }
     };
     for (int tile = start; tile < end; tile++) {
@@ -563,7 +588,7 @@ KERNEL(BACKWARD_WARPS, 1) backward(
         visible();
         together();  // this tile is there, and everybody has done with what lies where the next one goes
         if (tile + 1 < end) next(tile + 1);
-        if (tile > start && !first && side == 0) give(tile - 1);  // not before: who makes something visible waits for what it has stored
+        if (tile > start && keeps) give(tile - 1);  // not before: who makes something visible waits for what it has stored
         Tokens all;
         all.view = xs + ours;
 #pragma unroll 1
@@ -598,8 +623,9 @@ KERNEL(BACKWARD_WARPS, 1) backward(
         UNROLL for (int i = 0; i < EACH; i++) settle(gw[i]), settle(gb[i]);
         settle(dx);
         UNROLL for (int n = 0; n < 8; n++) UNROLL for (int i = 0; i < 2; i++) held[n][i] = pack(dx[n][2 * i], dx[n][2 * i + 1]);
+        if (posts) send_on(tile - start);
     }
-    if (!first && side == 0) give(end - 1);
+    if (keeps) give(end - 1);
     F all = 0.0f;
     UNROLL for (int i = 0; i < EACH; i++) UNROLL for (int r = 0; r < 2; r++) {
         int matrix = (warp() >> 2) * EACH + i;

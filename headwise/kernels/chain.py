@@ -23,10 +23,9 @@ TILE, BLOCK = 128, 64  # tokens of a tile, columns of a block
 ROW = 2 * WIDTH  # bytes of a row in shared memory
 WEIGHTS = 4 * BLOCK * ROW + 1024  # a block's, with its biases
 FORWARD = 2 * WEIGHTS + TILE * ROW  # bytes there: two blocks' weights, a tile of x
-BACKWARD = WEIGHTS + 8 * TILE * ROW + 1024  # one block's, two tiles of x and dz, one of dq, dk, dv and o, ones
+BACKWARD = WEIGHTS + 8 * TILE * ROW + 1024 + 2 * 64 * ROW + 32  # one block's, two tiles of x and dz, one of dq, dk, dv and o, ones, letters
 WARPS = {1: 16, 2: 16, 4: 16, 8: 16, 16: 16, 32: 8, 64: 8}  # that go back together, by rank; 8 go forward
 FILLED = 264  # programs forward at once: two on each of an H200's 132 multiprocessors
-ENOUGH = 32  # programs a model, so that few models fill a GPU
 
 
 def refusal(dim: int, tokens: int, count: int, columns: int, rank: int, kind: torch.dtype) -> str:
@@ -44,10 +43,22 @@ def pieces(models: int, count: int, columns: int) -> int:
     return next((n for n in (1, 2, 4, 8, 16) if most % n == 0 and models * (count // TILE) * n >= FILLED), math.gcd(most, 16))
 
 
-def shares(count: int, columns: int) -> int:
-    """In how many parts the tokens are taken for the weights' gradients."""
-    most = max(1, ENOUGH * BLOCK // columns)
-    return next(n for n in range(min(most, count // TILE), 0, -1) if count // TILE % n == 0)
+def peers(columns: int) -> int:
+    """How many programs backward, with a block of columns each, add their parts of the input's gradient up before they write it."""
+    return 1 if columns // BLOCK % 2 else 2
+
+
+def blocks(columns: int) -> int:
+    """In how many parts that comes."""
+    return columns // BLOCK // peers(columns)
+
+
+def shares(models: int, count: int, columns: int) -> int:
+    """In how many parts the tokens are taken for the weights' gradients: as few as fill a GPU, since each part brings weights and adds
+    gradients of its own."""
+    tiles = count // TILE
+    each = [n for n in range(1, tiles + 1) if tiles % n == 0]
+    return next((n for n in each if models * (columns // BLOCK) * n >= FILLED), each[-1])
 
 
 def proven(rank: int, device: torch.device) -> bool:
@@ -63,7 +74,7 @@ def _proven(rank: int, device: torch.device) -> bool:
 def _trial(rank: int, device: torch.device) -> float:
     """The largest relative error of a small layer's outputs and gradients against float64: several tiles and blocks, so that every
     buffer is used again."""
-    M, T, C, D, share, average, scale, undo = 2, 6 * TILE, 3 * BLOCK, WIDTH, 2, 2, 0.6, 0.25
+    M, T, C, D, share, average, scale, undo = 2, 6 * TILE, 4 * BLOCK, WIDTH, 2, 2, 0.6, 0.25
     draw = torch.Generator().manual_seed(rank)
 
     def drawn(*size: int, spread: float = 1.0) -> Tensor:
@@ -77,7 +88,7 @@ def _trial(rank: int, device: torch.device) -> float:
     half, P, at_b, at_out = row.half(), row.shape[1], 3 * C * D, 3 * C * D + 3 * C
     f, h, at_bias, at_scales = row.view(-1), half.view(-1), at_out + C * D, at_out + C * D + average * D
     u, y, inv = torch.empty_like(u0), torch.empty_like(x), torch.empty(M, T, device=device)
-    parts = torch.empty(M, C // BLOCK, T, D, dtype=torch.float16, device=device)
+    parts = torch.empty(M, blocks(C), T, D, dtype=torch.float16, device=device)
     sums, total = torch.empty(share, M, at_bias, device=device), torch.zeros(M, device=device)
     s = sums.view(-1)
     given = (
@@ -99,8 +110,8 @@ def _trial(rank: int, device: torch.device) -> float:
         scale,
         average,
     )
-    partial = torch.empty(M, 3, T, D, device=device)
-    for n in (3, 1):
+    partial = torch.empty(M, 4, T, D, device=device)
+    for n in (4, 1):
         forward(rank, M, T, *given, False, partial, n)
     backward(
         rank, M, C, share, x, dz, h, f[at_b:], h[at_out:], parts, s, s[at_b:], s[at_out:], total,
@@ -128,17 +139,17 @@ def _trial(rank: int, device: torch.device) -> float:
 
 def forward(rank: int, models: int, count: int, *args: Any) -> None:
     """The attention part of one layer for `count` tokens of each model; the arguments are those of the kernel, the last how many pieces."""
-    _run("forward", rank, count // TILE * args[-1], models, 8, FORWARD, *args)
+    _run("forward", rank, count // TILE * args[-1], models, 8, FORWARD, 1, *args)
 
 
 def backward(rank: int, models: int, columns: int, parts: int, *args: Any) -> None:
     """Its gradients, tokens in `parts`."""
-    _run("backward", rank, columns // BLOCK * parts, models, WARPS[rank], BACKWARD, *args)
+    _run("backward", rank, columns // BLOCK * parts, models, WARPS[rank], BACKWARD, peers(columns), *args)
 
 
-def _run(name: str, rank: int, blocks: int, models: int, warps: int, shared: int, *args: Any) -> None:
+def _run(name: str, rank: int, count: int, models: int, warps: int, shared: int, peers: int, *args: Any) -> None:
     assert args[0].device.index == torch.cuda.current_device()
-    _module(rank, torch.cuda.current_device()).launch(name, (blocks, models), 32 * warps, shared, args)
+    _module(rank, torch.cuda.current_device()).launch(name, (count, models), 32 * warps, shared, args, peers)
 
 
 @functools.cache

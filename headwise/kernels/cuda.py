@@ -24,6 +24,7 @@ from headwise.files import write_whole
 
 RIGHT = 3e-3  # relative error of a layer with operands of 11 bits
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 @functools.cache
@@ -132,6 +133,21 @@ def _compile(nvrtc: ctypes.CDLL, source: str, options: list[str]) -> bytes:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: its number, and 64 bytes of value, of which a cluster's size takes three numbers."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
 class Module:
     """Kernels of one source on one GPU, the current one."""
 
@@ -149,12 +165,14 @@ class Module:
             self.found[name] = kernel
         return self.found[name]
 
-    def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, args: tuple[Any, ...]) -> None:
-        """On the current stream; arguments are tensors, ints (32 bits) and floats."""
+    def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, args: tuple[Any, ...], peers: int = 1) -> None:
+        """On the current stream; arguments are tensors, ints (32 bits) and floats. So many neighbours along the grid are peers: they run at
+        the same time and reach each other's shared memory."""
         values = [_argument(arg) for arg in args]
         places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _done(_driver().cuLaunchKernel(self._kernel(name, shared), *grid, 1, threads, 1, 1, shared, stream, places, None))
+        stream, cluster = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), _Attribute(CLUSTER, b"", (peers, 1, 1))
+        config = _Config((*grid, 1), (threads, 1, 1), shared, stream, ctypes.pointer(cluster), 1)
+        _done(_driver().cuLaunchKernelEx(ctypes.byref(config), self._kernel(name, shared), places, None))
 
 
 def _argument(arg: Any) -> Any:

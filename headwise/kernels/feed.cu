@@ -13,7 +13,8 @@ constexpr int HALF = 64 * ROW;          // bytes of one
 constexpr int TILE = 2 * HALF;
 constexpr int AHEAD = 4;                // tiles of x and dz in shared memory: one is worked on, one comes, two are there before and behind
 constexpr int MATRIX = HIDDEN * ROW;    // bytes of a block's part of W_1, and of the slopes of half a tile
-constexpr int BACK = AHEAD * 2 * TILE + 4 * MATRIX + MATRIX + 1024;
+constexpr int POST = 64 * ROW;          // bytes of half a tile's gradient of the input
+constexpr int BACK = AHEAD * 2 * TILE + 4 * MATRIX + MATRIX + 1024 + 2 * POST + 32;
 #define ONES U(0x3c003c00u)
 constexpr int STAGE = 2 * MATRIX;       // bytes of both matrices' part of 128 hidden units
 constexpr int EACH = 256;               // tokens of a block of threads forward
@@ -105,7 +106,7 @@ INSIDE void through(F (&dx)[8][4], U slopes, U weights) {
 }
 
 // From dz, the gradient of what the output adds to: parts of the input's gradient, (model, block of hidden units, token, 64), lane by lane
-// as chain.cu has them; and the gradients of weights and biases, of all tokens or of one of `shares` equal parts of them, (share, model,
+// as chain.cu has them, one for two blocks of threads, which are peers; and the gradients of weights and biases, of all tokens or of one of `shares` equal parts of them, (share, model,
 // numbers `grown` apart). What these sum up to is added to `total`, one number a model: not finite if one of them is not.
 //
 // Eight warps have 64 hidden units each four, and go from hidden units and slopes to the gradients of weights. Four more bring the tokens,
@@ -120,10 +121,11 @@ KERNEL(BACK_WARPS, 1) feed_back(
     long long m = block_y();
     int blocks = hidden / HIDDEN, block = block_x() % blocks, share = block_x() / blocks, count = T / TOKENS / shares, start = count * share;
     x += (m * T + start * TOKENS) * WIDTH, dz += (m * T + start * TOKENS) * WIDTH;
-    parts += ((m * blocks + block) * T + start * TOKENS) * WIDTH;
+    int which = peer();  // they add their parts up, each for half of a tile's tokens
+    parts += ((m * (blocks / 2) + block / 2) * T + start * TOKENS) * WIDTH;
     long long to = ((long long)share * models + m) * grown;
     d_up += to, d_bias += to + block * HIDDEN, d_down += to;
-    U tiles = shared(), slopes = tiles + AHEAD * 2 * TILE, weights = slopes + 4 * MATRIX, ones = weights + MATRIX;
+    U tiles = shared(), slopes = tiles + AHEAD * 2 * TILE, weights = slopes + 4 * MATRIX, ones = weights + MATRIX, mail = ones + 1024, box = mail + 2 * POST;
     U at = view(tiles), done = view(slopes), by = view(weights);
     if (warp() >= 8) {  // four warps beside the others
         fewer_registers<72>();
@@ -136,9 +138,10 @@ KERNEL(BACK_WARPS, 1) feed_back(
         };
         next(0), next(1), next(2);
         UNROLL for (int i = 0; i < 2; i++) keep(ones + (lane() + 32 * (warp() - 8 + 4 * i)) * 4, ONES);
+        if (warp() == 8) UNROLL for (int i = 0; i < 2; i++) open_box(box + 16 * i);
         arrived<1>();
         visible();
-        together();  // the weights and two tiles are there
+        all_peers();  // the weights and two tiles are there
         together();  // everybody has taken the second
         F sums[2][1][4], dx[8][4];
         UNROLL for (int i = 0; i < 2; i++) zero(sums[i]);
@@ -151,7 +154,8 @@ KERNEL(BACK_WARPS, 1) feed_back(
                 meet_later(HERE, BACK_WARPS);
             }
             next(tile + 3);
-            UNROLL for (int part = 0; part < 2; part++) {
+            UNROLL for (int turn = 0; turn < 2; turn++) {
+                int part = which ^ (1 - turn);  // what goes to the peer first
                 U here = done + ((tile & 1) * 2 + part) * (MATRIX / PIECE);
                 settle(dx), settle(sums[0]), settle(sums[1]);
                 begin();
@@ -159,12 +163,24 @@ KERNEL(BACK_WARPS, 1) feed_back(
                 UNROLL for (int i = 0; i < 2; i++) UNROLL for (int s = 0; s < 4; s++) wide<0, 0>(sums[i], here + (i * HALF + 32 * s) / PIECE, view(ones));
                 leave(), finish();
                 settle(dx), settle(sums[0]), settle(sums[1]);
-                if (part == 1 && tile + 2 < count) meet_later(FREE + (tile & 1), BACK_WARPS);
+                if (turn == 1 && tile + 2 < count) meet_later(FREE + (tile & 1), BACK_WARPS);
                 U token = ((lane() >> 2) + (16 * (warp() & 3) + 64 * part)) * WIDTH + (lane() & 3) * 16;
+                U letter = mail + (tile & 1) * POST + (lane() + 32 * (warp() & 3)) * 16, now = box + (tile & 1) * 16;
+                if (turn == 1) {
+                    if (warp() == 8) expect(now, POST);
+                    wait_for_post(now, tile >> 1);
+                }
                 UNROLL for (int i = 0; i < 2; i++) UNROLL for (int n = 0; n < 8; n += 4) {
-                    U four[4];
+                    U four[4], theirs[4];
+                    int place = (2 * i + n / 4) * (POST / 4);
+                    if (turn == 1) {
+                        find16(theirs, letter + place);
+                        UNROLL for (int j = 0; j < 4; j++)
+                            dx[n + j][2 * i] = dx[n + j][2 * i] + first_of(theirs[j]), dx[n + j][2 * i + 1] = dx[n + j][2 * i + 1] + second_of(theirs[j]);
+                    }
                     UNROLL for (int j = 0; j < 4; j++) four[j] = pack(dx[n + j][2 * i], dx[n + j][2 * i + 1]);
-                    store8(parts + tile * (TOKENS * WIDTH), token, four, 8 * i * WIDTH + 2 * n);
+                    if (turn == 0) post(at_peer(letter + place, 1 - which), four, at_peer(now, 1 - which));
+                    else store8(parts + tile * (TOKENS * WIDTH), token, four, 8 * i * WIDTH + 2 * n);
                 }
             }
         }
@@ -183,7 +199,7 @@ KERNEL(BACK_WARPS, 1) feed_back(
     send();
     arrived<0>();
     visible();
-    together();  // the weights and two tiles are there, the second matrix where slopes will be
+    all_peers();  // the weights and two tiles are there, the second matrix where slopes will be
     U by_down[4][4];  // its transpose as a first operand; both matrices would be too many registers
     UNROLL for (int s = 0; s < 4; s++)
         find4<1>(by_down[s], slopes + group * HALF + place((lane() & 7) + (lane() >> 4) * 8 + 16 * s, (lane() >> 3 & 1) * 16 + 32 * (warp() & 3)));

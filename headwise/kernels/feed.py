@@ -20,7 +20,9 @@ WIDTH = 64  # of the model
 EACH, TILE, BLOCK = 256, 128, 128  # tokens of a program forward, of a tile, hidden units of a block
 ROW = 2 * WIDTH  # bytes of a row in shared memory
 FORWARD = 4 * (2 * BLOCK * ROW + 4 * BLOCK) + EACH * ROW  # bytes there: four blocks of both weights and their biases, tokens
-BACK = (4 * 2 * TILE + 5 * BLOCK) * ROW + 1024  # four tiles of x and dz, slopes of two tiles, a block of weights, ones
+BACK = (
+    (4 * 2 * TILE + 5 * BLOCK) * ROW + 1024 + 2 * 64 * ROW + 32
+)  # four tiles of x and dz, slopes of two tiles, a block of weights, ones, letters
 ENOUGH = 96  # programs, so that they fill a GPU
 
 
@@ -33,8 +35,8 @@ def refusal(dim: int, count: int, hidden: int, kind: torch.dtype) -> str:
 
 
 def blocks(hidden: int) -> int:
-    """In how many parts the input's gradient comes."""
-    return hidden // BLOCK
+    """In how many parts the input's gradient comes: two programs that are peers make one."""
+    return hidden // BLOCK // 2
 
 
 def proven(device: torch.device) -> bool:
@@ -91,12 +93,12 @@ def forward(models: int, count: int, *args: Any) -> None:
 
 def back(models: int, hidden: int, shares: int, *args: Any) -> None:
     """Gradients of one layer, tokens in `shares`; the arguments are those of the kernel."""
-    _run("feed_back", blocks(hidden) * shares, models, 12, BACK, *args)
+    _run("feed_back", hidden // BLOCK * shares, models, 12, BACK, *args)
 
 
 def _run(name: str, blocks: int, models: int, warps: int, shared: int, *args: Any) -> None:
     assert args[0].device.index == torch.cuda.current_device()
-    _module(torch.cuda.current_device()).launch(name, (blocks, models), 32 * warps, shared, args)
+    _module(torch.cuda.current_device()).launch(name, (blocks, models), 32 * warps, shared, args, 2 if name == "feed_back" else 1)
 
 
 @functools.cache

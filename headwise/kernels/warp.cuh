@@ -21,6 +21,28 @@ INSIDE void together(int group, int warps) { asm volatile("bar.sync %0, %1;" :: 
 // Two sides that meet, of so many warps in all: who comes first may wait for the other, or go on.
 INSIDE void meet(int place, int warps) { asm volatile("bar.sync %0, %1;" :: "r"(place + 1), "r"(32 * warps) : "memory"); }
 INSIDE void meet_later(int place, int warps) { asm volatile("bar.arrive %0, %1;" :: "r"(place + 1), "r"(32 * warps) : "memory"); }
+// Blocks of threads that run at the same time and reach each other's shared memory: how many, which this is, and where a place is in
+// another's. What is posted to a box comes on its own; who wants it says once a turn how many bytes, and waits for the turn, from 0 on.
+INSIDE int peers() { int n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
+INSIDE int peer() { int n; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n)); return n; }
+INSIDE U at_peer(U at, int which) { U y; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(y) : "r"(at), "r"(which)); return y; }
+INSIDE void all_peers() { asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+INSIDE void open_box(U box) {  // by one warp, before all meet
+    if (lane() == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" :: "r"(box) : "memory");
+}
+INSIDE void post(U at, const U (&x)[4], U box) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+        :: "r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(box) : "memory");
+}
+INSIDE void expect(U box, int bytes) {  // by one warp
+    if (lane() == 0) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(box), "r"(bytes) : "memory");
+}
+INSIDE void wait_for_post(U box, int turn) {
+    U there;
+    do asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+        : "=r"(there) : "r"(box), "r"(turn & 1) : "memory");
+    while (!there);
+}
 // Registers of a thread, from some warps to others; for four of them at a time.
 template <int N> INSIDE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> INSIDE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
