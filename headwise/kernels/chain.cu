@@ -479,6 +479,7 @@ INSIDE void unit_back(
     UNROLL for (int t = 0; t < TILES; t++) {
         F dq[4], dk[4], dv[4];
         U o[2];
+        if (R == 2 && t && factor < 0.0f) break;  // never; over a branch nothing is moved, else a tile's numbers wait in memory for the other's
         if (R == 1) {
             single(dq, dk, dv, q, k, v[t], gs[t % GIVEN], masks, alpha, t, o);
         } else if (R <= 8) {
@@ -557,9 +558,8 @@ KERNEL(BACKWARD_WARPS, 1) backward(
     // has the 64 tokens of one group to the end, and posts the others' to the other.
     U held[8][2];
     bool keeps = side == 0 && !first && (!pair || group == which), posts = side == 0 && !first && pair && group != which;
-    U letter = mail + (lane() + 32 * (warp() & 3)) * 16;
     auto give = [&](int tile) {
-        U at = ((lane() >> 2) + 16 * (warp() & 7)) * WIDTH + (lane() & 3) * 16;
+        U me = anew(lane()), letter = mail + (me + 32 * (warp() & 3)) * 16, at = ((me >> 2) + 16 * (warp() & 7)) * WIDTH + (me & 3) * 16;
         int turn = tile - start;
         if (pair) {
             if (!(warp() & 3)) expect(box + (turn & 1) * 16, POST);
@@ -575,6 +575,7 @@ KERNEL(BACKWARD_WARPS, 1) backward(
         }
     };
     auto send_on = [&](int turn) {
+        U letter = mail + (anew(lane()) + 32 * (warp() & 3)) * 16;
         UNROLL for (int i = 0; i < 2; i++) UNROLL for (int n = 0; n < 8; n += 4) {
             U four[4] = {held[n][i], held[n + 1][i], held[n + 2][i], held[n + 3][i]};
             U to = letter + ((turn & 1) * POST + (2 * i + n / 4) * (POST / 4));
