@@ -63,7 +63,7 @@ INSIDE void biased(F (&c)[6][4], U biases, int column) {
 }
 
 // A warp's 16 tokens as the first operand of products: in registers where there is room, else a view of the 64 of four warps.
-constexpr bool ROOM = R <= 16;
+constexpr bool ROOM = R <= 16 && R != 2;
 struct Tokens { U held[4][4], view; };  // [16 of the 64 numbers]
 INSIDE void take(Tokens& y, U tile) {
     U row = (lane() >> 2) + 16 * warp();
@@ -479,7 +479,7 @@ INSIDE void unit_back(
     UNROLL for (int t = 0; t < TILES; t++) {
         F dq[4], dk[4], dv[4];
         U o[2];
-        if (R == 2 && t && factor < 0.0f) break;  // never; over a branch nothing is moved, else a tile's numbers wait in memory for the other's
+        if ((R == 2 || R == 4) && t && factor < 0.0f) break;  // never; over a branch nothing is moved, else a tile's numbers wait in memory for the other's
         if (R == 1) {
             single(dq, dk, dv, q, k, v[t], gs[t % GIVEN], masks, alpha, t, o);
         } else if (R <= 8) {

@@ -109,8 +109,8 @@ INSIDE void through(F (&dx)[8][4], U slopes, U weights) {
 // as chain.cu has them, one for two blocks of threads, which are peers; and the gradients of weights and biases, of all tokens or of one of `shares` equal parts of them, (share, model,
 // numbers `grown` apart). What these sum up to is added to `total`, one number a model: not finite if one of them is not.
 //
-// Eight warps have 64 hidden units each four, and go from hidden units and slopes to the gradients of weights. Four more bring the tokens,
-// and go from slopes to the gradients of input and biases, a tile behind. The two meet three times a tile: at FULL its slopes are there,
+// Eight warps have 64 hidden units each four, and go from hidden units and slopes to the gradients of weights and biases. Four more bring
+// the tokens, and go from slopes to the gradient of the input, a tile behind. The two meet three times a tile: at FULL its slopes are there,
 // and nobody reads the tokens of the tile before any more; at HERE the tile after the next is there; at FREE, one place for even tiles
 // and one for odd ones, slopes may be written over.
 constexpr int FULL = 0, HERE = 1, FREE = 2;
@@ -124,7 +124,7 @@ KERNEL(BACK_WARPS, 1) feed_back(
     int which = peer();  // they add their parts up, each for half of a tile's tokens
     parts += ((m * (blocks / 2) + block / 2) * T + start * TOKENS) * WIDTH;
     long long to = ((long long)share * models + m) * grown;
-    d_up += to, d_bias += to + block * HIDDEN, d_down += to;
+    d_up += to, d_bias += to, d_down += to;
     U tiles = shared(), slopes = tiles + AHEAD * 2 * TILE, weights = slopes + 4 * MATRIX, ones = weights + MATRIX, mail = ones + 1024, box = mail + 2 * POST;
     U at = view(tiles), done = view(slopes), by = view(weights);
     if (warp() >= 8) {  // four warps beside the others
@@ -143,8 +143,7 @@ KERNEL(BACK_WARPS, 1) feed_back(
         visible();
         all_peers();  // the weights and two tiles are there
         together();  // everybody has taken the second
-        F sums[2][1][4], dx[8][4];
-        UNROLL for (int i = 0; i < 2; i++) zero(sums[i]);
+        F dx[8][4];
         zero(dx);
         for (int tile = 0; tile < count; tile++) {
             meet(FULL, BACK_WARPS);
@@ -157,12 +156,11 @@ KERNEL(BACK_WARPS, 1) feed_back(
             UNROLL for (int turn = 0; turn < 2; turn++) {
                 int part = which ^ (1 - turn);  // what goes to the peer first
                 U here = done + ((tile & 1) * 2 + part) * (MATRIX / PIECE);
-                settle(dx), settle(sums[0]), settle(sums[1]);
+                settle(dx);
                 begin();
                 through(dx, here, by);
-                UNROLL for (int i = 0; i < 2; i++) UNROLL for (int s = 0; s < 4; s++) wide<0, 0>(sums[i], here + (i * HALF + 32 * s) / PIECE, view(ones));
                 leave(), finish();
-                settle(dx), settle(sums[0]), settle(sums[1]);
+                settle(dx);
                 if (turn == 1 && tile + 2 < count) meet_later(FREE + (tile & 1), BACK_WARPS);
                 U token = ((lane() >> 2) + (16 * (warp() & 3) + 64 * part)) * WIDTH + (lane() & 3) * 16;
                 U letter = mail + (tile & 1) * POST + (lane() + 32 * (warp() & 3)) * 16, now = box + (tile & 1) * 16;
@@ -184,12 +182,6 @@ KERNEL(BACK_WARPS, 1) feed_back(
                 }
             }
         }
-        F all = 0.0f;
-        UNROLL for (int i = 0; i < 2; i++) UNROLL for (int r = 0; r < 2; r++) {
-            store(d_bias, (lane() >> 2) + (64 * i + 16 * (warp() & 3) + 8 * r), sums[i][0][2 * r] * undo);  // four lanes write the same number
-            all = all + sums[i][0][2 * r];
-        }
-        add_up(total + m, all);
         return;
     }
     more_registers<216>();
@@ -205,10 +197,10 @@ KERNEL(BACK_WARPS, 1) feed_back(
         find4<1>(by_down[s], slopes + group * HALF + place((lane() & 7) + (lane() >> 4) * 8 + 16 * s, (lane() >> 3 & 1) * 16 + 32 * (warp() & 3)));
     together();  // everybody has taken it
     F low = load(bias + m * model, (lane() >> 2) + own), high = load(bias + m * model, (lane() >> 2) + (own + 8));
-    F g_up[8][4], g_down[8][4], h[8][4], dh[8][4];
+    F g_up[8][4], g_down[8][4], sums[1][4], h[8][4], dh[8][4];
     U active[4][4], slope[4][4], ours = by + group * (HALF / PIECE), mine = place((lane() & 15) + 16 * warp(), (lane() >> 4) * 16);
-    zero(g_up), zero(g_down), zero(h), zero(dh);
-    settle(g_up), settle(g_down), settle(h), settle(dh), settle(by_down);
+    zero(g_up), zero(g_down), zero(sums), zero(h), zero(dh);
+    settle(g_up), settle(g_down), settle(sums), settle(h), settle(dh), settle(by_down);
     begin();
     project(h, ours, at);
     leave();
@@ -240,12 +232,12 @@ KERNEL(BACK_WARPS, 1) feed_back(
         }
         settle(slope);
         begin();
-        UNROLL for (int s = 0; s < 4; s++) wide_turned(g_up, slope[s], here + 16 * s * ROW / PIECE);
+        UNROLL for (int s = 0; s < 4; s++) wide_turned(g_up, slope[s], here + 16 * s * ROW / PIECE), wide(sums, slope[s], view(ones));
         project(dh, by_down, ahead + TILE / PIECE);
         leave();
         if (quarter == 3) {  // the compiler does not let products run from one turn of a loop into the next
             finish();
-            settle(h), settle(dh), settle(g_up), settle(g_down), settle(active), settle(slope);
+            settle(h), settle(dh), settle(g_up), settle(g_down), settle(sums), settle(active), settle(slope);
         }
         if (part == 1) {
             visible();
@@ -262,6 +254,8 @@ KERNEL(BACK_WARPS, 1) feed_back(
                 all = all + (g_up[n][2 * r + j] + g_down[n][2 * r + j]);
             }
         }
+        store(d_bias, unit, sums[0][2 * r] * undo);  // four lanes write the same number
+        all = all + sums[0][2 * r];
     }
     add_up(total + m, all);
 }

@@ -149,6 +149,9 @@ template <int TA, int TB> INSIDE void wide(F (&c)[8][4], U a, U b) {
     asm volatile(WGMMA(64, D64, "%32", "%33") ", %34, %35;"
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7) : "l"(tile(a)), "l"(tile(b)), "n"(TA), "n"(TB));
 }
+INSIDE void wide(F (&c)[1][4], const U (&a)[4], U b) {
+    asm volatile(WGMMA(8, D8, "{%4,%5,%6,%7}", "%8") ", 0;" : FOUR(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile(b)));
+}
 INSIDE void wide(F (&c)[6][4], const U (&a)[4], U b) {
     asm volatile(WGMMA(48, D48, "{%24,%25,%26,%27}", "%28") ", 0;"
         : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile(b)));
