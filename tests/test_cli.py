@@ -416,6 +416,24 @@ def test_explain_says_what_runs_a_decoders_blocks(tokens: str, said: str, capsys
     assert f"a training step in fp16: fused blocks, modules around them; each {said}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([], "its feed-forward, of several models, one kernel each way on an H100 or H200, else in Triton"),
+        (
+            ["ffn_dim=64"],
+            "its feed-forward, of several models, in Triton; kernels that have it whole cannot: they take fp16, width 64, hidden",
+        ),
+        (["head_dim=6"], "its attention part in Triton; kernels that have it whole cannot: they take width 64, 16 tokens and ranks 1, 2"),
+    ],
+)
+def test_explain_says_what_runs_a_fused_step(changes: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["dim=64", "depth=1", "num_heads=8", "head_dim=8", "norm=scalar", "norm_at=post", "ffn_dim=2048"]
+    shape += ["qkv_bias=true", "out_bias=true", "ffn_bias=true", *changes]
+    assert main(["explain", "--set", *shape, "--tokens", "16", "--batch", "256", "--device", "cuda", "--dtype", "float16"]) == 0
+    assert said in capsys.readouterr().out
+
+
 def test_run_prints_a_table_and_leaves_rows_figure_and_report(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(p.name for p in store.iterdir())
     assert before == ["experiments", "fig1.png", "headwise.json", "report.html", "runs"]

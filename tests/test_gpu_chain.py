@@ -184,6 +184,7 @@ BARRIERS = {  # waits that keep warps apart, by what is said of each
     "a block's weights": "together();  // this block is there",
     "a tile": "together();  // this tile is there",
     "gradients of heads": "together();  // every sequence's",
+    "a letter": "wait_for_post(box + (turn & 1) * 16, turn >> 1);",
 }
 
 

@@ -145,8 +145,11 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         told["step"], told["blocks"] = (kind.refusal(shape, args.tokens, args.batch, precision) for kind in (fused, trunk))
         if not told["step"]:
             told["chain"] = fused.chain_refusal(shape, args.tokens, args.batch, precision)
-            how = _how(told["chain"], "one kernel each way")
+            told["feed"] = told["chain"] or fused.feed_refusal(shape, args.tokens, args.batch, precision)
+            how, feeds = (_how(told[part], "one kernel each way") for part in ("chain", "feed"))
             print(f"a training step in {precision}: fused, from data to optimiser; its attention part {how}")
+            if not told["chain"]:
+                print(f"its feed-forward, of several models, {feeds}")
         elif not told["blocks"]:
             told["decoder"] = trunk.decoder_refusal(shape, args.tokens, precision)
             print(f"a training step in {precision}: fused blocks, modules around them; each {_how(told['decoder'], 'in three kernels')}")
