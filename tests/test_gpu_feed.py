@@ -118,6 +118,11 @@ def test_what_the_kernels_do_not_take_they_refuse(given, said):
     assert bool(said) == bool(refused)
 
 
+def test_tiles_are_taken_two_at_a_time():
+    with pytest.raises(AssertionError, match="two at a time"):
+        feed.back(1, 256, 2, *[None] * 10, 3 * feed.EACH)
+
+
 BARRIERS = {  # waits that keep warps apart, by what is said of each
     "": "",
     "a part of the weights": "together();  // the next part of the weights",

@@ -522,8 +522,9 @@ INSIDE void unit_back(
 
 // From dz, the gradient of what the output adds to, to that of the input and the weights: a block of columns, all tokens, or one of
 // `shares` equal parts of them. The input's gradient is a sum over blocks of columns, whose parts go to `parts` (model, block, token, 64),
-// lane by lane (`_sum_of` in layer.py knows the order), one for two blocks where their threads are peers; `first`: nobody wants it. The weights' is a sum over the shares, (share,
-// model, numbers `grown` apart); what they sum up to is added to `total`, one number a model, which is not finite if one of them is not.
+// lane by lane (`_sum_of` in layer.py knows the order), one for two blocks where their threads are peers; `first`: nobody wants it. The
+// weights' is a sum over the shares, (share, model, numbers `grown` apart); their sum before `undo` and `alpha` is added to `total`, one
+// number a model, which is not finite if one of them is not.
 KERNEL(BACKWARD_WARPS, 1) backward(
     const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw, float* db, float* dout,
     float* total, int T, int C, int model, float alpha, float sharp, float undo, int first, int models, int shares, int grown

@@ -23,6 +23,7 @@ from torch import Tensor
 from headwise.files import write_whole
 
 RIGHT = 3e-3  # relative error of a layer with operands of 11 bits
+REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
@@ -164,6 +165,12 @@ class Module:
             _done(_driver().cuFuncSetAttribute(kernel, MOST_SHARED, shared))
             self.found[name] = kernel
         return self.found[name]
+
+    def registers(self, name: str, shared: int) -> int:
+        """Of a thread of a kernel, where its warps do not give each other some."""
+        found = ctypes.c_int()
+        _done(_driver().cuFuncGetAttribute(ctypes.byref(found), REGISTERS, self._kernel(name, shared)))
+        return found.value
 
     def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, args: tuple[Any, ...], peers: int = 1) -> None:
         """On the current stream; arguments are tensors, ints (32 bits) and floats. So many neighbours along the grid are peers: they run at

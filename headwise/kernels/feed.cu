@@ -65,7 +65,7 @@ KERNEL(FORWARD_WARPS, 1) feed(
     visible();
     together();  // the tokens and a part of the weights are there
     U mine[4][4], active[4][4], at = view(weights);
-    UNROLL for (int s = 0; s < 4; s++) known4<0>(mine[s], tokens + place((lane() & 15) + 16 * warp(), (lane() >> 4) * 16 + 32 * s));
+    UNROLL for (int s = 0; s < 4; s++) find4<0>(mine[s], tokens + place((lane() & 15) + 16 * warp(), (lane() >> 4) * 16 + 32 * s));
     F h[8][4], z[8][4];
     zero(h), zero(z);
     settle(h), settle(z), settle(mine);
@@ -106,13 +106,14 @@ INSIDE void through(F (&dx)[8][4], U slopes, U weights) {
 }
 
 // From dz, the gradient of what the output adds to: parts of the input's gradient, (model, block of hidden units, token, 64), lane by lane
-// as chain.cu has them, one for two blocks of threads, which are peers; and the gradients of weights and biases, of all tokens or of one of `shares` equal parts of them, (share, model,
-// numbers `grown` apart). What these sum up to is added to `total`, one number a model: not finite if one of them is not.
+// as chain.cu has them, one for two blocks of threads, which are peers; and the gradients of weights and biases, of all tokens or of one of
+// `shares` equal parts of them, (share, model, numbers `grown` apart), an even number of tiles in each. Their sum before `undo` is added to
+// `total`, one number a model: not finite if one of them is not.
 //
 // Eight warps have 64 hidden units each four, and go from hidden units and slopes to the gradients of weights and biases. Four more bring
 // the tokens, and go from slopes to the gradient of the input, a tile behind. The two meet three times a tile: at FULL its slopes are there,
-// and nobody reads the tokens of the tile before any more; at HERE the tile after the next is there; at FREE, one place for even tiles
-// and one for odd ones, slopes may be written over.
+// and nobody reads the tokens of the tile before any more; at HERE, which the eight reach a tile later, the tile after the next is there;
+// at FREE, one place for even tiles and one for odd ones, slopes may be written over.
 constexpr int FULL = 0, HERE = 1, FREE = 2;
 KERNEL(BACK_WARPS, 1) feed_back(
     const Half* x, const Half* dz, const Half* up, const float* bias, const Half* down, Half* parts, float* d_up, float* d_bias,

@@ -23,6 +23,7 @@ FORWARD = 4 * (2 * BLOCK * ROW + 4 * BLOCK) + EACH * ROW  # bytes there: four bl
 BACK = (
     (4 * 2 * TILE + 5 * BLOCK) * ROW + 1024 + 2 * 64 * ROW + 32
 )  # four tiles of x and dz, slopes of two tiles, a block of weights, ones, letters
+REGISTERS = 168  # of a thread back, before four warps give some to the other eight
 ENOUGH = 96  # programs, so that they fill a GPU
 
 
@@ -40,7 +41,7 @@ def blocks(hidden: int) -> int:
 
 
 def proven(device: torch.device) -> bool:
-    """Whether the kernel, compiled here, computes the gradients of a small layer as PyTorch does."""
+    """Whether the kernels, compiled here, compute a small layer and its gradients as PyTorch does."""
     return _proven(cuda.numbered(device))
 
 
@@ -92,7 +93,8 @@ def forward(models: int, count: int, *args: Any) -> None:
 
 
 def back(models: int, hidden: int, shares: int, *args: Any) -> None:
-    """Gradients of one layer, tokens in `shares`; the arguments are those of the kernel."""
+    """Gradients of one layer, tokens in `shares`; the arguments are those of the kernel, T the eleventh."""
+    assert args[10] % (2 * TILE * shares) == 0, "tiles are taken two at a time"
     _run("feed_back", hidden // BLOCK * shares, models, 12, BACK, *args)
 
 
@@ -104,4 +106,7 @@ def _run(name: str, blocks: int, models: int, warps: int, shared: int, *args: An
 @functools.cache
 def _module(device: int) -> cuda.Module:
     source = "".join((Path(__file__).parent / name).read_text() for name in ("warp.cuh", "post.cuh", "feed.cu"))
-    return cuda.Module(cuda.compiled(source, "sm_90a", {}))
+    made = cuda.Module(cuda.compiled(source, "sm_90a", {}))
+    if (found := made.registers("feed_back", BACK)) < REGISTERS:  # its warps would wait for registers that are not there
+        raise RuntimeError(f"feed_back has {found} registers a thread, it needs {REGISTERS}")
+    return made

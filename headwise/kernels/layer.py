@@ -355,7 +355,7 @@ def finish(
 @triton.jit
 def adamw(w, mean, square, grad, half, rates, total, P, M, beta1, beta2, eps, HALF: tl.constexpr, CHECK: tl.constexpr, BLOCK: tl.constexpr):
     """One AdamW update of flat rows; rates holds step size, 1/sqrt(1 - beta2^t) and decay, each (M,). `half` gets the operands' copy.
-    With CHECK a model whose `total` is not a number stays as it is."""
+    With CHECK a model whose `total` is not finite stays as it is."""
     m = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     end = P

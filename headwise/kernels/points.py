@@ -11,7 +11,7 @@ from torch import Tensor
 @triton.jit
 def _farthest(raw, x, target, batch, apart_x, apart_target, N: tl.constexpr, D: tl.constexpr, NP: tl.constexpr, DP: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * N * D
-    step, within = (tl.program_id(0) // batch).to(tl.int64), tl.program_id(0) % batch * N * D
+    step, within = (tl.program_id(0) // batch).to(tl.int64), (tl.program_id(0) % batch).to(tl.int64) * N * D
     x += step * apart_x + within
     target += step * apart_target + within
     n = tl.arange(0, NP)

@@ -1,5 +1,5 @@
 // What one warp does on a Hopper GPU, under short names. F is a float of a lane, U 32 bits, often two halves; tests/warp.h has the same
-// names for a CPU. It is put before a source when that is compiled (chain.py, decoder.py).
+// names for a CPU. It is put before a source when that is compiled (chain.py, feed.py, decoder.py).
 
 typedef float F;
 typedef unsigned U;
@@ -37,7 +37,7 @@ INSIDE void post(U at, const U (&x)[4], U box) {
 INSIDE void expect(U box, int bytes) {  // by one warp
     if (lane() == 0) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(box), "r"(bytes) : "memory");
 }
-INSIDE void wait_for_post(U box, int turn) {
+INSIDE void wait_for_post(U box, int turn) {  // what comes lies in this block's own shared memory, so an acquire of its own threads suffices
     U there;
     do asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
         : "=r"(there) : "r"(box), "r"(turn & 1) : "memory");
