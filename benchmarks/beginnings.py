@@ -19,7 +19,7 @@ from headwise.engine import pick_device, provenance
 from headwise.experiments.fig1 import PRESETS, runs
 from headwise.files import write_whole
 from headwise.progress import Progress
-from headwise.runs import PRECISIONS, PROTOCOLS, Run, draw_block
+from headwise.runs import PRECISIONS, PROTOCOLS, Run
 from headwise.stack import Stack, begin, numerics
 
 
@@ -48,7 +48,7 @@ def differences(trained: Stack, block: int) -> list[dict[str, float]]:
                 [dataclasses.replace(begin(run), weights=w) for run, w in zip(runs, trained.weights.cpu(), strict=True)], trained.device
             )
             for m, run in enumerate(runs):
-                stack._load(m, *draw_block(run, block, trained.device))
+                stack._load(m, run, block)
             grads[precision] = stack._gradient(0).double().clone()
         names = {name: place for name, place in stack.layout[1].items() if "attention" in name and name.endswith(".weight")}
     exact = grads.pop("fp32")

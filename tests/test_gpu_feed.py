@@ -26,6 +26,13 @@ def fed(monkeypatch):
         yield from trusting(chain, test_gpu_chain.run, monkeypatch)
 
 
+@pytest.fixture
+def trusted(monkeypatch):
+    """Without trials, which have tests of their own."""
+    for module in (chain, feed):
+        monkeypatch.setattr(module, "proven", lambda *given: True)
+
+
 CASES = [
     case("fp16", 64, (64, 8), batch=16, ffn_dim=256, depth=2),
     case("fp16", 64, (16,), batch=32, ffn_dim=512, each=2, queries=1),
@@ -34,11 +41,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("settings", CASES)
-def test_the_step_equals_the_module_through_autograd(settings):
+def test_the_step_equals_the_module_through_autograd(settings, trusted):
     assert check_step(Net(settings)).fed
 
 
-def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs():
+def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(trusted):
     net, bound = Net(CASES[1].values[0], seed=2), STEP["fp16"]
     step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
     first = step.gradient(net.x, net.target, losses[0]).clone()
@@ -56,7 +63,7 @@ def test_what_runs_beside_changes_no_bit(settings):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy: that is what is tested
-def test_a_gradient_that_overflows_is_seen_in_its_models_total_alone():
+def test_a_gradient_that_overflows_is_seen_in_its_models_total_alone(trusted):
     net = Net(CASES[1].values[0], seed=3)
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
     rows = step.gradient(net.x, net.target, losses)
@@ -100,8 +107,7 @@ def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
     assert not step.fed
 
 
-def test_few_models_do_not_fill_a_gpu(monkeypatch):
-    monkeypatch.setattr(chain, "proven", lambda rank, device: True)
+def test_few_models_do_not_fill_a_gpu(trusted, monkeypatch):
     monkeypatch.setattr(feed, "ENOUGH", 5)
     assert not Net(CASES[0].values[0]).fuse().fed, "two models of two blocks"
     assert Net(CASES[1].values[0]).fuse().fed, "two of four"
