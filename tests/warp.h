@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cmath>
@@ -51,6 +52,7 @@ struct Block {
     struct Box { int come; std::vector<int> wanted; };  // bytes
     std::map<uint32_t, Box> boxes;
     std::mutex post;
+    std::condition_variable came;
     Block(int warps, int bytes, int count)
         : memory(bytes, 0x7e), all(warps), places{std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps)} {
         for (int g = 0; g < count; g++) groups.push_back(std::make_unique<std::barrier<>>(warps / count));
@@ -89,19 +91,21 @@ INSIDE void post(U at, const U (&x)[4], U box) {
         for (int n = 0; n < 4; n++) memcpy(to.memory.data() + (at.v[i] & 0xffffff) + 4 * n, &x[n].v[i], 4);
     std::lock_guard hold(to.post);
     to.boxes.at(box.v[0] & 0xffffff).come += 32 * 16;
+    to.came.notify_all();
 }
 INSIDE void expect(U box, int bytes) {
     std::lock_guard hold(this_block->post);
     this_block->boxes.at(box.v[0]).wanted.push_back(bytes);
+    this_block->came.notify_all();
 }
 INSIDE void wait_for_post(U box, int turn) {
-    for (;; std::this_thread::yield()) {
-        std::lock_guard hold(this_block->post);
+    std::unique_lock hold(this_block->post);
+    this_block->came.wait(hold, [&] {
         auto& [come, wanted] = this_block->boxes.at(box.v[0]);
         int all = 0;
         for (int i = 0; i <= turn && i < (int)wanted.size(); i++) all += wanted[i];
-        if (turn < (int)wanted.size() && come >= all) return;
-    }
+        return turn < (int)wanted.size() && come >= all;
+    });
 }
 template <int N> INSIDE void fewer_registers() {}
 template <int N> INSIDE void more_registers() {}
