@@ -10,7 +10,7 @@ demo: $(VENV)/.report
 	$(BIN)/headwise run fig1 --preset quick
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

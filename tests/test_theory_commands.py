@@ -25,8 +25,6 @@ from headwise.report import write_report
 from headwise.store import Store
 from headwise.theory import checks, constructions, features, harmonics
 
-pytestmark = pytest.mark.xdist_group("theory")  # its checks are made once, in one process
-
 PEAKS = {4: (1.35e8, 1.34919e8, 2.64954e6), 6: (6.47e12, 6.46526e12, 8.33028e9), 8: (6.03e16, 6.02866e16, 7.78061e12)}
 
 
