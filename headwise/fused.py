@@ -25,7 +25,6 @@ from headwise.kernels import chain, cuda, feed
 from headwise.shape import Shape
 
 DOTS = {"fp16": "tf32", "bf16": "tf32", "tf32": "tf32", "fp32": "tf32x3"}
-MOVED = {"BLOCK": 1024, "num_warps": 4}  # numbers of a program of AdamW
 WHOLE = {64: (3, 2), 32: (3, 3), 16: (3, 3)}  # ranks whose attention part is one kernel, and its loads in flight forward and back
 STORED = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
 
@@ -473,7 +472,7 @@ def adamw(
 
     (M, P), first = weights.shape, now.start or 0
     same, moved = half.data_ptr() == weights.data_ptr(), [t[now] for t in (weights, mean, square, grads, half)]
-    K.adamw[(-(-P // MOVED["BLOCK"]), len(moved[0]))](
+    K.adamw[(-(-P // 1024), len(moved[0]))](
         *moved, rates.view(-1)[first:], grads if total is None else total, P, M, beta1, beta2, eps,
-        HALF=not same, CHECK=total is not None, **MOVED,
+        HALF=not same, CHECK=total is not None, BLOCK=1024,
     )  # fmt: skip

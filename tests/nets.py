@@ -4,7 +4,7 @@ import types
 
 import pytest
 import torch
-from gpu import DEVICE, FP32, FP64, NAN, near
+from gpu import DEVICE, FP32, FP64, INTERPRETED, NAN, near
 from tolerance import same, seeded
 
 from headwise.fused import STORED, Fused
@@ -174,6 +174,17 @@ def check_step(net):
     for before, after in zip(kept, (net.weights, net.half, net.x, net.target), strict=True):
         same(after, before, "what is given")
     return step
+
+
+def check_again(net):
+    """The same step gives the same bits again and again, and the forward pass alone the outputs."""
+    step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
+    first = step.gradient(net.x, net.target, losses[0]).clone()
+    for _ in range(1 if INTERPRETED else 50):
+        same(step.gradient(net.x, net.target, losses[1]), first, "gradients")
+    same(losses[1], losses[0], "losses")
+    y, *_ = net.exact(signs_of(net, step))
+    near(net.fuse(training=False).forward(net.x), y, STEP[net.settings.precision], "outputs")
 
 
 def check_streams(net):

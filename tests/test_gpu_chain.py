@@ -10,8 +10,7 @@ import torch
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
 from emulate import call, check_races, library, trusting
 from gpu import DEVICE, INTERPRETED, NAN, near
-from nets import STEP, Net, case, check_step, check_streams, signs_of
-from tolerance import same
+from nets import Net, case, check_again, check_step, check_streams
 
 from headwise.kernels import chain, cuda
 
@@ -50,14 +49,7 @@ def test_the_step_equals_the_module_through_autograd(settings, programs, trusted
 @pytest.mark.parametrize("settings", [CASES[1], CASES[3]])
 def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(settings, trusted, monkeypatch):
     monkeypatch.setattr(chain, "FILLED", FEW)
-    net, bound = Net(settings, seed=2), STEP[settings.precision]
-    step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
-    first = step.gradient(net.x, net.target, losses[0]).clone()
-    for _ in range(1 if INTERPRETED else 50):
-        same(step.gradient(net.x, net.target, losses[1]), first, "gradients")
-    same(losses[1], losses[0], "losses")
-    y, *_ = net.exact(signs_of(net, step))
-    near(net.fuse(training=False).forward(net.x), y, bound, "outputs")
+    check_again(Net(settings, seed=2))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")

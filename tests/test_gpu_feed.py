@@ -8,9 +8,8 @@ import torch
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
 import test_gpu_chain
 from emulate import call, check_races, library, trusting
-from gpu import DEVICE, FP16, FP32, INTERPRETED, NAN, near
-from nets import STEP, Net, case, check_step, check_streams, signs_of
-from tolerance import same
+from gpu import DEVICE, FP16, FP32, INTERPRETED, NAN
+from nets import Net, case, check_again, check_step, check_streams
 
 from headwise.kernels import chain, feed
 
@@ -46,14 +45,7 @@ def test_the_step_equals_the_module_through_autograd(settings, trusted):
 
 
 def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(trusted):
-    net, bound = Net(CASES[1].values[0], seed=2), STEP["fp16"]
-    step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
-    first = step.gradient(net.x, net.target, losses[0]).clone()
-    for _ in range(1 if INTERPRETED else 50):
-        same(step.gradient(net.x, net.target, losses[1]), first, "gradients")
-    same(losses[1], losses[0], "losses")
-    y, *_ = net.exact(signs_of(net, step))
-    near(net.fuse(training=False).forward(net.x), y, bound, "outputs")
+    check_again(Net(CASES[1].values[0], seed=2))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")

@@ -14,7 +14,7 @@ from nets import STEP, Net, case, check_gradients, check_step, check_streams, od
 
 from headwise import engine, stack
 from headwise.fused import STORED, Fused, chain_refusal, feed_refusal, needs, refusal
-from headwise.kernels import layer
+from headwise.kernels import feed, layer
 from headwise.kernels.points import farthest
 from headwise.models import build, paper_shape
 from headwise.runs import Recipe, Run
@@ -241,7 +241,7 @@ def test_needs_is_the_memory_of_a_model(shape, tokens, precision):
     mixed = bytes_held([(2, shape), (1, narrow)], tokens, 256, precision)
     assert bytes_held([(3, shape)], tokens, 256, precision) <= mixed
     fed = not feed_refusal(shape, tokens, 256, precision) and not chain_refusal(shape, tokens, 256, precision)
-    most = 1.5 * mixed + (3 * shape.ffn_dim // 128 * 256 * tokens * shape.dim * 2 if fed else 0)
+    most = 1.5 * mixed + (3 * feed.blocks(shape.ffn_dim) * 256 * tokens * shape.dim * 2 if fed else 0)
     assert mixed <= told <= most, f"{told / mixed:.2f} of what is held"
 
 

@@ -28,11 +28,9 @@ constexpr int TILE = TOKENS * ROW;
 constexpr int FORWARD_WARPS = 8;
 constexpr int BACKWARD_WARPS = WARPS;   // 8; or 16 that share a block's columns out, of which a head of rank 64 has all
 constexpr int SIDES = WARPS / 8;
-constexpr int POST = 64 * ROW;          // bytes of the gradient of half a tile's input
 constexpr int BACKWARD = WEIGHTS + 8 * TILE + 1024 + 2 * POST + 32;
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr bool EARLY = R < 8;           // the scores' factor goes to the queries, else into the exponent
-#define ONES U(0x3c003c00u)
 
 // ---- operands
 

@@ -13,9 +13,7 @@ constexpr int HALF = 64 * ROW;          // bytes of one
 constexpr int TILE = 2 * HALF;
 constexpr int AHEAD = 4;                // tiles of x and dz in shared memory: one is worked on, one comes, two are there before and behind
 constexpr int MATRIX = HIDDEN * ROW;    // bytes of a block's part of W_1, and of the slopes of half a tile
-constexpr int POST = 64 * ROW;          // bytes of half a tile's gradient of the input
 constexpr int BACK = AHEAD * 2 * TILE + 4 * MATRIX + MATRIX + 1024 + 2 * POST + 32;
-#define ONES U(0x3c003c00u)
 constexpr int STAGE = 2 * MATRIX;       // bytes of both matrices' part of 128 hidden units
 constexpr int EACH = 256;               // tokens of a block of threads forward
 constexpr int STAGES = 4;               // parts of the weights in shared memory then

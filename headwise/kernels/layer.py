@@ -360,9 +360,8 @@ def adamw(w, mean, square, grad, half, rates, total, P, M, beta1, beta2, eps, HA
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     end = P
     if CHECK:
-        end = tl.where(
-            tl.abs(tl.load(total + m)) < float("inf"), P, 0
-        )  # NaN is not; a mask of single lanes would load one number at a time
+        # NaN is not below; a mask with a number of each lane would have a thread load one number at a time
+        end = tl.where(tl.abs(tl.load(total + m)) < float("inf"), P, 0)
     seen = i < end
     at = m * P + i
     g = tl.load(grad + at, mask=seen, other=0.0)

@@ -3,6 +3,8 @@
 constexpr int WIDTH = 64;               // of the model
 constexpr int ROW = 2 * WIDTH;          // bytes of a row of 64 halves in shared memory
 constexpr int PIECE = 16;               // bytes that products of four warps count in
+constexpr int POST = 64 * ROW;          // bytes of the gradient of 64 tokens, as peers send it to each other
+#define ONES U(0x3c003c00u)
 
 INSIDE U place(U row, U byte) { return row * ROW + (byte ^ (row & 7) << 4); }  // in a tile
 INSIDE void zero(F (&c)[4]) { UNROLL for (int i = 0; i < 4; i++) c[i] = 0.0f; }
