@@ -138,22 +138,22 @@ class Results:
                 self.path.write_text(json.dumps(self.values, indent=1) + "\n")
 
 
-def measure(results: Results, ways: list[str]) -> None:
+def measure(results: Results, ways: list[str], widths: tuple[int, ...]) -> None:
     v = results.values
     v["device"], v["torch"], v["commit"] = torch.cuda.get_device_name(), torch.__version__, commit()
     results.add("fp16 matmul TFLOP/s", matmul_rate, torch.float16, False)
     results.add("tf32 matmul TFLOP/s", matmul_rate, torch.float32, True)
     if "headwise" in ways:
-        panels = [(depth, width) for width in reversed(WIDTHS) for depth in DEPTHS]
+        panels = [(depth, width) for width in widths for depth in DEPTHS]
         for depth, width in panels:
             results.add(f"headwise {depth} {width} all", time_ours, depth, width, PAPER.ranks, SEEDS)
         for depth, width in panels:
             for rank in RANKS:
                 results.add(f"headwise {depth} {width} {rank}", time_ours, depth, width, (rank,), MODELS[width])
-        for models in (1, 2, 4, 8, 16, 35):
+        for models in (1, 2, 4, 8, 16, 35) if 1 in widths else ():
             results.add(f"models 1 1 64 {models}", time_ours, 1, 1, (64,), models)
     for way, timer in (("stock", time_stock), ("competent", time_competent)):
-        for width in WIDTHS if way in ways else ():
+        for width in widths if way in ways else ():
             for rank in RANKS:
                 for depth in DEPTHS:
                     results.add(f"{way} {depth} {width} {rank}", timer, depth, width, rank)
@@ -203,7 +203,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON file that collects the measurements")
     parser.add_argument("--ways", default="headwise,stock,competent", help="which to measure; default headwise,stock,competent")
+    parser.add_argument("--widths", default="64,8,1", help="which budgets, in this order: 64 is d^3, 8 d^2.5, 1 d^2; default all")
     args = parser.parse_args()
+    widths = tuple(width for name in args.widths.split(",") for width in WIDTHS if str(width) == name)
+    if len(widths) != len(args.widths.split(",")):
+        parser.error(f"--widths must be among {', '.join(map(str, WIDTHS))}, got {args.widths}")
     results = Results(args.out)
     if not torch.cuda.is_available():
         if not results.values:
@@ -211,7 +215,7 @@ def main() -> None:
     else:
         if args.out is None:
             print(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.strip())
-        measure(results, args.ways.split(","))
+        measure(results, args.ways.split(","), widths)
     print("\n".join(table(results.values)))
 
 
