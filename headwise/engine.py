@@ -65,7 +65,9 @@ def _checkpoint_path(folder: Path, run: Run) -> Path:
 def _save(folder: Path, state: State) -> None:
     from safetensors.torch import save
 
-    about = {name: getattr(state, name) for name in ("epoch", "curve", "held_out_curve", "seconds", "resumed", "skipped")}
+    about = {
+        name: getattr(state, name) for name in ("epoch", "curve", "held_out_curve", "seconds", "resumed", "skipped", "shrink", "clean")
+    }
     tensors = {"weights": state.weights, "mean": state.mean, "square": state.square}
     told = {"format": str(CHECKPOINT), "run": state.run.id, "state": json.dumps(about)}
     write_whole(_checkpoint_path(folder, state.run), save(tensors, told))
@@ -335,14 +337,16 @@ def _train_stack(
             total += stack.run_block(block).double().sum(0)  # stays on the device, so that the next block is queued meanwhile
         advance(recipe.epoch * len(states))
         now = time.monotonic()
-        skipped = stack.skipped.int().tolist()
+        skipped, carried = stack.skipped.int().tolist(), [state.shrink for state in states]
         stack.skipped.zero_()
         for state, loss, steps in zip(states, (total / recipe.epoch).tolist(), skipped, strict=True):
             state.epoch, state.seconds = epoch + 1, state.seconds + (now - began) / len(states)
-            state.skipped += steps
             state.curve.append(loss)
+            state.count(steps)
         began = now
-        lost = [i for i, s in enumerate(states) if not s.curve[-1] <= limit or skipped[i] == recipe.epoch]
+        lost = [i for i, s in enumerate(states) if not s.curve[-1] <= limit or s.stuck]
+        if not lost and carried != [state.shrink for state in states]:
+            stack.carry(states)
         if lost:
             stack, states = _drop(stack, states, lost, models, device, finish)
             advance(Free(len(lost) * (recipe.epochs - epoch - 1) * recipe.epoch))

@@ -99,6 +99,7 @@ class Flat:
         self.M, self.P = weights.shape
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
         self.gain = gain_of(self.T, precision)
+        self.shrink = torch.ones(self.M, device=weights.device)  # times this, a power of two of each model: less after overflows
         self.aside = [torch.cuda.Stream(weights.device) for _ in splits[1:]] if weights.is_cuda else []  # of every split but the first
 
     def _w(self, name: str, model: int = 0) -> Tensor:
@@ -294,8 +295,8 @@ class Fused(Flat):
     # -- backward
 
     def gradient(self, x_MBND: Tensor, targets: Tensor, losses_M: Tensor, then: Callable[[slice], None] | None = None) -> Tensor:
-        """Losses (written) and gradients of the flat rows, divided by nothing: those of the mean squared error; `then` is called for the
-        models of each split when their gradients are there."""
+        """Losses (written) and gradients of the flat rows: those of the mean squared error, times a model's `shrink`; `then` is called for
+        the models of each split when their gradients are there."""
 
         def work(now: slice, s: Shape) -> None:
             self.learn(now, s, x_MBND[now], targets[now], losses_M[now])
@@ -315,8 +316,8 @@ class Fused(Flat):
         queries, slots = targets.shape[-2], 1 + 2 * s.depth
         count, parts, grads = self.batch * queries, self.parts[now], self.grads[now]
         K.squared_error[(T // self.rows, models)](
-            self.u[-1][now], self._f(f"blocks.{s.depth - 1}.norm2.weight", m), targets, self.dx[now], parts, self.total[now], T,
-            self.tokens, queries, P, 2 * self.gain / count, 0, slots, D=D, W=targets.shape[-1], BT=self.rows,
+            self.u[-1][now], self._f(f"blocks.{s.depth - 1}.norm2.weight", m), targets, self.shrink[now], self.dx[now], parts,
+            self.total[now], T, self.tokens, queries, P, 2 * self.gain / count, 0, slots, D=D, W=targets.shape[-1], BT=self.rows,
         )  # fmt: skip
         later = self.later.get(m)
         for i in reversed(range(s.depth)):
@@ -464,15 +465,17 @@ def _together(blocks: int) -> int:
 
 def adamw(
     weights: Tensor, mean: Tensor, square: Tensor, grads: Tensor, half: Tensor, rates: Tensor,
-    beta1: float, beta2: float, eps: float, total: Tensor | None = None, now: slice = slice(None),
+    beta1: float, beta2: float, eps: float, total: Tensor | None = None, shrink: Tensor | None = None, now: slice = slice(None),
 ) -> None:  # fmt: skip
     """One step of every model, or of some, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay. With `total`, one number
-    of each model that is moved, those for which it is not finite stay where they are."""
+    of each model that is moved, those for which it is not finite stay where they are; gradients are then times `shrink`, if given."""
     from headwise.kernels import layer as K
 
     (M, P), first = weights.shape, now.start or 0
+    if total is not None and shrink is None:
+        shrink = torch.ones_like(total)
     same, moved = half.data_ptr() == weights.data_ptr(), [t[now] for t in (weights, mean, square, grads, half)]
     K.adamw[(-(-P // 1024), len(moved[0]))](
-        *moved, rates.view(-1)[first:], grads if total is None else total, P, M, beta1, beta2, eps,
+        *moved, rates.view(-1)[first:], grads if total is None else total, grads if shrink is None else shrink, P, M, beta1, beta2, eps,
         HALF=not same, CHECK=total is not None, BLOCK=1024,
     )  # fmt: skip

@@ -24,6 +24,8 @@ from headwise.trunk import Blocks
 
 ALIGN = 16  # floats: a model's numbers start on a 64-byte line, so that products take the same path at any place in a stack
 HELD_OUT_SEED = 0x48454C44  # one held-out set a task, the same for every run
+SMALLEST = 2.0**-10  # times which gradients are carried: what is smaller in half precision loses its bits
+CLEAN = 20  # epochs
 HELD_OUT_BATCH = 128  # sequences of it at a time; a multiple of ALIGN, whatever the run trains on
 
 
@@ -41,6 +43,21 @@ class State:
     seconds: float = 0.0
     resumed: int = 0
     skipped: int = 0  # steps not made, because a gradient overflowed half precision
+    shrink: float = 1.0  # what gradients are carried times since then
+    clean: int = 0  # epochs without an overflow, while that is below 1
+
+    stuck: bool = False  # an epoch overflowed from end to end, with gradients as small as may be or in the last one
+
+    def count(self, overflows: int) -> None:
+        """Take in how many steps of an epoch overflowed: half as large from now on for each, twice as large after CLEAN epochs without."""
+        recipe = self.run.recipe
+        self.stuck = overflows == recipe.epoch and (self.shrink == SMALLEST or self.epoch == recipe.epochs)
+        self.skipped += overflows
+        self.clean = 0 if overflows or self.shrink == 1 else self.clean + 1
+        if overflows:
+            self.shrink = max(self.shrink * 2.0 ** -min(overflows, 5), SMALLEST)
+        elif self.clean == CLEAN:
+            self.shrink, self.clean = 2 * self.shrink, 0
 
 
 def _layout(shape_of: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
@@ -83,6 +100,12 @@ class Stack:
         self.half = self.weights if kind == torch.float32 else self.weights.to(kind)
         self.layout = splits, dict(zip(names, self.places, strict=True)), self.weights, self.half
         self.kernels = self._kernels(self.recipe.batch)
+        self.shrink = torch.ones(len(states), device=device) if self.kernels is None else self.kernels.shrink
+        self.carry(states)
+
+    def carry(self, states: list[State]) -> None:
+        """From the next block on gradients are times what the states say; a graph reads it where it is."""
+        self.shrink.copy_(torch.tensor([s.shrink for s in states]))
 
     def _bind(self) -> None:
         """Make the module's parameters views of the flat rows."""
@@ -142,7 +165,7 @@ class Stack:
             self._move(i, now, kernels.grads, self.weights, self.mean, self.square, self.half)
 
     def _gradient(self, i: int) -> Tensor:
-        """Losses (written) and gradients."""
+        """Losses (written) and gradients, times a model's `shrink`."""
         assert self.inputs is not None
         assert self.targets is not None
         if isinstance(self.kernels, Fused):
@@ -154,19 +177,19 @@ class Stack:
         losses_M = self.task.loss(outputs.float(), self.targets[i])
         self.losses[i].copy_(losses_M.detach())
         gain = gain_of(self.recipe.batch * self.task.tokens, self.recipe.precision)
-        grads = torch.autograd.grad(losses_M.sum() if gain == 1 else losses_M.sum() * gain, self.params)
+        grads = torch.autograd.grad(losses_M.sum() if gain == 1 else (losses_M * self.shrink).sum() * gain, self.params)
         flat = _flatten(grads, self.places, self.weights)
         return flat if gain == 1 else flat / gain
 
     def _around(self, blocks: Blocks, inputs: Tensor, targets: Tensor, losses_M: Tensor) -> Tensor:
-        """Losses (written) and gradients with the blocks as kernels and what is around them as modules."""
+        """The same with the blocks as kernels and what is around them as modules."""
         given = dict(self.model.named_parameters())
         before = self.model.enter(inputs)
         after = blocks.forward(before.detach().flatten(1, -2)).view(before.shape).requires_grad_()
         losses = self.task.loss(self.model.leave(after).float(), targets)
         losses_M.copy_(losses.detach())
         ends = [given[name] for name in self.ends]
-        last = torch.autograd.grad(losses.sum() * blocks.gain, [after, *ends], allow_unused=True)
+        last = torch.autograd.grad((losses * self.shrink).sum() * blocks.gain, [after, *ends], allow_unused=True)
         first, grads = blocks.backward(last[0].flatten(1, -2))
         through = before.requires_grad and torch.autograd.grad(before, ends, first.view(before.shape), allow_unused=True)
         for j, name in enumerate(self.ends):
@@ -182,7 +205,9 @@ class Stack:
             return
         size_M1, correct_M1, decay_M1 = self.rates[i]
         total_M = self._totals(grad, slice(None))
-        before = None if total_M is None else [t.clone() for t in (self.weights, self.mean, self.square)]
+        before = None
+        if total_M is not None:
+            grad, before = grad / self.shrink.unsqueeze(1), [t.clone() for t in (self.weights, self.mean, self.square)]
         self.mean.lerp_(grad, 1 - r.beta1)
         self.square.mul_(r.beta2).addcmul_(grad, grad, value=1 - r.beta2)
         update = self.mean / (self.square.sqrt().mul_(correct_M1).add_(r.eps))
@@ -205,7 +230,7 @@ class Stack:
     def _move(self, i: int, now: slice, grad: Tensor, weights: Tensor, mean: Tensor, square: Tensor, half: Tensor) -> None:
         """AdamW of some models as a kernel."""
         r = self.recipe
-        adamw(weights, mean, square, grad, half, self.rates[i], r.beta1, r.beta2, r.eps, self._totals(grad, now), now)
+        adamw(weights, mean, square, grad, half, self.rates[i], r.beta1, r.beta2, r.eps, self._totals(grad, now), self.shrink[now], now)
 
     def _capture(self) -> None:
         """The whole block of steps as one CUDA graph; a step is tried first, so that kernels are compiled before."""

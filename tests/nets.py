@@ -80,7 +80,8 @@ class Net:
     def fuse(self, **options):
         s = self.settings
         step = Fused(s.splits, self.places, self.weights, self.half, s.batch, s.tokens, s.precision, **options)
-        for tensor in (t for name in vars(step) if name not in ("weights", "half", "table") for t in tensors(getattr(step, name))):
+        given = ("weights", "half", "table", "shrink")
+        for tensor in (t for name in vars(step) if name not in given for t in tensors(getattr(step, name))):
             tensor.fill_(NAN)
         if hasattr(step, "grads"):
             step.grads.zero_()

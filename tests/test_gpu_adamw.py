@@ -127,3 +127,14 @@ def test_a_model_whose_gradient_is_no_number_stays_as_it_is(bad):
         same(after[1], before[1], "the model that overflowed")
         same(after[[0, 2]], usual[[0, 2]], "those beside it")
     same(half, moved[0].to(FP16), "the operands' copy")
+
+
+def test_adamw_undoes_what_gradients_are_carried_times():
+    start, grads = [normal(0, 3, 40), normal(1, 3, 40), normal(2, 3, 40).abs()], normal(3, 3, 40)
+    rates, shrink = torch.tensor([[0.1] * 3, [1.0] * 3, [0.5] * 3], device=DEVICE), torch.tensor([1.0, 0.125, 2.0**-10], device=DEVICE)
+    expected, moved = ([t.clone() for t in start] for _ in range(2))
+    fused.adamw(*expected, grads, start[0].to(FP16), rates, 0.9, 0.95, 1e-8)
+    for now in (slice(0, 1), slice(1, 3)):
+        fused.adamw(*moved, grads * shrink[:, None], start[0].to(FP16), rates, 0.9, 0.95, 1e-8, grads.sum(1)[now], shrink[now], now)
+    for usual, after in zip(expected, moved, strict=True):
+        same(after, usual, "moved")

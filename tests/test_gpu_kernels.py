@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from small_runs import tiny_before_the_last_norm
 from tolerance import same
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
@@ -310,8 +311,28 @@ def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(mo
         steps.clear()
         lasting = rows(lambda step: step >= 0)
         assert [row["status"] for row in lasting] == ["diverged", "done"]
-        assert lasting[0]["skipped"] == 3
+        assert lasting[0]["skipped"] == 6
         assert lasting[1]["held_out"] == usual[1]["held_out"]
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+def test_gradients_that_overflow_are_carried_smaller(monkeypatch):
+    recipe = Recipe(steps=12, epoch=3, batch=4, held_out=128, evals=1, lr=1e-7, precision="fp16")
+    run = Run(paper_shape(dim=16, rank=16, ffn_dim=64), Farthest(16, 16), recipe, 0)
+    monkeypatch.setattr(engine, "_load", lambda folder, run: tiny_before_the_last_norm(run))
+    (row,) = trained([run], monkeypatch, True)
+    assert row["status"] == "done"
+    assert 3 <= row["skipped"] <= 6, "the first epoch or two, not all four"
+
+
+def test_a_models_gradients_are_times_its_shrink():
+    net = Net(CASES[1].values[0])
+    plain, shrunk = net.fuse(), net.fuse()
+    shrunk.shrink.copy_(torch.tensor([0.25, 1.0, 0.125, 0.5]))
+    losses = [torch.empty(4, device=DEVICE) for _ in range(2)]
+    grads = [step.gradient(net.x, net.target, loss) for step, loss in zip((plain, shrunk), losses, strict=True)]
+    same(losses[1], losses[0], "losses")
+    same(grads[1], grads[0] * shrunk.shrink.unsqueeze(1), "powers of two change no digit")
 
 
 # ---- the points of the farthest-neighbour task

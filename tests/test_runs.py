@@ -6,13 +6,15 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_runs import SHAPES, make, together
+from small_runs import SHAPES, make, tiny_before_the_last_norm, together
 
-from headwise.engine import train
+from headwise import engine
+from headwise.engine import _load, _save, train
 from headwise.models import paper_shape
 from headwise.runs import (
     PRECISIONS,
@@ -20,7 +22,7 @@ from headwise.runs import (
     Run,
 )
 from headwise.shape import Shape, UsageError
-from headwise.stack import Stack
+from headwise.stack import SMALLEST, Stack, begin
 from headwise.tasks import BiasedNearest, Farthest, Nearest, Recall
 
 # ---- values
@@ -236,3 +238,38 @@ def test_an_overflow_of_half_precision_costs_one_step_of_one_model(monkeypatch: 
     assert once[0]["held_out"] != usual[0]["held_out"]
     assert math.isfinite(once[0]["held_out"])
     assert (once[1]["curve"], once[1]["held_out"]) == (usual[1]["curve"], usual[1]["held_out"])
+
+
+def test_gradients_that_overflow_are_carried_smaller_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(steps=20, epoch=4, batch=16, held_out=128, evals=1, lr=1e-7, precision="fp16")
+    run = Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, 0)
+    monkeypatch.setattr(engine, "_load", lambda folder, run: tiny_before_the_last_norm(run))
+    (row,) = train([run], device="cpu")
+    assert row["status"] == "done"
+    assert 4 <= row["skipped"] <= 8, "the first epoch or two, not all five"
+
+
+def test_how_small_gradients_are_carried_is_kept_and_comes_back() -> None:
+    state = begin(make(0, steps=400, epoch=10))
+    told = []
+    for overflows in ([2, 0, 1], [0] * 20, [0] * 60, [10], [10]):
+        for steps in overflows:
+            state.count(steps)
+        told.append(state.shrink)
+    assert told == [1 / 8, 1 / 4, 1.0, 1 / 32, SMALLEST]
+    assert not state.stuck
+    state.count(9)
+    assert not state.stuck, "one step was made"
+    state.count(10)
+    assert state.stuck
+    assert state.skipped == 3 + 10 + 10 + 9 + 10
+
+
+def test_a_checkpoint_holds_how_small_gradients_are_carried(tmp_path: Path) -> None:
+    state = begin(make(0, steps=400, epoch=10))
+    state.epoch, state.curve = 3, [1.0, 0.9, 0.8]
+    for steps in (2, 0, 0):
+        state.count(steps)
+    _save(tmp_path, state)
+    again = _load(tmp_path, state.run)
+    assert (again.shrink, again.clean, again.skipped) == (0.25, 2, 2)

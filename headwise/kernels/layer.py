@@ -301,10 +301,10 @@ def outer(
 
 @triton.jit
 def squared_error(
-    u, scale, target, g, parts, total, T, N, Q, model, factor, SLOT, SLOTS, D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr
+    u, scale, target, shrink, g, parts, total, T, N, Q, model, factor, SLOT, SLOTS, D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
-    """The sum of ||s u - target||^2 over the first W coordinates of the last Q tokens of every N, and its gradient times a factor. A
-    model's `total` begins at zero."""
+    """The sum of ||s u - target||^2 over the first W coordinates of the last Q tokens of every N, and its gradient times a factor and the
+    model's `shrink`. A model's `total` begins at zero."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
@@ -314,7 +314,7 @@ def squared_error(
     row = (m * (T // N) + t // N) * Q + n - (N - Q)
     want = tl.load(target + row[:, None] * W + d[None, :], mask=judged, other=0.0)
     e = tl.where(judged, tl.load(u + to) * tl.load(scale + m * model) - want, 0.0)
-    tl.store(g + to, e * factor)
+    tl.store(g + to, e * (factor * tl.load(shrink + m)))
     part = parts + ((m * SLOTS + SLOT) * tl.num_programs(0) + tl.program_id(0)) * 2 * D
     tl.store(part + D, tl.sum(tl.sum(e * e, 1), 0))
     if tl.program_id(0) == 0:
@@ -353,9 +353,11 @@ def finish(
 
 
 @triton.jit
-def adamw(w, mean, square, grad, half, rates, total, P, M, beta1, beta2, eps, HALF: tl.constexpr, CHECK: tl.constexpr, BLOCK: tl.constexpr):
+def adamw(
+    w, mean, square, grad, half, rates, total, shrink, P, M, beta1, beta2, eps, HALF: tl.constexpr, CHECK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """One AdamW update of flat rows; rates holds step size, 1/sqrt(1 - beta2^t) and decay, each (M,). `half` gets the operands' copy.
-    With CHECK a model whose `total` is not finite stays as it is."""
+    With CHECK a model whose `total` is not finite stays as it is, and gradients are times the model's `shrink`."""
     m = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     end = P
@@ -365,6 +367,8 @@ def adamw(w, mean, square, grad, half, rates, total, P, M, beta1, beta2, eps, HA
     seen = i < end
     at = m * P + i
     g = tl.load(grad + at, mask=seen, other=0.0)
+    if CHECK:
+        g = g * (1.0 / tl.load(shrink + m))  # exact: a power of two
     a, b, old = tl.load(mean + at, mask=seen, other=0.0), tl.load(square + at, mask=seen, other=0.0), tl.load(w + at, mask=seen, other=0.0)
     rate, root, keep = tl.load(rates + m), tl.load(rates + M + m), tl.load(rates + 2 * M + m)
     new, a, b = stepped(old, a, b, g, beta1, beta2, rate, root, eps, keep)
