@@ -267,10 +267,8 @@ def test_training_with_the_step_is_training_without(precision, bound, monkeypatc
         Run(paper_shape(dim=16, rank=rank, ffn_dim=64), Farthest(16, 16), dataclasses.replace(recipe, lr=lr, weight_decay=decay), 3)
         for rank, lr, decay in cases
     ]
-    with monkeypatch.context() as patch:
-        if precision == "fp16":
-            patch.setattr(engine, "_load", lambda folder, run: after_overflows(run))
-        ours = trained(runs, monkeypatch, True)
+    monkeypatch.setattr(engine, "_load", lambda folder, run: after_overflows(run))
+    ours = trained(runs, monkeypatch, True)
     theirs = trained(
         [dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision="fp32")) for run in runs], monkeypatch, False
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import SHAPES, make, tiny_before_the_last_norm, together
+from small_runs import SHAPES, after_overflows, make, tiny_before_the_last_norm, together
 
 from headwise import engine
 from headwise.engine import _load, _save, train
@@ -273,3 +273,13 @@ def test_a_checkpoint_holds_how_small_gradients_are_carried(tmp_path: Path) -> N
     _save(tmp_path, state)
     again = _load(tmp_path, state.run)
     assert (again.shrink, again.clean, again.skipped) == (0.25, 2, 2)
+
+
+def test_gradients_carried_smaller_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(steps=20, epoch=4, batch=16, held_out=128, evals=1, precision="fp16")
+    run, rows = Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, 0), []
+    for shrink in (1.0, 0.25):
+        monkeypatch.setattr(engine, "_load", lambda folder, run, s=shrink: dataclasses.replace(after_overflows(run), shrink=s))
+        rows += train([run], device="cpu")
+    assert rows[1]["curve"] == pytest.approx(rows[0]["curve"], rel=1e-3)
+    assert rows[0]["curve"][0] - rows[0]["curve"][-1] > 0.05 * rows[0]["curve"][0], "it learns"

@@ -254,10 +254,8 @@ def trained_alike(precision, bound, monkeypatch, kind=Trunk):
     shape = GPT.replace(dim=16, depth=1, num_heads=2, num_kv_heads=2, head_dim=8, v_head_dim=8, ffn_dim=64, num_positions=4, input_dim=3)
     shapes = [shape, shape.replace(num_heads=4, num_kv_heads=4, head_dim=4, v_head_dim=4)]
     runs = [Run(s, task, dataclasses.replace(recipe, lr=lr), 3) for s, lr in zip(shapes, (0.03, 0.02), strict=True)]
-    with monkeypatch.context() as patch:
-        if precision == "fp16":
-            patch.setattr(engine, "_load", lambda folder, run: after_overflows(run))
-        ours = trained(runs, monkeypatch, True, kind)
+    monkeypatch.setattr(engine, "_load", lambda folder, run: after_overflows(run))
+    ours = trained(runs, monkeypatch, True, kind)
     exact = [dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision="fp32")) for run in runs]
     for a, b in zip(ours, trained(exact, monkeypatch, False), strict=True):
         assert a["models"] == len(runs)
