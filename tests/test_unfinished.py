@@ -50,8 +50,11 @@ def test_points_that_agree_if_runs_end_with_their_jobs():
     rows = [a_run(falling), a_run([1.0] * 99), rank_1, elsewhere, a_run([0.0] * 9, protocol="stream"), a_run([0.0], depth=4)]
     assert agreeing(rows) == ([(5, 8, 8)], [(5, 64, 1), (5, 64, 8)])
     one = 6 * 3.6e6 / (100 * 5)  # milliseconds for which one epoch is all
-    assert agreeing(rows, one / 98.5, one / 2.5) == ([(5, 8, 8), (5, 64, 1), (5, 64, 8)], [])
+    assert agreeing(rows, one / 98.5, 0.0, one / 2.5) == ([(5, 8, 8), (5, 64, 1), (5, 64, 8)], [])
     assert agreeing(rows, one / 98.5) == ([(5, 8, 8), (5, 64, 8)], [(5, 64, 1)]), "no limit at rank 1"
-    assert agreeing(rows, one / 90, one / 2.5)[1] == [(5, 64, 8)], "too early"
+    assert agreeing(rows, one / 90, 0.0, one / 2.5)[1] == [(5, 64, 8)], "too early"
     pooled = [a_run([0.05], depth=3, head_dim=32, batch=64), a_run([0.3], depth=3, head_dim=32)]
     assert agreeing(pooled) == ([(3, 64, 32)], []), "the better of two recipes: 0.05545"
+    lost = a_run([0.06, None], average=8, status="diverged")
+    assert agreeing([lost]) == ([(5, 8, 8)], []), "the smallest of whatever epochs there are"
+    assert agreeing([a_run([0.9, 0.061, 0.01], head_dim=4)], 1.0, one / 2.5, 1.0) == ([(5, 64, 4)], []), "0.06109"
