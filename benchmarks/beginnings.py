@@ -27,11 +27,13 @@ def beginnings(chosen: list[Run], epochs: int, device: str = "auto") -> tuple[li
     """Losses before each update, averaged over an epoch: one list a run; and the stack after them."""
     where, recipe = pick_device(device), chosen[0].recipe
     with numerics(recipe.precision, where):
-        stack, means = Stack([begin(run) for run in chosen], where), []
+        states, means = [begin(run) for run in chosen], []
+        stack = Stack(states, where)
         blocks, bar = recipe.epoch // stack.steps, Progress(epochs * recipe.epoch * len(chosen), f"{len(chosen)} runs")
         for epoch in range(epochs):
             losses = [stack.run_block(block).double().sum(0) for block in range(epoch * blocks, (epoch + 1) * blocks)]
             means.append((torch.stack(losses).sum(0) / recipe.epoch).tolist())
+            stack.settle(states)
             bar.advance(recipe.epoch * len(chosen))
         bar.close()
     return [list(curve) for curve in zip(*means, strict=True)], stack

@@ -70,7 +70,8 @@ def agreeing(rows: list[Row], high: float = 0.0, low: float = 0.0, one: float = 
             if row["average"] == WIDTH and step:
                 epochs = min(epochs, int(limit(row)[1] * 3.6e6 / (step * row["depth"] * row["epoch"])))
             losses = [loss for loss in row["curve"][:epochs] if loss is not None]
-            best[point] = min([*losses, best.get(point, math.inf)])
+            if losses:
+                best[point] = min([*losses, best.get(point, math.inf)])
     near = [point for point in sorted(best) if abs(best[point] / known[point] - 1) <= NEAR]
     return near, [point for point in sorted(best) if point not in near]
 
@@ -83,7 +84,7 @@ def main() -> None:
         "--cut", metavar="MS,MS,MS", help="of a layer and step, ranks 8 and more, 4 and 2, 1: how many points agree if runs were cut off"
     )
     args = parser.parse_args()
-    if args.cut and not re.fullmatch(r"[\d.]+(,[\d.]+){2}", args.cut):
+    if args.cut and not re.fullmatch(r"\d+(\.\d+)?(,\d+(\.\d+)?){2}", args.cut):
         parser.error(f"--cut must be three numbers, such as 61,108,345, got {args.cut}")
     rows = [json.loads(line) for path in args.rows for line in path.read_text().splitlines()]
     print("| figure | layers | rank | published | ours at the end | seeds | published value reached after | ms a layer and step, if cut |")

@@ -337,16 +337,12 @@ def _train_stack(
             total += stack.run_block(block).double().sum(0)  # stays on the device, so that the next block is queued meanwhile
         advance(recipe.epoch * len(states))
         now = time.monotonic()
-        skipped, carried = stack.skipped.int().tolist(), [state.shrink for state in states]
-        stack.skipped.zero_()
-        for state, loss, steps in zip(states, (total / recipe.epoch).tolist(), skipped, strict=True):
+        for state, loss in zip(states, (total / recipe.epoch).tolist(), strict=True):
             state.epoch, state.seconds = epoch + 1, state.seconds + (now - began) / len(states)
             state.curve.append(loss)
-            state.count(steps)
+        stack.settle(states)
         began = now
         lost = [i for i, s in enumerate(states) if not s.curve[-1] <= limit or s.stuck]
-        if not lost and carried != [state.shrink for state in states]:
-            stack.carry(states)
         if lost:
             stack, states = _drop(stack, states, lost, models, device, finish)
             advance(Free(len(lost) * (recipe.epochs - epoch - 1) * recipe.epoch))

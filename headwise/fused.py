@@ -99,7 +99,6 @@ class Flat:
         self.M, self.P = weights.shape
         self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
         self.gain = gain_of(self.T, precision)
-        self.shrink = torch.ones(self.M, device=weights.device)  # times this, a power of two of each model: less after overflows
         self.aside = [torch.cuda.Stream(weights.device) for _ in splits[1:]] if weights.is_cuda else []  # of every split but the first
 
     def _w(self, name: str, model: int = 0) -> Tensor:
@@ -188,6 +187,7 @@ class Fused(Flat):
             turns = 0 if self.fed else min(2, s.depth)
             self.behind = [empty(self.T, self.D, dtype=kind) for _ in range(turns)]  # dz16 of the feed-forward, layers in turn
             self.total = torch.zeros(self.M, device=where)  # of each model's gradients
+            self.shrink = torch.ones(self.M, device=where)  # gradients are carried times the gain and this, less than 1 after overflows
             self.parts = empty(1 + 2 * s.depth, self.tiles, 2 * self.D)
             table = [[0, 0, 0]]
             for i in range(s.depth):
@@ -465,17 +465,17 @@ def _together(blocks: int) -> int:
 
 def adamw(
     weights: Tensor, mean: Tensor, square: Tensor, grads: Tensor, half: Tensor, rates: Tensor,
-    beta1: float, beta2: float, eps: float, total: Tensor | None = None, shrink: Tensor | None = None, now: slice = slice(None),
+    beta1: float, beta2: float, eps: float, total: Tensor | None = None, undo: Tensor | None = None, now: slice = slice(None),
 ) -> None:  # fmt: skip
     """One step of every model, or of some, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay. With `total`, one number
-    of each model that is moved, those for which it is not finite stay where they are; gradients are then times `shrink`, if given."""
+    of each model that is moved, those for which it is not finite stay where they are; gradients are then taken times `undo`, if given."""
     from headwise.kernels import layer as K
 
     (M, P), first = weights.shape, now.start or 0
-    if total is not None and shrink is None:
-        shrink = torch.ones_like(total)
+    if total is not None and undo is None:
+        undo = torch.ones_like(total)
     same, moved = half.data_ptr() == weights.data_ptr(), [t[now] for t in (weights, mean, square, grads, half)]
     K.adamw[(-(-P // 1024), len(moved[0]))](
-        *moved, rates.view(-1)[first:], grads if total is None else total, grads if shrink is None else shrink, P, M, beta1, beta2, eps,
+        *moved, rates.view(-1)[first:], grads if total is None else total, grads if undo is None else undo, P, M, beta1, beta2, eps,
         HALF=not same, CHECK=total is not None, BLOCK=1024,
     )  # fmt: skip

@@ -23,9 +23,10 @@ from headwise.shape import Shape, UsageError
 from headwise.trunk import Blocks
 
 ALIGN = 16  # floats: a model's numbers start on a 64-byte line, so that products take the same path at any place in a stack
+SMALLEST = 2.0**-10  # times which gradients are carried at least, after overflows of half precision
+HALVINGS = 5  # at most, for the overflows of one epoch
+CLEAN = 20  # epochs without an overflow after which gradients are carried twice as large again
 HELD_OUT_SEED = 0x48454C44  # one held-out set a task, the same for every run
-SMALLEST = 2.0**-10  # times which gradients are carried: what is smaller in half precision loses its bits
-CLEAN = 20  # epochs
 HELD_OUT_BATCH = 128  # sequences of it at a time; a multiple of ALIGN, whatever the run trains on
 
 
@@ -43,19 +44,20 @@ class State:
     seconds: float = 0.0
     resumed: int = 0
     skipped: int = 0  # steps not made, because a gradient overflowed half precision
-    shrink: float = 1.0  # what gradients are carried times since then
-    clean: int = 0  # epochs without an overflow, while that is below 1
+    shrink: float = 1.0  # a power of two that gradients are carried times since then, in half precision
+    clean: int = 0  # epochs since the last overflow, while shrink is below 1
 
-    stuck: bool = False  # an epoch overflowed from end to end, with gradients as small as may be or in the last one
+    stuck: bool = False  # an epoch overflowed from end to end with gradients as small as may be, or so did every step there was
 
     def count(self, overflows: int) -> None:
-        """Take in how many steps of an epoch overflowed: half as large from now on for each, twice as large after CLEAN epochs without."""
+        """Take in how many steps of an epoch overflowed: gradients are half as large from now on for each, within HALVINGS and SMALLEST,
+        and twice as large after CLEAN epochs without."""
         recipe = self.run.recipe
-        self.stuck = overflows == recipe.epoch and (self.shrink == SMALLEST or self.epoch == recipe.epochs)
         self.skipped += overflows
+        self.stuck = overflows == recipe.epoch and (self.shrink == SMALLEST or self.skipped == recipe.steps)
         self.clean = 0 if overflows or self.shrink == 1 else self.clean + 1
         if overflows:
-            self.shrink = max(self.shrink * 2.0 ** -min(overflows, 5), SMALLEST)
+            self.shrink = max(self.shrink * 2.0 ** -min(overflows, HALVINGS), SMALLEST)
         elif self.clean == CLEAN:
             self.shrink, self.clean = 2 * self.shrink, 0
 
@@ -100,12 +102,24 @@ class Stack:
         self.half = self.weights if kind == torch.float32 else self.weights.to(kind)
         self.layout = splits, dict(zip(names, self.places, strict=True)), self.weights, self.half
         self.kernels = self._kernels(self.recipe.batch)
-        self.shrink = torch.ones(len(states), device=device) if self.kernels is None else self.kernels.shrink
+        ones = torch.ones(len(states), device=device)
+        self.shrink, self.undo = self.kernels.shrink if isinstance(self.kernels, Fused) else ones, ones.clone()
         self.carry(states)
 
+    def settle(self, states: list[State]) -> None:
+        """After an epoch: count the steps that overflowed, and carry gradients as that says."""
+        before = [s.shrink for s in states]
+        for state, overflows in zip(states, self.skipped.int().tolist(), strict=True):
+            state.count(overflows)
+        self.skipped.zero_()
+        if before != [s.shrink for s in states]:
+            self.carry(states)
+
     def carry(self, states: list[State]) -> None:
-        """From the next block on gradients are times what the states say; a graph reads it where it is."""
+        """From the next block on gradients are times what the states say, and AdamW undoes it; a graph reads both where they are. Only in
+        half precision, where alone overflows are counted, they are not 1."""
         self.shrink.copy_(torch.tensor([s.shrink for s in states]))
+        self.undo.copy_(torch.tensor([1 / s.shrink for s in states]))
 
     def _bind(self) -> None:
         """Make the module's parameters views of the flat rows."""
@@ -177,7 +191,7 @@ class Stack:
         losses_M = self.task.loss(outputs.float(), self.targets[i])
         self.losses[i].copy_(losses_M.detach())
         gain = gain_of(self.recipe.batch * self.task.tokens, self.recipe.precision)
-        grads = torch.autograd.grad(losses_M.sum() if gain == 1 else (losses_M * self.shrink).sum() * gain, self.params)
+        grads = torch.autograd.grad((losses_M * self.shrink).sum() * gain, self.params)
         flat = _flatten(grads, self.places, self.weights)
         return flat if gain == 1 else flat / gain
 
@@ -207,7 +221,7 @@ class Stack:
         total_M = self._totals(grad, slice(None))
         before = None
         if total_M is not None:
-            grad, before = grad / self.shrink.unsqueeze(1), [t.clone() for t in (self.weights, self.mean, self.square)]
+            grad, before = grad * self.undo.unsqueeze(1), [t.clone() for t in (self.weights, self.mean, self.square)]
         self.mean.lerp_(grad, 1 - r.beta1)
         self.square.mul_(r.beta2).addcmul_(grad, grad, value=1 - r.beta2)
         update = self.mean / (self.square.sqrt().mul_(correct_M1).add_(r.eps))
@@ -230,7 +244,7 @@ class Stack:
     def _move(self, i: int, now: slice, grad: Tensor, weights: Tensor, mean: Tensor, square: Tensor, half: Tensor) -> None:
         """AdamW of some models as a kernel."""
         r = self.recipe
-        adamw(weights, mean, square, grad, half, self.rates[i], r.beta1, r.beta2, r.eps, self._totals(grad, now), self.shrink[now], now)
+        adamw(weights, mean, square, grad, half, self.rates[i], r.beta1, r.beta2, r.eps, self._totals(grad, now), self.undo[now], now)
 
     def _capture(self) -> None:
         """The whole block of steps as one CUDA graph; a step is tried first, so that kernels are compiled before."""

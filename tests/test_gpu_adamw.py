@@ -135,6 +135,6 @@ def test_adamw_undoes_what_gradients_are_carried_times():
     expected, moved = ([t.clone() for t in start] for _ in range(2))
     fused.adamw(*expected, grads, start[0].to(FP16), rates, 0.9, 0.95, 1e-8)
     for now in (slice(0, 1), slice(1, 3)):
-        fused.adamw(*moved, grads * shrink[:, None], start[0].to(FP16), rates, 0.9, 0.95, 1e-8, grads.sum(1)[now], shrink[now], now)
+        fused.adamw(*moved, grads * shrink[:, None], start[0].to(FP16), rates, 0.9, 0.95, 1e-8, grads.sum(1)[now], 1 / shrink[now], now)
     for usual, after in zip(expected, moved, strict=True):
         same(after, usual, "moved")

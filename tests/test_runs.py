@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import SHAPES, after_overflows, make, tiny_before_the_last_norm, together
+from small_runs import SHAPES, after_overflows, bits, make, tiny_before_the_last_norm, together
 
 from headwise import engine
 from headwise.engine import _load, _save, train
@@ -263,6 +263,55 @@ def test_how_small_gradients_are_carried_is_kept_and_comes_back() -> None:
     state.count(10)
     assert state.stuck
     assert state.skipped == 3 + 10 + 10 + 9 + 10
+
+
+def test_a_last_epoch_that_overflows_does_not_cost_a_run_that_trained() -> None:
+    run = make(0, steps=6, epoch=3)
+    trained, never = begin(run), begin(run)
+    for state, first in ((trained, 2), (never, 3)):
+        state.count(first)
+        assert not state.stuck
+        state.count(3)
+    assert (trained.stuck, never.stuck) == (False, True)
+
+
+def test_what_is_left_of_a_stack_is_carried_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run diverges and is dropped; the other, whose gradients overflow unless they are carried smaller, goes on with its own."""
+    recipe = Recipe(steps=20, epoch=4, batch=16, held_out=128, evals=1, lr=1e-7, precision="fp16")
+    kept = Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, 0)
+    wild = dataclasses.replace(kept, recipe=dataclasses.replace(recipe, lr=1e30, schedule="constant"))
+
+    def load(folder: Any, run: Run) -> Any:
+        return begin(run) if run == wild else dataclasses.replace(tiny_before_the_last_norm(run), shrink=SMALLEST)
+
+    monkeypatch.setattr(engine, "_load", load)
+    rows = train([wild, kept], device="cpu")
+    assert [row["status"] for row in rows] == ["diverged", "done"]
+    assert rows[1]["skipped"] == 0
+
+
+def test_a_run_that_overflowed_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipe = Recipe(steps=20, epoch=2, batch=16, held_out=128, evals=1, lr=1e-7, precision="fp16")
+    run, load = Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, 0), _load
+    monkeypatch.setattr(engine, "begin", lambda run, given=None: tiny_before_the_last_norm(run))
+    (whole,) = train([run], device="cpu")
+
+    class Killed(Exception):
+        pass
+
+    def kill(steps: int) -> None:
+        if steps > 0 and load(tmp_path, run).epoch == 6:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train([run], device="cpu", folder=tmp_path, checkpoint_every=0, advance=kill)
+    assert load(tmp_path, run).shrink < 1
+    (again,) = train([run], device="cpu", folder=tmp_path)
+    assert again["resumed"] == 1
+    assert 0 < whole["skipped"] < 10
+    assert bits(again) == bits(whole)
 
 
 def test_a_checkpoint_holds_how_small_gradients_are_carried(tmp_path: Path) -> None:

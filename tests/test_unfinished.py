@@ -56,5 +56,6 @@ def test_points_that_agree_if_runs_end_with_their_jobs():
     pooled = [a_run([0.05], depth=3, head_dim=32, batch=64), a_run([0.3], depth=3, head_dim=32)]
     assert agreeing(pooled) == ([(3, 64, 32)], []), "the better of two recipes: 0.05545"
     lost = a_run([0.06, None], average=8, status="diverged")
+    assert agreeing([a_run([None], average=8, status="diverged")]) == ([], []), "there are none"
     assert agreeing([lost]) == ([(5, 8, 8)], []), "the smallest of whatever epochs there are"
     assert agreeing([a_run([0.9, 0.061, 0.01], head_dim=4)], 1.0, one / 2.5, 1.0) == ([(5, 64, 4)], []), "0.06109"

@@ -354,10 +354,10 @@ def finish(
 
 @triton.jit
 def adamw(
-    w, mean, square, grad, half, rates, total, shrink, P, M, beta1, beta2, eps, HALF: tl.constexpr, CHECK: tl.constexpr, BLOCK: tl.constexpr
+    w, mean, square, grad, half, rates, total, undo, P, M, beta1, beta2, eps, HALF: tl.constexpr, CHECK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One AdamW update of flat rows; rates holds step size, 1/sqrt(1 - beta2^t) and decay, each (M,). `half` gets the operands' copy.
-    With CHECK a model whose `total` is not finite stays as it is, and gradients are times the model's `shrink`."""
+    With CHECK a model whose `total` is not finite stays as it is, and gradients are taken times the model's `undo`."""
     m = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     end = P
@@ -368,7 +368,7 @@ def adamw(
     at = m * P + i
     g = tl.load(grad + at, mask=seen, other=0.0)
     if CHECK:
-        g = g * (1.0 / tl.load(shrink + m))  # exact: a power of two
+        g = g * tl.load(undo + m)
     a, b, old = tl.load(mean + at, mask=seen, other=0.0), tl.load(square + at, mask=seen, other=0.0), tl.load(w + at, mask=seen, other=0.0)
     rate, root, keep = tl.load(rates + m), tl.load(rates + M + m), tl.load(rates + 2 * M + m)
     new, a, b = stepped(old, a, b, g, beta1, beta2, rate, root, eps, keep)
