@@ -191,7 +191,8 @@ class Stack:
         losses_M = self.task.loss(outputs.float(), self.targets[i])
         self.losses[i].copy_(losses_M.detach())
         gain = gain_of(self.recipe.batch * self.task.tokens, self.recipe.precision)
-        grads = torch.autograd.grad((losses_M * self.shrink).sum() * gain, self.params)
+        carried = losses_M.sum() if self.recipe.precision != "fp16" else (losses_M * self.shrink).sum() * gain
+        grads = torch.autograd.grad(carried, self.params)
         flat = _flatten(grads, self.places, self.weights)
         return flat if gain == 1 else flat / gain
 
