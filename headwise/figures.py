@@ -271,7 +271,7 @@ def plotly_figure(description: dict[str, Any]) -> dict[str, Any]:
     panels, data, floor = description["panels"], [], _floor(description)
     columns = min(description["columns"], len(panels))
     rows = -(-len(panels) // columns)
-    gap, drop = 0.08 if description.get("own_y") else 0.04, 0.16 if rows > 1 else 0.0
+    gap, drop = 0.08 if description.get("own_y") else 0.04, 0.28 / rows if rows > 1 else 0.0  # as many pixels for any number of rows
     wide, tall = (1 - gap * (columns - 1)) / columns, (1 - drop * (rows - 1)) / rows
     ticks, (x_scale, y_scale) = _ticks(panels), _scales(description)
     layout = _page(description["title"], 140 + 320 * rows)
