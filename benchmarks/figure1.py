@@ -205,8 +205,8 @@ def main() -> None:
     parser.add_argument("--ways", default="headwise,stock,competent", help="which to measure; default headwise,stock,competent")
     parser.add_argument("--widths", default="64,8,1", help="which budgets, in this order: 64 is d^3, 8 d^2.5, 1 d^2; default all")
     args = parser.parse_args()
-    widths = tuple(width for name in args.widths.split(",") for width in WIDTHS if str(width) == name)
-    if len(widths) != len(args.widths.split(",")):
+    names = args.widths.split(",")
+    if not set(names) <= set(map(str, WIDTHS)):
         parser.error(f"--widths must be among {', '.join(map(str, WIDTHS))}, got {args.widths}")
     results = Results(args.out)
     if not torch.cuda.is_available():
@@ -215,7 +215,7 @@ def main() -> None:
     else:
         if args.out is None:
             print(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.strip())
-        measure(results, args.ways.split(","), widths)
+        measure(results, args.ways.split(","), tuple(map(int, names)))
     print("\n".join(table(results.values)))
 
 

@@ -465,17 +465,15 @@ def _together(blocks: int) -> int:
 
 def adamw(
     weights: Tensor, mean: Tensor, square: Tensor, grads: Tensor, half: Tensor, rates: Tensor,
-    beta1: float, beta2: float, eps: float, total: Tensor | None = None, undo: Tensor | None = None, now: slice = slice(None),
+    beta1: float, beta2: float, eps: float, check: tuple[Tensor, Tensor] | None = None, now: slice = slice(None),
 ) -> None:  # fmt: skip
-    """One step of every model, or of some, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay. With `total`, one number
-    of each model that is moved, those for which it is not finite stay where they are; gradients are then taken times `undo`, if given."""
+    """One step of every model, or of some, in place; rates is (3, models): step size, 1/sqrt(1 - beta2^t), decay. With `check`, two
+    numbers of each model that is moved: where the first is not finite it stays as it is, and its gradients are taken times the second."""
     from headwise.kernels import layer as K
 
     (M, P), first = weights.shape, now.start or 0
-    if total is not None and undo is None:
-        undo = torch.ones_like(total)
     same, moved = half.data_ptr() == weights.data_ptr(), [t[now] for t in (weights, mean, square, grads, half)]
     K.adamw[(-(-P // 1024), len(moved[0]))](
-        *moved, rates.view(-1)[first:], grads if total is None else total, grads if undo is None else undo, P, M, beta1, beta2, eps,
-        HALF=not same, CHECK=total is not None, BLOCK=1024,
+        *moved, rates.view(-1)[first:], *(check or (grads, grads)), P, M, beta1, beta2, eps,
+        HALF=not same, CHECK=check is not None, BLOCK=1024,
     )  # fmt: skip

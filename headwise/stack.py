@@ -46,7 +46,6 @@ class State:
     skipped: int = 0  # steps not made, because a gradient overflowed half precision
     shrink: float = 1.0  # a power of two that gradients are carried times since then, in half precision
     clean: int = 0  # epochs since the last overflow, while shrink is below 1
-
     stuck: bool = False  # an epoch overflowed from end to end with gradients as small as may be, or so did every step there was
 
     def count(self, overflows: int) -> None:
@@ -244,8 +243,9 @@ class Stack:
 
     def _move(self, i: int, now: slice, grad: Tensor, weights: Tensor, mean: Tensor, square: Tensor, half: Tensor) -> None:
         """AdamW of some models as a kernel."""
-        r = self.recipe
-        adamw(weights, mean, square, grad, half, self.rates[i], r.beta1, r.beta2, r.eps, self._totals(grad, now), self.undo[now], now)
+        r, total = self.recipe, self._totals(grad, now)
+        check = None if total is None else (total, self.undo[now])
+        adamw(weights, mean, square, grad, half, self.rates[i], r.beta1, r.beta2, r.eps, check, now)
 
     def _capture(self) -> None:
         """The whole block of steps as one CUDA graph; a step is tried first, so that kernels are compiled before."""

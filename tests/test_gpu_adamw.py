@@ -122,7 +122,7 @@ def test_a_model_whose_gradient_is_no_number_stays_as_it_is(bad):
     fused.adamw(*expected, grads, weights.to(FP16), rates, 0.9, 0.95, 1e-8)
     grads[1, 7] = bad
     moved = [t.clone() for t in (weights, mean, square)]
-    fused.adamw(*moved, grads, half, rates, 0.9, 0.95, 1e-8, grads.sum(1))
+    fused.adamw(*moved, grads, half, rates, 0.9, 0.95, 1e-8, (grads.sum(1), torch.ones_like(grads[:, 0])))
     for before, after, usual in zip((weights, mean, square), moved, expected, strict=True):
         same(after[1], before[1], "the model that overflowed")
         same(after[[0, 2]], usual[[0, 2]], "those beside it")
@@ -135,6 +135,6 @@ def test_adamw_undoes_what_gradients_are_carried_times():
     expected, moved = ([t.clone() for t in start] for _ in range(2))
     fused.adamw(*expected, grads, start[0].to(FP16), rates, 0.9, 0.95, 1e-8)
     for now in (slice(0, 1), slice(1, 3)):
-        fused.adamw(*moved, grads * shrink[:, None], start[0].to(FP16), rates, 0.9, 0.95, 1e-8, grads.sum(1)[now], 1 / shrink[now], now)
+        fused.adamw(*moved, grads * shrink[:, None], start[0].to(FP16), rates, 0.9, 0.95, 1e-8, (grads.sum(1)[now], 1 / shrink[now]), now)
     for usual, after in zip(expected, moved, strict=True):
         same(after, usual, "moved")
