@@ -117,7 +117,8 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
 def _figures(module: ModuleType, points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The figure, and its other views that have something in every panel."""
     views = [view(points) for view in getattr(module, "VIEWS", {}).values()]
-    whole = [view for view in views if all(any(panel.get(part) for part in ("lines", "rows", "z")) for panel in view["panels"])]
+    filled = [[any(panel.get(part) for part in ("lines", "rows", "z")) for panel in view["panels"]] for view in views]
+    whole = [view for view, panels in zip(views, filled, strict=True) if panels and all(panels)]
     return [{**plotly_figure(d), "caption": d.get("caption", "")} for d in (module.figure(points), *whole)]
 
 

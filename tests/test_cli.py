@@ -65,7 +65,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("run fig1 --rows none.jsonl", "there is no file of rows at none.jsonl"),
     ("run fig1 extra", "unrecognized arguments: extra"),
     ("run fig1 --set rank=4", "unknown setting 'rank'; did you mean ranks? choices: "),
-    ("run fig1 --set stpes=100", "unknown setting 'stpes'; did you mean steps or seeds? choices: "),
+    ("run fig1 --set stpes=100", "unknown setting 'stpes'; did you mean steps or seeds or rates? choices: "),
     ("run fig1 --set steps", "--set takes key=value, got 'steps'"),
     ("run fig1 --set =3", "unknown setting ''; choices: "),
     ("run fig1 --set", "argument --set: expected at least one argument"),
@@ -215,6 +215,14 @@ def test_draw_refuses_another_kind_of_picture(store: Path, tmp_path: Path, capsy
     rows.write_text("".join(json.dumps(row) + "\n" for row in Store(store).rows()))
     told = refused(["draw", "fig1", str(rows), "--output", str(tmp_path / "a.gif")], capsys)
     assert told == "a figure ends in .png, .pdf or .svg, got a.gif"
+
+
+def test_draw_refuses_a_view_of_which_there_is_nothing(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in Store(store).rows() if row["depth"] == 1))
+    told = refused(["draw", "fig1", str(rows), "--view", "layers"], capsys)
+    assert told == f"{rows} holds nothing that fig1-layers compares"
+    assert list(tmp_path.iterdir()) == [rows]
 
 
 def test_the_program_itself_says_the_same(tmp_path: Path) -> None:
@@ -446,6 +454,7 @@ def test_run_prints_a_table_and_leaves_rows_figure_and_report(store: Path, capsy
         "rank",
         "heads",
         "parameters",
+        "rate",
         "held-out error",
         "n",
         "diverged",

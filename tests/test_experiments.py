@@ -303,6 +303,8 @@ def test_a_protocol_gets_its_own_panel_and_both_depths_a_row() -> None:
         ({"ranks": (4, 0)}, "ranks must be at least 1, got 0"),
         ({"widths": (1, 1)}, "widths must differ from each other, got 1, 1"),
         ({"protocols": ("stream", "stream")}, "protocols must differ from each other, got stream, stream"),
+        ({"rates": ()}, "rates must not be empty"),
+        ({"rates": (1.0, 1.0)}, "rates must differ from each other, got 1.0, 1.0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
@@ -328,6 +330,87 @@ def test_each_depth_has_its_own_rate() -> None:
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.1)}
     settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.3"])
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.3)}
+
+
+def test_every_point_is_tried_at_the_same_multiples_of_its_depths_rate() -> None:
+    settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.3,0.01", "rates=1,0.3"])
+    runs = fig1.runs(settings)
+    assert {(run.shape.depth, run.recipe.lr) for run in runs} == {(1, 0.3), (1, 0.09), (2, 0.01), (2, 0.003)}
+    assert len({run.id for run in runs}) == len(runs) == 2 * len(fig1.runs(dataclasses.replace(settings, rates=(1.0,))))
+    with pytest.raises(UsageError, match="lr must be a number from 0"):
+        fig1.runs(dataclasses.replace(settings, rates=(1.0, -1.0)))
+
+
+def rated(protocol: str, errors: dict[tuple[int, int, float], tuple[float, float]], seeds: int = 1) -> list[dict[str, Any]]:
+    """Points by (layers, rank, rate) with these held-out and training errors."""
+    out = []
+    for (depth, rank, lr), (held_out, best) in errors.items():
+        settings = settings_of(fig1, "paper", [f"depths={depth}", "widths=8", f"ranks={rank}", f"protocols={protocol}", f"lr={lr}"], seeds)
+        out += [a_row(run, held_out, best) for run in fig1.runs(settings)]
+    return fig1.summary(out)
+
+
+def test_the_best_rate_counts_held_out_on_fresh_data_and_by_the_papers_statistic_on_replayed() -> None:
+    errors = {(1, 32, 0.01): (0.5, 0.4), (1, 32, 0.003): (0.6, 0.3), (1, 32, 0.001): (0.7, 0.35), (1, 64, 0.01): (0.02, 0.01)}
+    fresh, replayed = rated("stream", errors), rated("replay", errors)
+    assert [p["lr"] for p in fresh] == [0.001, 0.003, 0.01, 0.01], "no rates are pooled"
+    assert [(p["rank"], p["lr"], p["rates"], p["edge"]) for p in fig1.tuned(fresh)] == [(32, 0.01, 3, True), (64, 0.01, 1, False)]
+    assert [(p["rank"], p["lr"], p["rates"], p["edge"]) for p in fig1.tuned(replayed)] == [(32, 0.003, 3, False), (64, 0.01, 1, False)]
+    assert fig1.headline(fresh) == [
+        "1 layer, budget d^2.5, stream: full rank 0.0200, half rank 0.5000, 25.0 times as large",
+        "1 of 2 points were run at several learning rates, and the best counts",
+        "the best rate is the smallest or the largest tried in 1 of 2 points: a wider range may change them",
+    ]
+    (panel,) = fig1.figure(fresh)["panels"]
+    (held, *_) = panel["lines"]
+    assert held["y"] == [0.5, 0.02]
+    assert ["rate 0.01, the best of 3" in text for text in held["text"]] == [True, False]
+
+
+def test_depths_are_compared_where_each_had_several_rates() -> None:
+    errors = {
+        (1, 64, 0.01): (0.02, 0),
+        (1, 32, 0.01): (0.5, 0),
+        (1, 32, 0.003): (0.6, 0),
+        (5, 32, 0.01): (0.3, 0),
+        (5, 32, 0.003): (0.2, 0),
+    }
+    line = "by depth, budget d^2.5, stream: half rank 0.5000, 0.2000 with 1, 5 layers, full rank 0.0200 with 1"
+    assert line in fig1.headline(rated("stream", errors))
+    assert not any(told.startswith("by depth") for told in fig1.headline(rated("replay", errors)))
+    del errors[5, 32, 0.003]
+    assert not any(told.startswith("by depth") for told in fig1.headline(rated("stream", errors)))
+
+
+def test_a_rate_that_diverged_is_never_the_best() -> None:
+    points = rated("stream", {(1, 32, 0.01): (0.5, 0.4), (1, 32, 0.003): (0.6, 0.3)})
+    points[1] |= {"held_out": None}
+    assert points[1]["lr"] == 0.01
+    (best,) = fig1.tuned(points)
+    assert best["lr"] == 0.003
+
+
+def test_the_view_by_layers_has_a_line_a_rank_at_its_best_rate() -> None:
+    errors = {(1, 64, 0.01): (0.02, 0.01), (1, 8, 0.01): (0.8, 0.7), (5, 8, 0.01): (0.5, 0.1), (5, 8, 0.003): (0.4, 0.2)}
+    points = rated("stream", errors) + rated("replay", errors)
+    left, right = fig1.layers(points)["panels"]
+    assert [(line["label"], line["x"], line["y"]) for line in right["lines"]] == [
+        ("rank 64", [1.0, 5.0], [0.02, None]),
+        ("rank 8", [1.0, 5.0], [0.8, 0.4]),
+    ]
+    known = fig1.published()
+    assert [(line["label"], line["x"], line["y"]) for line in left["lines"]] == [
+        ("rank 64", [1.0, 5.0], [0.01, None]),
+        ("published, rank 64", [1.0, 3.0, 5.0], [known[n, 8, 64] for n in (1, 3, 5)]),
+        ("rank 8", [1.0, 5.0], [0.7, 0.1]),
+        ("published, rank 8", [1.0, 3.0, 5.0], [known[n, 8, 8] for n in (1, 3, 5)]),
+    ]
+    assert fig1.layers([p for p in points if p["layers"] == 1])["panels"] == [], "one depth says nothing about depth"
+    across = fig1.sides(points)["panels"][1]["lines"]
+    assert [(line["label"], line["x"], line["y"]) for line in across] == [
+        ("1 layer", [0.125, 1.0], [0.8, 0.02]),
+        ("5 layers", [0.125, 1.0], [0.4, None]),
+    ]
 
 
 # ---- what heads learn

@@ -67,7 +67,7 @@ def test_other_rows_give_another_picture(made: Path, tmp_path: Path) -> None:
 
 
 def point(rank: int, value: float | None, low: float | None = None, high: float | None = None, **more: Any) -> dict[str, Any]:
-    base = {"protocol": "stream", "layers": 1, "width": 1, "budget": "d^2", "heads": 64 // rank, "dim": 64, "params": 7, "n": 2}
+    base = {"protocol": "stream", "layers": 1, "width": 1, "budget": "d^2", "heads": 64 // rank, "dim": 64, "params": 7, "lr": 0.1, "n": 2}
     return {
         **base,
         "rank": rank,

@@ -291,6 +291,8 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         description = views[args.view](points) if args.view else module.figure(points)
     if not points:
         raise UsageError(f"{where} holds no rows of {args.experiment}")
+    if not description["panels"]:
+        raise UsageError(f"{where} holds nothing that {name} compares")
     try:
         figures.save(description, output)
     except ModuleNotFoundError as e:

@@ -359,11 +359,11 @@ def plural(n: int, word: str) -> str:
     return f"{n} {word}" + "s" * (n != 1)
 
 
-def whole(line: list[dict[str, Any]], ranks: list[int]) -> list[dict[str, Any]]:
-    """A line's points with gaps at the ranks it lacks, so that nothing is drawn where nothing was run."""
-    there = {p["rank"]: p for p in line}
+def whole(line: list[dict[str, Any]], places: list[int], along: str = "rank") -> list[dict[str, Any]]:
+    """A line's points with gaps at the ranks it lacks, or at other places, so that nothing is drawn where nothing was run."""
+    there = {p[along]: p for p in line}
     gap = {"held_out": None, "low": None, "high": None, "train_best": None, "n": 0}
-    return [there.get(rank, gap) for rank in ranks]
+    return [there.get(place, gap) for place in places]
 
 
 def beside(name: str, colour: int, shares: list[float], line: list[dict[str, Any]], theirs: Sequence[tuple[float, float]]) -> list[Any]:
