@@ -124,11 +124,12 @@ def _figures(module: ModuleType, points: list[dict[str, Any]]) -> list[dict[str,
 
 def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every run's learning curve, at most 200 points each."""
-    out = []
+    out, rates = [], len({row.get("lr") for row in rows}) > 1
     for row in rows:
         step = max(1, len(row["curve"]) // 200)
         sizes = f"{plural(row['depth'], 'layer')}, {plural(row['num_heads'], 'head')} of rank {row['head_dim']}"
-        label = ", ".join((sizes, *([row["protocol"]] if "protocol" in row else []), f"seed {row['seed']}"))
+        more = [*([row["protocol"]] if "protocol" in row else []), *([f"rate {row['lr']:g}"] if rates and "lr" in row else [])]
+        label = ", ".join((sizes, *more, f"seed {row['seed']}"))
         unit = row.get("epoch", 1)  # a language model's curve is by steps, in nats a token; judged in bits a byte
         per = row["held_out"] / row["bits_per_byte"] if row.get("bits_per_byte") else 1.0
         out.append(

@@ -221,7 +221,7 @@ def test_draw_refuses_a_view_of_which_there_is_nothing(store: Path, tmp_path: Pa
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in Store(store).rows() if row["depth"] == 1))
     told = refused(["draw", "fig1", str(rows), "--view", "layers"], capsys)
-    assert told == f"{rows} holds nothing that fig1-layers compares"
+    assert told == f"the view layers of fig1 has nothing to compare in {rows}"
     assert list(tmp_path.iterdir()) == [rows]
 
 

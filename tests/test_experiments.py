@@ -12,7 +12,7 @@ import pytest
 import torch
 from tolerance import seeded
 
-from headwise import figures
+from headwise import figures, report
 from headwise.engine import row_of
 from headwise.experiments import EXPERIMENTS, PARTS, cell, fig1, find, length, positions, settings_of
 from headwise.models import build, score_geometry
@@ -55,10 +55,15 @@ def profile_of(run: Run, error: float | None) -> dict[str, Any]:
 def counted(module: ModuleType, settings: Any) -> tuple[list[Run], list[dict[str, Any]]]:
     """The runs that points are made of, and the rows of those that only choose them, where there are two rounds."""
     first = module.runs(settings)
-    if not hasattr(module, "then"):
+    if not in_rounds(module, settings):
         return first, []
     rows = [a_row(run, 0.3) for run in first]
     return module.then(settings, rows), rows
+
+
+def in_rounds(module: ModuleType, settings: Any) -> bool:
+    """Whether some runs depend on others' rows; those of fig1 where it is asked to try several rates."""
+    return hasattr(module, "then") and len(getattr(settings, "rates", (0.1, 1.0))) > 1
 
 
 def some_rows(module: ModuleType) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -108,7 +113,7 @@ def test_its_presets_are_frozen_values_that_make_different_runs(name: str, prese
     assert len(set(ids)) == len(ids)
     assert [run.id for run in module.runs(settings)] == ids
     assert settings.seeds >= 3, "an interval needs seeds"
-    if hasattr(module, "then") and not getattr(module, "KEEP", False):
+    if in_rounds(module, settings) and not getattr(module, "KEEP", False):
         assert {run.seed for run in runs} == {0}, "a seed to tune on"
         return
     assert {run.seed for run in runs} == set(range(settings.seeds))
@@ -305,6 +310,10 @@ def test_a_protocol_gets_its_own_panel_and_both_depths_a_row() -> None:
         ({"protocols": ("stream", "stream")}, "protocols must differ from each other, got stream, stream"),
         ({"rates": ()}, "rates must not be empty"),
         ({"rates": (1.0, 1.0)}, "rates must differ from each other, got 1.0, 1.0"),
+        ({"rates": (1.0, 1.0000001)}, "rates must differ in their first six digits, got 1.0, 1.0000001"),
+        ({"rates": (1.0, 0.0)}, "rates must be above 0 and finite, got 0"),
+        ({"rates": (-1.0,)}, "rates must be above 0 and finite, got -1"),
+        ({"rates": (math.nan,)}, "rates must be above 0 and finite, got nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
@@ -332,85 +341,134 @@ def test_each_depth_has_its_own_rate() -> None:
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.3)}
 
 
-def test_every_point_is_tried_at_the_same_multiples_of_its_depths_rate() -> None:
-    settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.3,0.01", "rates=1,0.3"])
+def test_every_point_is_tried_at_the_same_multiples_of_its_depths_rate_on_one_seed() -> None:
+    settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.05,0.01", "rates=1,0.3,3"], seeds=2)
     runs = fig1.runs(settings)
-    assert {(run.shape.depth, run.recipe.lr) for run in runs} == {(1, 0.3), (1, 0.09), (2, 0.01), (2, 0.003)}
-    assert len({run.id for run in runs}) == len(runs) == 2 * len(fig1.runs(dataclasses.replace(settings, rates=(1.0,))))
-    with pytest.raises(UsageError, match="lr must be a number from 0"):
-        fig1.runs(dataclasses.replace(settings, rates=(1.0, -1.0)))
+    assert {(run.shape.depth, run.recipe.lr) for run in runs} == {(1, 0.05), (1, 0.015), (1, 0.15), (2, 0.01), (2, 0.003), (2, 0.03)}
+    assert {run.seed for run in runs} == {0}
+    assert len({run.id for run in runs}) == len(runs) == 3 * len(fig1.runs(dataclasses.replace(settings, rates=(1.0,), seeds=1)))
 
 
-def rated(protocol: str, errors: dict[tuple[int, int, float], tuple[float, float]], seeds: int = 1) -> list[dict[str, Any]]:
-    """Points by (layers, rank, rate) with these held-out and training errors."""
+def test_the_best_rate_of_the_first_seed_goes_on_with_others() -> None:
+    settings = settings_of(fig1, "paper", ["depths=1", "widths=8", "ranks=64,32", "protocols=replay,stream", "rates=1,0.3"], seeds=2)
+    best = {("replay", 64): 0.003, ("replay", 32): 0.01, ("stream", 64): 0.01, ("stream", 32): 0.003}
+    rows = [a_row(run, 0.1 if run.recipe.lr == best[run.recipe.protocol, run.shape.head_dim] else 0.2) for run in fig1.runs(settings)]
+    later = fig1.then(settings, rows)
+    assert {(run.recipe.protocol, run.shape.head_dim, run.recipe.lr, run.seed) for run in later} == {
+        (*point, lr, seed) for point, lr in best.items() for seed in (1, 2)
+    }
+    assert len(later) == 8
+    one = dataclasses.replace(settings, rates=(1.0,))
+    assert fig1.then(one, [a_row(run, 0.1) for run in fig1.runs(one)]) == []
+
+
+def test_a_rate_that_is_typed_is_the_rate_that_runs() -> None:
+    """Ids of runs made before there were multiples must stay."""
+    settings = settings_of(fig1, "quick", ["lr=0.0123456789"])
+    assert {run.recipe.lr for run in fig1.runs(settings)} == {0.0123456789}
+
+
+def rated(errors: dict[tuple[int, int, float, int], float | None], protocol: str = "stream") -> list[dict[str, Any]]:
+    """Points of d^2.5 whose runs by (layers, rank, rate, seed) have these errors."""
     out = []
-    for (depth, rank, lr), (held_out, best) in errors.items():
-        settings = settings_of(fig1, "paper", [f"depths={depth}", "widths=8", f"ranks={rank}", f"protocols={protocol}", f"lr={lr}"], seeds)
-        out += [a_row(run, held_out, best) for run in fig1.runs(settings)]
+    for (depth, rank, lr, seed), error in errors.items():
+        settings = settings_of(
+            fig1, "paper", [f"depths={depth}", "widths=8", f"ranks={rank}", f"protocols={protocol}", f"lr={lr}"], seed + 1
+        )
+        out.append(a_row(fig1.runs(settings)[seed], error, (error or 1) / 2))
     return fig1.summary(out)
 
 
-def test_the_best_rate_counts_held_out_on_fresh_data_and_by_the_papers_statistic_on_replayed() -> None:
-    errors = {(1, 32, 0.01): (0.5, 0.4), (1, 32, 0.003): (0.6, 0.3), (1, 32, 0.001): (0.7, 0.35), (1, 64, 0.01): (0.02, 0.01)}
-    fresh, replayed = rated("stream", errors), rated("replay", errors)
-    assert [p["lr"] for p in fresh] == [0.001, 0.003, 0.01, 0.01], "no rates are pooled"
-    assert [(p["rank"], p["lr"], p["rates"], p["edge"]) for p in fig1.tuned(fresh)] == [(32, 0.01, 3, True), (64, 0.01, 1, False)]
-    assert [(p["rank"], p["lr"], p["rates"], p["edge"]) for p in fig1.tuned(replayed)] == [(32, 0.003, 3, False), (64, 0.01, 1, False)]
-    assert fig1.headline(fresh) == [
-        "1 layer, budget d^2.5, stream: full rank 0.0200, half rank 0.5000, 25.0 times as large",
-        "1 of 2 points were run at several learning rates, and the best counts",
-        "the best rate is the smallest or the largest tried in 1 of 2 points: a wider range may change them",
+def chosen(point: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(point[key] for key in ("rank", "lr", "rates", "edge", "seed_0", "n", "held_out"))
+
+
+@pytest.mark.parametrize("protocol", ["stream", "replay"])
+def test_rates_are_chosen_on_the_first_seed_and_never_pooled(protocol: str) -> None:
+    at = {(1, 32, 0.01, 0): 0.5, (1, 32, 0.003, 0): 0.4, (1, 32, 0.001, 0): 0.6, (1, 32, 0.003, 1): 0.42, (1, 32, 0.003, 2): 0.44}
+    others = {(1, 32, 0.01, 1): 0.1, (1, 64, 0.01, 0): 0.02, (1, 64, 0.01, 1): 0.04}
+    half, full = rated(at | others, protocol)
+    assert chosen(half) == (32, 0.003, 3, False, False, 2, pytest.approx(0.43)), "0.01 does better on another seed, which is not asked"
+    assert chosen(full) == (64, 0.01, 1, False, False, 2, pytest.approx(0.03)), "one rate: every seed counts"
+
+
+@pytest.mark.parametrize(("best", "edge"), [(0.01, True), (0.003, False), (0.001, True)])
+def test_a_best_rate_that_is_the_last_to_a_side_is_told(best: float, edge: bool) -> None:
+    points = rated({(1, 32, lr, 0): 0.4 if lr == best else 0.5 for lr in (0.01, 0.003, 0.001)} | {(1, 64, 0.01, 0): 0.02})
+    assert chosen(points[0]) == (32, best, 3, edge, True, 1, 0.4)
+    told = "1 of 2 points were tried at several learning rates on seed 0, and the best one there is judged on other seeds"
+    assert fig1.headline(points) == [
+        "1 layer, budget d^2.5, stream: full rank 0.0200, half rank 0.4000, 20.0 times as large, tuned over 1 rate and 3",
+        f"{told}; 1 have no others and show that one",
+        *(["the best rate is the smallest or the largest tried in 1 of 1 of three or more: a wider range may change them"] * edge),
     ]
-    (panel,) = fig1.figure(fresh)["panels"]
+    two = rated({(1, 32, 0.01, 0): 0.4, (1, 32, 0.003, 0): 0.5})
+    assert not two[0]["edge"], "of two one is always the last"
+
+
+def test_a_rate_that_diverges_is_not_the_best() -> None:
+    for protocol in ("stream", "replay"):
+        (point,) = rated({(1, 32, 0.01, 0): None, (1, 32, 0.003, 0): 0.6, (1, 32, 0.003, 1): 0.62}, protocol)
+        assert chosen(point) == (32, 0.003, 2, False, False, 1, 0.62)
+
+
+def test_several_rates_need_the_seed_by_which_one_is_chosen() -> None:
+    with pytest.raises(UsageError, match="several rates need one of seed 0, by which the rate is chosen; got none"):
+        rated({(1, 32, 0.01, 1): 0.5, (1, 32, 0.003, 1): 0.6})
+
+
+def test_published_values_stand_beside_the_published_rate_alone() -> None:
+    assert [rated({(1, 32, lr, 0): 0.5}, "replay")[0]["published"] for lr in (0.01, 0.003)] == [0.4306, None]
+
+
+def test_the_figure_says_which_rate_a_point_has() -> None:
+    (panel,) = fig1.figure(rated({(1, 32, 0.01, 0): 0.5, (1, 32, 0.003, 0): 0.4, (1, 64, 0.01, 0): 0.02}))["panels"]
     (held, *_) = panel["lines"]
-    assert held["y"] == [0.5, 0.02]
-    assert ["rate 0.01, the best of 3" in text for text in held["text"]] == [True, False]
+    assert held["y"] == [0.4, 0.02]
+    assert [text.rpartition(", ")[2] for text in held["text"]] == ["rate 0.003 of 2", "n=1"]
 
 
-def test_depths_are_compared_where_each_had_several_rates() -> None:
-    errors = {
-        (1, 64, 0.01): (0.02, 0),
-        (1, 32, 0.01): (0.5, 0),
-        (1, 32, 0.003): (0.6, 0),
-        (5, 32, 0.01): (0.3, 0),
-        (5, 32, 0.003): (0.2, 0),
-    }
-    line = "by depth, budget d^2.5, stream: half rank 0.5000, 0.2000 with 1, 5 layers, full rank 0.0200 with 1"
-    assert line in fig1.headline(rated("stream", errors))
-    assert not any(told.startswith("by depth") for told in fig1.headline(rated("replay", errors)))
-    del errors[5, 32, 0.003]
-    assert not any(told.startswith("by depth") for told in fig1.headline(rated("stream", errors)))
-
-
-def test_a_rate_that_diverged_is_never_the_best() -> None:
-    points = rated("stream", {(1, 32, 0.01): (0.5, 0.4), (1, 32, 0.003): (0.6, 0.3)})
-    points[1] |= {"held_out": None}
-    assert points[1]["lr"] == 0.01
-    (best,) = fig1.tuned(points)
-    assert best["lr"] == 0.003
-
-
-def test_the_view_by_layers_has_a_line_a_rank_at_its_best_rate() -> None:
-    errors = {(1, 64, 0.01): (0.02, 0.01), (1, 8, 0.01): (0.8, 0.7), (5, 8, 0.01): (0.5, 0.1), (5, 8, 0.003): (0.4, 0.2)}
-    points = rated("stream", errors) + rated("replay", errors)
-    left, right = fig1.layers(points)["panels"]
+def test_the_view_by_layers_has_a_line_a_rank() -> None:
+    errors = {(1, 64, 0.01, 0): 0.02, (1, 8, 0.01, 0): 0.8, (5, 8, 0.01, 0): 0.5, (5, 8, 0.003, 0): 0.4}
+    points = rated(errors) + rated(errors, "replay")
+    described = fig1.by_layers(points)
+    left, right = described["panels"]
+    assert (described["x_label"], described["columns"], described["caption"]) == ("layers", 2, fig1.LAYERS)
     assert [(line["label"], line["x"], line["y"]) for line in right["lines"]] == [
         ("rank 64", [1.0, 5.0], [0.02, None]),
         ("rank 8", [1.0, 5.0], [0.8, 0.4]),
     ]
+    assert right["lines"][1]["text"][1].endswith("rate 0.003 of 2")
     known = fig1.published()
     assert [(line["label"], line["x"], line["y"]) for line in left["lines"]] == [
         ("rank 64", [1.0, 5.0], [0.01, None]),
         ("published, rank 64", [1.0, 3.0, 5.0], [known[n, 8, 64] for n in (1, 3, 5)]),
-        ("rank 8", [1.0, 5.0], [0.7, 0.1]),
+        ("rank 8", [1.0, 5.0], [0.4, 0.2]),
         ("published, rank 8", [1.0, 3.0, 5.0], [known[n, 8, 8] for n in (1, 3, 5)]),
     ]
-    assert fig1.layers([p for p in points if p["layers"] == 1])["panels"] == [], "one depth says nothing about depth"
-    across = fig1.sides(points)["panels"][1]["lines"]
-    assert [(line["label"], line["x"], line["y"]) for line in across] == [
+    across = fig1.sides(points)
+    assert (across["x_label"], across["caption"]) == ("rank of a head / d", fig1.SIDES)
+    assert [(line["label"], line["x"], line["y"]) for line in across["panels"][1]["lines"]] == [
         ("1 layer", [0.125, 1.0], [0.8, 0.02]),
         ("5 layers", [0.125, 1.0], [0.4, None]),
     ]
+    elsewhere = [{**p, "dim": 16} for p in points]
+    assert not any("published" in line["label"] for line in fig1.by_layers(elsewhere)["panels"][0]["lines"])
+
+
+def test_a_page_of_one_depth_leaves_the_view_by_layers_out() -> None:
+    settings = settings_of(fig1, "quick", ["depths=1", "protocols=replay,stream"], seeds=1)
+    points = fig1.summary([a_row(run, 0.5) for run in fig1.runs(settings)])
+    assert [figure["caption"] for figure in report._figures(fig1, points)] == ["", fig1.SIDES]
+    more = fig1.summary([a_row(run, 0.5) for run in fig1.runs(dataclasses.replace(settings, depths=(1, 2)))])
+    assert [figure["caption"] for figure in report._figures(fig1, more)] == ["", fig1.SIDES, fig1.LAYERS]
+
+
+def test_one_depth_says_nothing_about_depth() -> None:
+    points = rated({(1, 64, 0.01, 0): 0.02, (5, 64, 0.01, 0): 0.03})
+    shallow = [{**p, "width": 1} for p in points if p["layers"] == 1]
+    assert fig1.by_layers(shallow)["panels"] == []
+    assert len(fig1.by_layers(points + shallow)["panels"]) == 2, "the budget with one depth is left out"
 
 
 # ---- what heads learn

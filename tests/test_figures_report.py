@@ -67,7 +67,18 @@ def test_other_rows_give_another_picture(made: Path, tmp_path: Path) -> None:
 
 
 def point(rank: int, value: float | None, low: float | None = None, high: float | None = None, **more: Any) -> dict[str, Any]:
-    base = {"protocol": "stream", "layers": 1, "width": 1, "budget": "d^2", "heads": 64 // rank, "dim": 64, "params": 7, "lr": 0.1, "n": 2}
+    base = {
+        "protocol": "stream",
+        "layers": 1,
+        "width": 1,
+        "budget": "d^2",
+        "heads": 64 // rank,
+        "dim": 64,
+        "params": 7,
+        "lr": 0.1,
+        "rates": 1,
+        "n": 2,
+    }
     return {
         **base,
         "rank": rank,
@@ -308,7 +319,7 @@ def test_another_run_has_another_learning_curve(opened: Watched, made: Path) -> 
         assert shown[1][0] == [2 * e for e, _ in row["held_out_curve"]]
         assert shown[1][1] == pytest.approx([v for _, v in row["held_out_curve"]], rel=1e-3)
         label = select.locator("option").nth(index).inner_text()
-        assert label.endswith(f"of rank {row['head_dim']}, stream, seed {row['seed']}")
+        assert label.endswith(f"of rank {row['head_dim']}, stream, rate {row['lr']:g}, seed {row['seed']}")
     assert opened.value("document.querySelectorAll('#curve-fig1 .scatterlayer .trace').length") == 2
 
 

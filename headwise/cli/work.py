@@ -292,7 +292,7 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if not points:
         raise UsageError(f"{where} holds no rows of {args.experiment}")
     if not description["panels"]:
-        raise UsageError(f"{where} holds nothing that {name} compares")
+        raise UsageError(f"the view {args.view} of {args.experiment} has nothing to compare in {where}")
     try:
         figures.save(description, output)
     except ModuleNotFoundError as e:

@@ -360,7 +360,7 @@ def plural(n: int, word: str) -> str:
 
 
 def whole(line: list[dict[str, Any]], places: list[int], along: str = "rank") -> list[dict[str, Any]]:
-    """A line's points with gaps at the ranks it lacks, or at other places, so that nothing is drawn where nothing was run."""
+    """A line's points along an axis with gaps at the places it lacks, so that nothing is drawn where nothing was run."""
     there = {p[along]: p for p in line}
     gap = {"held_out": None, "low": None, "high": None, "train_best": None, "n": 0}
     return [there.get(place, gap) for place in places]

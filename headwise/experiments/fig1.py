@@ -2,7 +2,7 @@
 
     headwise run fig1                    quick: d=16, N=8, 48 models; 2 CPU cores, about 2 minutes
     headwise run fig1 --preset paper     d=64, N=16, 630 models of 100,000 steps, both data protocols; one GPU
-    headwise run fig1 --set rates=1,0.3  every point at two learning rates, the better one counts; twice the time
+    headwise run fig1 --set rates=1,0.3  every point at two learning rates on one seed, at the better one on the others
 
 Expected, quick, held out (mean of 3 seeds): one layer, d^2 budget: full rank 0.036, half rank 0.57, rank 1 0.74; four
 times the heads repair little of it. Expected, paper, training statistic under `replay`: published/fig1.csv within 10 %.
@@ -14,7 +14,20 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.common import Training, beside, check_lists, edges, errors_of, plural, recipe_of, solid, whole
+from headwise.experiments.common import (
+    Training,
+    beside,
+    check_alike,
+    check_lists,
+    counted,
+    edges,
+    errors_of,
+    next_round,
+    plural,
+    recipe_of,
+    solid,
+    whole,
+)
 from headwise.experiments.common import published as known
 from headwise.models import paper_shape
 from headwise.runs import REPLAYED, Row, Run
@@ -33,9 +46,15 @@ SIDES = (
 )
 LAYERS = (
     "What more layers do at each rank. Left: the rank paper's statistic on replayed data; dashed, as published. Right: error on fresh data "
-    "of models trained on fresh data, mean over seeds with its 95 % interval, at the best of the learning rates that were run."
+    "of models trained on fresh data, mean over seeds with its 95 % interval; where several learning rates were tried on the first seed, "
+    "at the one that is best there, over the other seeds."
 )
 QUESTION = "At a fixed number of parameters, should attention have many heads of low rank or one head of full rank?"
+
+
+def _times(lr: float, times: float) -> float:
+    """A multiple of a rate, without the last digits that only binary numbers have."""
+    return lr if times == 1 else float(f"{lr * times:.6g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +67,17 @@ class Settings(Training):
     widths: tuple[int, ...]  # parallel attention modules, averaged: the parameter budget is width * dim^2
     ranks: tuple[int, ...]
     lr: tuple[float, ...]  # for one layer, two layers and so on, the last for all deeper; the same for every rank and width
-    rates: tuple[float, ...] = (1.0,)  # times which it is tried, at every point alike; the best of them counts
+    rates: tuple[float, ...] = (1.0,)  # multiples of lr; several are tried at every point on seed 0, and `seeds` others go on at the best
 
     def __post_init__(self) -> None:
         check_lists(self, ("depths", "widths", "ranks"), ("protocols", "rates"))
         if not self.lr:
             raise UsageError("lr must not be empty")
+        if bad := [times for times in self.rates if not 0 < times < math.inf]:
+            raise UsageError(f"rates must be above 0 and finite, got {bad[0]:g}")
+        for lr in self.lr:
+            if len({_times(lr, times) for times in self.rates}) < len(self.rates):
+                raise UsageError(f"rates must differ in their first six digits, got {', '.join(map(str, self.rates))}")
 
 
 NOTES = {
@@ -73,8 +97,8 @@ PRESETS = {
 
 
 def runs(settings: Settings) -> list[Run]:
-    """Every model of the figure, seeds innermost."""
-    s, out = settings, []
+    """Every model of the figure, seeds innermost; where several rates are tried, that of seed 0 at each."""
+    s, out, seeds = settings, [], range(settings.seeds if len(settings.rates) == 1 else 1)
     for protocol in s.protocols:
         for depth in s.depths:
             lr = s.lr[min(depth, len(s.lr)) - 1]
@@ -82,9 +106,14 @@ def runs(settings: Settings) -> list[Run]:
                 for rank in s.ranks:
                     shape = paper_shape(dim=s.dim, depth=depth, rank=rank, width=width, ffn_dim=s.ffn_dim, points=s.points)
                     for times in s.rates:
-                        recipe = recipe_of(s, lr=float(f"{lr * times:.6g}"), protocol=protocol)
-                        out += [Run(shape, Farthest(s.dim, s.points), recipe, seed) for seed in range(s.seeds)]
+                        recipe = recipe_of(s, lr=_times(lr, times), protocol=protocol)
+                        out += [Run(shape, Farthest(s.dim, s.points), recipe, seed) for seed in seeds]
     return out
+
+
+def then(settings: Settings, rows: list[Row]) -> list[Run]:
+    """Where several rates were tried: every point at its best, `seeds` other seeds."""
+    return next_round(runs(settings), rows, settings.seeds) if len(settings.rates) > 1 else []
 
 
 def published() -> dict[tuple[int, int, int], float]:
@@ -94,11 +123,13 @@ def published() -> dict[tuple[int, int, int], float]:
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point per (protocol, layers, width, rank, rate): held-out mean with interval, the paper's statistic, its value."""
+    """One point per (protocol, layers, width, rank): held-out mean with interval, the paper's statistic, its value; where there are several
+    rates, of the one that is best on seed 0, over the other seeds."""
     paper, out = published(), []
-    for (protocol, depth, width, rank, lr), same in group(rows, "protocol", "depth", "average", "head_dim", "lr").items():
-        first = same[0]
-        match = first["dim"] == 64 and first["task_points"] == 16 and protocol in REPLAYED  # as what was published
+    for (protocol, depth, width, rank), same in group(rows, "protocol", "depth", "average", "head_dim").items():
+        kept, tried = _at_best(same)
+        first = kept[0]
+        match = first["dim"] == 64 and first["task_points"] == 16 and protocol in REPLAYED and first["lr"] == PRESETS["paper"].lr[0]
         out.append(
             {
                 "protocol": protocol,
@@ -109,12 +140,27 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
                 "heads": first["num_heads"],
                 "dim": first["dim"],
                 "params": first["params"],
-                "lr": lr,
-                **errors_of(same),
+                "lr": first["lr"],
+                "rates": len(tried),
+                "edge": len(tried) > 2 and first["lr"] in (min(tried), max(tried)),
+                "seed_0": len(tried) > 1 and first["seed"] == 0,
+                **errors_of(kept),
                 "published": paper.get((depth, width, rank)) if match else None,
             }
         )
     return out
+
+
+def _at_best(rows: list[Row]) -> tuple[list[Row], list[float]]:
+    """One point's rows that count, and the rates it was tried at."""
+    check_alike(rows, "lr")
+    tried = sorted({r["lr"] for r in rows})
+    if len(tried) == 1:
+        return rows, tried
+    tried = sorted({r["lr"] for r in rows if r["seed"] == 0})
+    if not tried:
+        raise UsageError("runs of one point at several rates need one of seed 0, by which the rate is chosen; got none")
+    return counted(rows), tried
 
 
 def budget(width: int, dim: int) -> str:
@@ -123,21 +169,9 @@ def budget(width: int, dim: int) -> str:
     return f"d^{power:g}" if abs(power * 2 - round(power * 2)) < 1e-9 else f"{width} d^2"
 
 
-def tuned(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each (protocol, layers, width, rank) the rate that does best: held out, but by the paper's statistic where data are replayed.
-    `edge`: it is the smallest or the largest of three or more."""
-    out = []
-    for (protocol, *_), same in group(points, "protocol", "layers", "width", "rank").items():
-        by = "train_best" if protocol in REPLAYED else "held_out"
-        best = min(same, key=lambda p: (math.inf if p[by] is None else p[by], p["lr"]))
-        rates = [p["lr"] for p in same]
-        out.append({**best, "rates": len(rates), "edge": len(rates) > 2 and best["lr"] in (min(rates), max(rates))})
-    return out
-
-
 def headline(points: list[dict[str, Any]]) -> list[str]:
-    """The claim in numbers: full against half rank at each depth and budget, and half rank by depth, held out."""
-    lines, points, several = [], tuned(points), sum(p["rates"] > 1 for p in tuned(points))
+    """The claim in numbers: full against half rank at each depth and budget, held out."""
+    lines = []
     for (protocol, layers, width), same in group(points, "protocol", "layers", "width").items():
         by_rank = {p["rank"]: p for p in same}
         dim = same[0]["dim"]
@@ -146,32 +180,30 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
         if full and half and full["held_out"] and half["held_out"]:
             failed = full["zero"] + half["zero"]
             ratio = f"{half['held_out'] / full['held_out']:.1f} times as large"
+            if full["rates"] != half["rates"]:
+                ratio += f", tuned over {plural(full['rates'], 'rate')} and {half['rates']}"
             verdict = f"{failed} runs only predict zero, so this compares nothing" if failed else ratio
             lines.append(f"{what}: full rank {full['held_out']:.4f}, half rank {half['held_out']:.4f}, {verdict}")
-    lines += _by_depth([p for p in points if p["protocol"] == "stream"])
-    if several:
-        lines += [f"{several} of {len(points)} points were run at several learning rates, and the best counts", *edges(points, "points")]
+    lines += _tuning([p for p in points if p["rates"] > 1], len(points))
     if any(p["protocol"] == "original" and p["n"] > 1 for p in points):
         lines.append("original data: seeds next to each other share six of seven batches, so that intervals over seeds are too narrow")
     return lines
 
 
-def _by_depth(points: list[dict[str, Any]]) -> list[str]:
-    """What depth does to half rank on fresh data, beside the shallowest model of full rank; where every depth had several rates, since one
-    that suits a depth may be too high for another."""
-    lines = []
-    for (width, dim), same in group(points, "width", "dim").items():
-        half, full = ([p for p in same if p["rank"] == rank and p["held_out"] is not None] for rank in (dim / 2, dim))
-        if len(half) > 1 and full and min(p["rates"] for p in half) > 1:
-            errors, layers = (", ".join(texts) for texts in zip(*((f"{p['held_out']:.4f}", str(p["layers"])) for p in half), strict=True))
-            first = f"{full[0]['held_out']:.4f} with {full[0]['layers']}"
-            lines.append(f"by depth, budget {budget(width, dim)}, stream: half rank {errors} with {layers} layers, full rank {first}")
-    return lines
+def _tuning(tried: list[dict[str, Any]], of: int) -> list[str]:
+    """How the points that were tried at several rates came to theirs."""
+    if not tried:
+        return []
+    alone = sum(p["seed_0"] for p in tried)
+    told = f"{len(tried)} of {of} points were tried at several learning rates on seed 0, and the best one there is judged on other seeds"
+    return [
+        told + (f"; {alone} have no others and show that one" if alone else ""),
+        *edges([p for p in tried if p["rates"] > 2], "of three or more"),
+    ]
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
     """What to draw: a panel per depth and protocol, a line per budget, the published values dashed."""
-    points = tuned(points)
     dim, ranks = points[0]["dim"], sorted({p["rank"] for p in points})
     paper, panels, shares = published(), [], [rank / dim for rank in ranks]
     theirs = {budget(width, 64): width for width in (1, 8, 64)}
@@ -208,7 +240,7 @@ def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _about(p: dict[str, Any]) -> str:
-    rate = f", rate {p['lr']:g}, the best of {p['rates']}" if p["rates"] > 1 else ""
+    rate = f", rate {p['lr']:g} of {p['rates']}" if p["rates"] > 1 else ""
     return f"rank {p['rank']}, {plural(p['heads'], 'head')}, {p['params']:,} parameters, n={p['n']}{rate}"
 
 
@@ -217,15 +249,17 @@ def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
     return _sides(points, "layers", "rank", "Does depth repair low rank?", SIDES)
 
 
-def layers(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """The same by depth, a line a rank; nothing of one depth alone."""
-    several = len({p["layers"] for p in points}) > 1
-    return _sides(points if several else [], "rank", "layers", "What more layers do, by rank.", LAYERS)
+def by_layers(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same by depth, a line a rank, for budgets with several depths."""
+    several = [same for same in group(points, "width").values() if len({p["layers"] for p in same}) > 1]
+    of = [p for same in several for p in same]
+    described = _sides(of or points, "rank", "layers", "What more layers do, by rank.", LAYERS)
+    return described if of else {**described, "panels": []}
 
 
 def _sides(points: list[dict[str, Any]], by: str, along: str, title: str, caption: str) -> dict[str, Any]:
     """A row a budget; left the training statistic under replay, right fresh data throughout."""
-    points, panels, dim = tuned(points), [], points[0]["dim"] if points else 64
+    panels, dim = [], points[0]["dim"]
     paper = [{"layers": n, "width": w, "rank": r, "value": v} for (n, w, r), v in sorted(published().items()) if dim == 64]
     unit, axis = (dim, "rank of a head / d") if along == "rank" else (1, "layers")
     places = sorted({p[along] for p in points})
@@ -258,4 +292,4 @@ def _sides(points: list[dict[str, Any]], by: str, along: str, title: str, captio
     }  # fmt: skip
 
 
-VIEWS = {"depth": sides, "layers": layers}
+VIEWS = {"depth": sides, "layers": by_layers}

@@ -47,6 +47,8 @@ def runs(settings: Settings) -> list[Run]:
     if settings.ranks != (settings.dim,) or len(settings.depths) > 1:
         ranks, depths = (", ".join(map(str, values)) for values in (settings.ranks, settings.depths))
         raise UsageError(f"heads of full rank at one depth: ranks must be dim, {settings.dim}, got ranks {ranks} and depths {depths}")
+    if len(settings.rates) > 1:
+        raise UsageError(f"weights are compared at one learning rate: rates must be one, got {', '.join(map(str, settings.rates))}")
     return fig1.runs(settings)
 
 
