@@ -345,8 +345,10 @@ def test_help_imports_nothing_heavy() -> None:
 def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, **sizes}))
-    rows = tmp_path / "rows.jsonl"
+    rows, both = tmp_path / "rows.jsonl", tmp_path / "both.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in Store(store).rows()))
+    replayed = [{**row, "id": f"replayed {row['id']}", "protocol": "replay"} for row in Store(store).rows()]
+    both.write_text("".join(json.dumps(row) + "\n" for row in [*Store(store).rows(), *replayed]))
     lines: dict[str, list[str]] = {
         "run": run_words(store, "--seeds", "2"),
         "pretrain": [
@@ -371,7 +373,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
         "theory": ["theory", "--only", "plane", "--store", str(tmp_path / "theory")],
         "draw": ["draw", "fig1", str(rows)],
         "draw twice": ["draw", "fig1", str(rows), str(rows)],
-        "draw another view": ["draw", "fig1", str(rows), "--view", "depth"],
+        "draw another view": ["draw", "fig1", str(both), "--view", "depth"],
         "cost": ["cost", "--set", *SHAPE],
         "cost of a model": ["cost", str(tmp_path / "config.json"), "--tokens", "100"],
         "policies": ["policies", "--set", *SHAPE, "--policy", "widen-iso", "spend-on-ffn", "--to", "2,6", "--tokens", "7"],

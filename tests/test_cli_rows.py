@@ -31,6 +31,42 @@ def test_draw_takes_several_files_and_rows_that_have_no_id(store: Path, tmp_path
     )
 
 
+def test_draw_takes_a_store(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = Path(shutil.copytree(store, tmp_path / "mine"))
+    (mine / "fig1.png").unlink()
+    assert main(["draw", "fig1", str(mine), "--json"]) == 0
+    assert (mine / "fig1.png").read_bytes() == (store / "fig1.png").read_bytes()
+    assert refused(["draw", "map", str(mine)], capsys) == f"the store {mine} has no map; it has fig1"
+    assert refused(["draw", "fig1", str(tmp_path)], capsys) == f"there is no file of rows at {tmp_path}: it is a folder"
+
+
+def test_what_is_there_is_shown_and_nothing_is_trained(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, rows = tmp_path / "new", tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in Store(store).rows() if row["seed"] == 0))
+    words = run_words(new, "--seeds", "3", "--no-train", "--json")
+    assert main(words) == 2
+    assert f"error: none of these 12 runs is in {new}; without --no-train they are made\n" in capsys.readouterr().err
+    assert main([*words, "--rows", str(rows)]) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (answer["runs"], answer["taken"], answer["made"], answer["missing"]) == (12, 4, 0, 8)
+    assert [point["n"] for point in answer["points"]] == [1] * 4
+    assert len(Store(new).rows()) == 4
+    assert "4 of 12 runs finished" in (new / "report.html").read_text()
+
+
+def test_several_rates_are_shown_as_far_as_they_are_there(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = tmp_path / "new"
+    assert main(run_words(new, "--seeds", "1", "--set", "rates=1,0.5", "--json")) == 0
+    whole = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (whole["runs"], [point["n"] for point in whole["points"]]) == (8 + 4, [1] * 4)
+    assert main(run_words(new, "--seeds", "2", "--set", "rates=1,0.5", "--no-train", "--json")) == 0
+    part = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert part["points"] == whole["points"]
+    assert (part["runs"], part["made"], part["missing"]) == (8 + 8, 0, 4)
+    assert main(["draw", "fig1", str(new)]) == 0
+    assert "4 of 4 points were tried at several learning rates on seed 0" in capsys.readouterr().out
+
+
 def test_rows_made_before_are_taken_and_only_the_rest_is_made(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, new = Store(store).rows(), tmp_path / "new"
     for number, some in enumerate((rows[:3], [*rows[3:6], {**rows[6], "id": "0" * 16}])):

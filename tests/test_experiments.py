@@ -400,7 +400,7 @@ def test_a_best_rate_that_is_the_last_to_a_side_is_told(best: float, edge: bool)
     assert fig1.headline(points) == [
         "1 layer, budget d^2.5, stream: full rank 0.0200, half rank 0.4000, 20.0 times as large, tuned over 1 rate and 3",
         f"{told}; 1 have no others and show that one",
-        *(["the best rate is the smallest or the largest tried in 1 of 1 of three or more: a wider range may change them"] * edge),
+        *(["at 1 of the 1 with three rates or more the best is at an end of the range: a wider one may change them"] * edge),
     ]
     two = rated({(1, 32, 0.01, 0): 0.4, (1, 32, 0.003, 0): 0.5})
     assert not two[0]["edge"], "of two one is always the last"
@@ -464,8 +464,35 @@ def test_a_page_of_one_depth_leaves_the_view_by_layers_out() -> None:
     assert [figure["caption"] for figure in report._figures(fig1, more)] == ["", fig1.SIDES, fig1.LAYERS]
 
 
+def test_depths_are_set_side_by_side_on_fresh_data_alone_where_rates_were_tuned() -> None:
+    points = rated({(1, 64, 0.01, 0): 0.02, (5, 64, 0.01, 0): 0.03, (5, 64, 0.003, 0): 0.01})
+    elsewhere = [{**p, "dim": 32} for p in points]
+    described = fig1.by_layers(elsewhere)
+    assert (described["columns"], len(described["panels"])) == (1, 1)
+    assert described["panels"][0]["title"].startswith("held out")
+    assert fig1.by_layers([{**p, "rates": 1} for p in elsewhere])["panels"] == []
+    assert fig1.sides(elsewhere)["panels"] == [], "nothing was replayed or published"
+    assert len(fig1.sides(points)["panels"]) == 2
+
+
+def test_one_figure_is_of_one_dimension() -> None:
+    rows = [a_row(fig1.runs(settings_of(fig1, preset, seeds=1))[0], 0.5) for preset in ("quick", "paper")]
+    with pytest.raises(UsageError, match="one figure is of one dim, got rows of 16 and 64"):
+        fig1.summary(rows)
+
+
+def test_rates_by_depth_are_not_taken_for_rates_to_try() -> None:
+    with pytest.raises(
+        UsageError, match=r"^lr has no effect here: it is a rate for one layer, one for two and so on, 2 of them for depths up to 1; "
+    ):
+        settings_of(fig1, "quick", ["depths=1", "lr=0.01,0.02"])
+    assert settings_of(fig1, "quick", ["depths=1"]).lr == fig1.PRESETS["quick"].lr, "the preset's own are no mistake"
+    assert settings_of(fig1, "quick", ["depths=2", "lr=0.01,0.02"]).lr == (0.01, 0.02)
+
+
 def test_one_depth_says_nothing_about_depth() -> None:
-    points = rated({(1, 64, 0.01, 0): 0.02, (5, 64, 0.01, 0): 0.03})
+    both = {(1, 64, 0.01, 0): 0.02, (5, 64, 0.01, 0): 0.03}
+    points = rated(both) + rated(both, "replay")
     shallow = [{**p, "width": 1} for p in points if p["layers"] == 1]
     assert fig1.by_layers(shallow)["panels"] == []
     assert len(fig1.by_layers(points + shallow)["panels"]) == 2, "the budget with one depth is left out"

@@ -159,6 +159,7 @@ def test_when_the_parent_is_killed_its_workers_die_too(moment: str, tmp_path: Pa
         os.kill(process.pid, signal.SIGKILL)  # the parent alone
         process.wait()
         wait_for(lambda: not alive(process.pid))
+    assert set(Store(store).experiments()["fig1"]["ids"]) == {run.id for run in half()}, "its page knows what was asked for"
     sweep(half(), Store(store), device="cpu", workers=1)
     assert_whole(store, half(), undisturbed)
 

@@ -54,6 +54,7 @@ def parser() -> Parser:
         help="how often an unfinished run is saved, at the end of an epoch; 0 saves at every one; default 30",
     )  # fmt: skip
     run.add_argument("--keep-weights", action="store_true", help="keep every trained model in the store")
+    run.add_argument("--no-train", action="store_true", help="show what is in the store and in --rows; make nothing")
     run.add_argument("--no-report", action="store_true", help="only train and print")
 
     theory = add(
@@ -79,11 +80,11 @@ def parser() -> Parser:
 
     draw = add(
         "draw",
-        "Draw an experiment's figure from files of rows (JSON lines).",
+        "Draw an experiment's figure from files of rows (JSON lines), or from a store.",
         "headwise draw fig1 results/fig1/rows.jsonl --output fig1.png",
     )
     draw.add_argument("experiment", help="whose figure it is")
-    draw.add_argument("rows", nargs="+", help="files with one row a line, such as results/fig1/rows.jsonl")
+    draw.add_argument("rows", nargs="+", help="files with one row a line, such as results/fig1/rows.jsonl, or stores")
     draw.add_argument("--output", metavar="FILE", help="png, pdf or svg; default beside the (first) rows, as png")
     draw.add_argument(
         "--view",

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"--keep-weights goes with experiments that train; {name} computes its rows")
     if getattr(args, "workers", None) and (not trained or isinstance(runs[0], Pretraining)):
         raise UsageError(f"--workers goes with runs that are trained in stacks; {name} makes its rows one after another")
-    pick_device(args.device)
+    device = pick_device(args.device)
     store, given = Store(args.store), _given(getattr(args, "rows", []))
     if given and not any(run.id in given for run in runs):
         raise UsageError(f"none of the {len(given)} rows of {', '.join(args.rows)} is one of these {len(runs)} runs; see --set and --seeds")
@@ -50,8 +50,24 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     resumed += f", {begun} to go on with" if begun else ""
     what = f"{len(runs)} {'runs' if trained else 'rows'}"
     say(f"{name} ({args.preset}): {what}, {len(runs) - len(missing)} already in {store.path}{resumed}")
+    show = getattr(args, "no_train", False)
+    if show and len(missing) == len(runs):
+        raise UsageError(f"none of these {what} is in {store.path}; without --no-train they are made")
+    if missing and trained and not show and args.preset == "paper" and device.type == "cpu":
+        say("the preset paper is made for a GPU, and on a CPU takes days; --no-train shows what is there")
+    command = shlex.join(["headwise", *words])
+    source = {} if args.experiment == name else {"source": str(Path(args.experiment).resolve())}
+
+    def note(some: Sequence[Any]) -> list[str]:
+        """What is asked for, so that the store's page shows it, also after a kill; some checks alone do not replace the page of all."""
+        ids = list(dict.fromkeys(run.id for run in some))
+        if not getattr(args, "only", ()):
+            store.note(name, {**source, "command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
+        return ids
 
     def train_all(some: list[Any], keep: bool = False) -> list[Any]:
+        if show:
+            return store.rows([run.id for run in some])
         if some and isinstance(some[0], Pretraining):
             return pretrain_all(
                 some, store, device=args.device, checkpoint_every=args.checkpoint_every, keep_weights=args.keep_weights, label=name
@@ -61,21 +77,20 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             checkpoint_every=args.checkpoint_every, probe=getattr(module, "probe", None),
         )  # fmt: skip
 
-    rows = train_all(runs, getattr(module, "KEEP", False)) if trained else compute(runs, module.make, store, device=args.device, label=name)
-    for later in _later_rounds(module, settings, runs, rows, name):
+    note(runs)
+    if trained or show:
+        rows = train_all(runs, getattr(module, "KEEP", False))
+    else:
+        rows = compute(runs, module.make, store, device=args.device, label=name)
+    for later in _later_rounds(module, settings, runs, rows, name) if not (show and missing) else ():
         taken += _take(given, later, store, module, name)
         waiting = store.missing(later)
         say(f"{name}, next round: {len(later)} runs, {len(later) - len(waiting)} already in {store.path}")
         rows += train_all(later)
         runs, missing = [*runs, *later], [*missing, *waiting]
-    points = module.summary(rows)
-    command = shlex.join(["headwise", *words])
-    ids = list(dict.fromkeys(run.id for run in runs))
+    points, ids = module.summary(rows), note(runs)
     if set(before) - set(ids) and not getattr(args, "only", ()):
         say(f"{name} was made with other settings in {store.path} before: its page now shows these; the older rows are still there")
-    source = {} if args.experiment == name else {"source": str(Path(args.experiment).resolve())}
-    if not getattr(args, "only", ()):  # some checks alone do not replace the page of all
-        store.note(name, {**source, "command": command, "preset": args.preset, "settings": dataclasses.asdict(settings), "ids": ids})
     _print_points(module, points)
     for line in module.headline(points):
         print(line)
@@ -92,7 +107,8 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "preset": args.preset,
         "store": str(store.path),
         "runs": len(runs),
-        "made": len(missing),
+        "made": 0 if show else len(missing),
+        **({"missing": len(missing)} if show else {}),
         "taken": taken,
         "points": points,
         **({"failed": len(failed)} if failed else {}),
@@ -116,7 +132,7 @@ def _rows_of(source: Path) -> list[dict[str, Any]]:
     from headwise.runs import fault
 
     if not source.exists() or source.is_dir():
-        raise UsageError(f"there is no file of rows at {source}")
+        raise UsageError(f"there is no file of rows at {source}" + (": it is a folder" if source.is_dir() else ""))
     rows = []
     for number, line in enumerate(read_lines(source), 1):
         if not line.strip("\ufeff \t\r"):
@@ -135,6 +151,19 @@ def _rows_of(source: Path) -> list[dict[str, Any]]:
     if not rows:
         raise UsageError(f"{source} holds no rows")
     return rows
+
+
+def _rows_at(source: Path, experiment: str) -> list[dict[str, Any]]:
+    """The rows of a file, or an experiment's in a store."""
+    from headwise.store import MARK, Store
+
+    if not (source / MARK).exists():
+        return _rows_of(source)
+    store, name = Store(source), Path(experiment).stem
+    asked = store.experiments()
+    if name not in asked:
+        raise UsageError(f"the store {source} has no {name}; it has {', '.join(asked) or 'no experiment yet'}")
+    return store.rows(asked[name]["ids"])
 
 
 def _given(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -280,12 +309,12 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"unknown view {args.view!r} of {args.experiment}; {nearest(args.view, views) if views else 'it has one figure'}")
     sources = [Path(name) for name in args.rows]
     name = Path(args.experiment).stem + (f"-{args.view}" if args.view else "")
-    output = Path(args.output) if args.output else sources[0].with_name(f"{name}.png")
+    output = Path(args.output or (sources[0] / f"{name}.png" if sources[0].is_dir() else sources[0].with_name(f"{name}.png")))
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent} to draw into")
-    where, rows = ", ".join(map(str, sources)), [row for source in sources for row in _rows_of(source)]
+    where, rows = ", ".join(map(str, sources)), [row for source in sources for row in _rows_at(source, args.experiment)]
     with _shown(where, args.experiment):
         points = module.summary(list({row.get("id", i): row for i, row in enumerate(rows)}.values()))  # a row of two files is one
         description = views[args.view](points) if args.view else module.figure(points)
@@ -298,6 +327,8 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     except ModuleNotFoundError as e:
         raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
     _print_points(module, points)
+    for line in module.headline(points):
+        print(line)
     print(f"figure: {output}")
     return {"figure": str(output), "points": points}
 

@@ -20,7 +20,6 @@ from headwise.experiments.common import (
     check_alike,
     check_lists,
     counted,
-    edges,
     errors_of,
     next_round,
     plural,
@@ -79,10 +78,16 @@ class Settings(Training):
             if len({_times(lr, times) for times in self.rates}) < len(self.rates):
                 raise UsageError(f"rates must differ in their first six digits, got {', '.join(map(str, self.rates))}")
 
+    def idle(self) -> dict[str, str]:
+        """Settings that would have no effect, and why."""
+        most = max(self.depths)
+        told = f"it is a rate for one layer, one for two and so on, {len(self.lr)} of them for depths up to {most}; rates tries several"
+        return {"lr": told} if len(self.lr) > most else {}
+
 
 NOTES = {
-    "quick": "In the preset's 3,500 steps two layers are undertrained, and full rank does worse with two than with one: "
-    "compare ranks within a depth, not depths with each other.",
+    "quick": "At the preset's 3,500 steps and rates two layers are undertrained, and full rank does worse with two than with one: "
+    "there compare ranks within a depth, not depths with each other.",
 }
 PRESETS = {
     "quick": Settings(
@@ -125,7 +130,9 @@ def published() -> dict[tuple[int, int, int], float]:
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point per (protocol, layers, width, rank): held-out mean with interval, the paper's statistic, its value; where there are several
     rates, of the one that is best on seed 0, over the other seeds."""
-    paper, out = published(), []
+    paper, out, dims = published(), [], sorted({row["dim"] for row in rows})
+    if len(dims) > 1:
+        raise UsageError(f"one figure is of one dim, got rows of {' and '.join(map(str, dims))}")
     for (protocol, depth, width, rank), same in group(rows, "protocol", "depth", "average", "head_dim").items():
         kept, tried = _at_best(same)
         first = kept[0]
@@ -194,12 +201,14 @@ def _tuning(tried: list[dict[str, Any]], of: int) -> list[str]:
     """How the points that were tried at several rates came to theirs."""
     if not tried:
         return []
-    alone = sum(p["seed_0"] for p in tried)
+    alone, many = sum(p["seed_0"] for p in tried), [p for p in tried if p["rates"] > 2]
     told = f"{len(tried)} of {of} points were tried at several learning rates on seed 0, and the best one there is judged on other seeds"
-    return [
-        told + (f"; {alone} have no others and show that one" if alone else ""),
-        *edges([p for p in tried if p["rates"] > 2], "of three or more"),
-    ]
+    lines = [told + (f"; {alone} have no others and show that one" if alone else "")]
+    if last := sum(p["edge"] for p in many):
+        lines.append(
+            f"at {last} of the {len(many)} with three rates or more the best is at an end of the range: a wider one may change them"
+        )
+    return lines
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -245,28 +254,30 @@ def _about(p: dict[str, Any]) -> str:
 
 
 def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """As published against held out by rank, a line a depth."""
-    return _sides(points, "layers", "rank", "Does depth repair low rank?", SIDES)
+    """As published against held out by rank, a line a depth; nothing without both."""
+    described = _sides(points, "layers", "rank", "Does depth repair low rank?", SIDES)
+    return described if described["columns"] == 2 else {**described, "panels": []}
 
 
 def by_layers(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """The same by depth, a line a rank, for budgets with several depths."""
+    """The same by depth, a line a rank, for budgets with several depths; on fresh data alone where rates were tuned, since one that suits a
+    depth may be too high for another."""
     several = [same for same in group(points, "width").values() if len({p["layers"] for p in same}) > 1]
     of = [p for same in several for p in same]
     described = _sides(of or points, "rank", "layers", "What more layers do, by rank.", LAYERS)
-    return described if of else {**described, "panels": []}
+    return described if of and (described["columns"] == 2 or any(p["rates"] > 1 for p in of)) else {**described, "panels": []}
 
 
 def _sides(points: list[dict[str, Any]], by: str, along: str, title: str, caption: str) -> dict[str, Any]:
     """A row a budget; left the training statistic under replay, right fresh data throughout."""
-    panels, dim = [], points[0]["dim"]
+    panels, dim = list[tuple[str, list[Any], list[Any]]](), points[0]["dim"]
     paper = [{"layers": n, "width": w, "rank": r, "value": v} for (n, w, r), v in sorted(published().items()) if dim == 64]
     unit, axis = (dim, "rank of a head / d") if along == "rank" else (1, "layers")
     places = sorted({p[along] for p in points})
     xs, none = [place / unit for place in places], [None] * len(places)
     replayed = next((name for name in REPLAYED if any(p["protocol"] == name for p in points)), "")
     for (width,), same in group(points, "width").items():
-        left, right = [], []
+        left, right = list[Any](), list[Any]()
         for colour, value in enumerate(sorted({p[by] for p in points}, reverse=by == "rank")):
             here = [p for p in same if p[by] == value]
             name = plural(value, "layer") if by == "layers" else f"rank {value}"
@@ -282,13 +293,16 @@ def _sides(points: list[dict[str, Any]], by: str, along: str, title: str, captio
             if fresh:
                 there = whole(fresh, places, along)
                 right.append({**solid(name, colour, xs, there), "text": [_about(p) if p["n"] else "" for p in there]})
-        panels += [
-            {"title": f"as published: training error, replayed data ({budget(width, dim)})", "lines": left},
-            {"title": f"held out: trained and judged on fresh data ({budget(width, dim)})", "lines": right},
-        ]
+        panels.append((budget(width, dim), left, right))
+    shown = [any(row[side] for row in panels) for side in (1, 2)]
+    titles = "as published: training error, replayed data", "held out: trained and judged on fresh data"
     return {
         "title": f"{title} Farthest neighbour, d={dim}", "x_label": axis, "y_label": "squared error",
-        "reference": {"label": "predicting zero", "y": 1.0}, "panels": panels, "columns": 2, "caption": caption,
+        "reference": {"label": "predicting zero", "y": 1.0}, "columns": sum(shown), "caption": caption,
+        "panels": [
+            {"title": f"{what} ({name})", "lines": lines}
+            for name, *both in panels for what, lines, there in zip(titles, both, shown, strict=True) if there
+        ],
     }  # fmt: skip
 
 
