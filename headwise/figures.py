@@ -75,6 +75,8 @@ def save(description: dict[str, Any], path: Path) -> None:
             ax.grid(axis="y", color="#e6e8eb", lw=0.6)
             ax.set_axisbelow(True)
         if reference:
+            for ax in axes.flat[: len(panels)] if y_scale == "log" else ():  # its name stands above it
+                ax.set_ylim(top=max(ax.get_ylim()[1], 2 * reference["y"]))
             axes[0][0].annotate(
                 reference["label"], (0.02, reference["y"]), xycoords=("axes fraction", "data"),
                 xytext=(0, 3), textcoords="offset points", color=GREY, fontsize=8,

@@ -114,6 +114,20 @@ def test_every_kind_of_points_is_drawn(case: str, tmp_path: Path) -> None:
     assert len(names) == len(set(names)), "a name is twice in the legend"
 
 
+def test_panels_show_all_of_their_points_and_the_references_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    points = [point(r, value, layers=n) for n, low in ((1, 0.5), (2, 0.003)) for r, value in ((64, low), (32, 0.9))]
+    figures.save(fig1.figure(points), tmp_path / "a.png")
+    ((low, high),) = {ax.get_ylim() for ax in drawn[0].axes}
+    monkeypatch.undo()
+    plt.close(drawn[0])
+    assert low < 0.003
+    assert high >= 2.0
+
+
 def test_an_interval_that_reaches_zero_does_not_stretch_the_axis() -> None:
     page = figures.plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))
     (bars,) = (trace for trace in page["data"] if "error_y" in trace)
