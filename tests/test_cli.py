@@ -115,6 +115,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("report --store STORE", "there is no store at STORE; make one with: "),
     ("report --stroe STORE", "unrecognized arguments: --stroe STORE"),
     ("draw", "the following arguments are required: experiment, rows"),
+    ("list fig9", "unknown experiment 'fig9'; did you mean fig1? choices: "),
+    ("list fig1 --store STORE", "list shows the settings of an experiment or a store, got fig1 and STORE"),
     ("draw fig9 rows.jsonl", "unknown experiment 'fig9'; did you mean fig1? choices: "),
     ("draw fig1 none.jsonl", "there is no file of rows at none.jsonl"),
     ("cost", "a shape needs dim: give a config.json or --set dim=... depth=... num_heads=..."),
@@ -366,6 +368,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
             str(tmp_path / "text"),
         ],
         "list": ["list"],
+        "list of settings": ["list", "fig1"],
         "list of a store": ["list", "--store", str(store)],
         "list of older rows": ["list", "--store", str(store), "--older"],
         "report": ["report", "--store", str(store)],
@@ -411,6 +414,7 @@ def test_every_command_answers_in_json(store: Path, tmp_path: Path, capsys: pyte
     assert [row["cache_bytes"] for row in answers["infer"]["rows"]] == [20 * 96, 20 * 48, 0, 2 * 20 * 96, 2 * 20 * 48, 0]
     assert answers["cost"]["input_bytes_per_token"] * 2 == answers["cost"]["kv_bytes_per_token"]
     assert Path(answers["draw another view"]["figure"]).name == "fig1-depth.png"
+    assert answers["list of settings"]["presets"]["paper"]["ranks"] == [64, 32, 16, 8, 4, 2, 1]
     assert answers["theory"]["failed"] == 0
     assert all(check["holds"] for check in answers["theory"]["checks"])
 

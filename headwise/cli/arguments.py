@@ -70,7 +70,8 @@ def parser() -> Parser:
     theory.add_argument("--no-report", action="store_true", help="only check and print")
 
     _add_pretrain(add)
-    lister = add("list", "List experiments and, with a store, what is in it.", "headwise list --store headwise-store --older")
+    lister = add("list", "List experiments, one's settings, or what is in a store.", "headwise list --store headwise-store --older")
+    lister.add_argument("experiment", nargs="?", help="whose settings to list, with their values in every preset; --set changes them")
     lister.add_argument("--store", metavar="DIR", help="list this store's runs")
     lister.add_argument("--older", action="store_true", help="only rows that another commit made")
 

@@ -243,11 +243,31 @@ def _print_points(module: Any, points: list[dict[str, Any]]) -> None:
     print_table([[heading for _, heading in module.COLUMNS], *([cell(p, key) for key, _ in module.COLUMNS] for p in points)])
 
 
+def _list_settings(experiment: str) -> dict[str, Any]:
+    """What --set can change in an experiment, by preset."""
+    from headwise.experiments import find
+
+    module = find(experiment)
+    presets = {preset: dataclasses.asdict(settings) for preset, settings in module.PRESETS.items()}
+    names = list(dict.fromkeys(name for values in presets.values() for name in values))
+
+    def shown(value: Any) -> str:
+        return ",".join(map(str, value)) if isinstance(value, tuple | list) else "" if value is None else str(value)
+
+    print(f"{module.QUESTION}\n")
+    print_table([("setting", *presets), *([name, *(shown(values.get(name)) for values in presets.values())] for name in names)])
+    return {"experiment": experiment, "presets": presets}
+
+
 def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.experiments import EXPERIMENTS
 
     if args.older and not args.store:
         raise UsageError("--older lists rows of a store: add --store DIR")
+    if args.experiment and args.store:
+        raise UsageError(f"list shows the settings of an experiment or a store, got {args.experiment} and {args.store}")
+    if args.experiment:
+        return _list_settings(args.experiment)
     if not args.store:
         about = {name: (module.__doc__ or "").strip().splitlines()[0] for name, module in EXPERIMENTS.items()}
         print_table([("experiment", "what"), *about.items()])
