@@ -48,6 +48,7 @@ LAYERS = (
     "of models trained on fresh data, mean over seeds with its 95 % interval; where several learning rates were tried on the first seed, "
     "at the one that is best there, over the other seeds."
 )
+SIDE_TITLES = ("as published: training error, replayed data", "held out: trained and judged on fresh data")
 QUESTION = "At a fixed number of parameters, should attention have many heads of low rank or one head of full rank?"
 
 
@@ -254,9 +255,9 @@ def _about(p: dict[str, Any]) -> str:
 
 
 def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """As published against held out by rank, a line a depth; nothing without both."""
+    """As published against held out by rank, a line a depth; nothing of fresh data alone, which the figure itself shows."""
     described = _sides(points, "layers", "rank", "Does depth repair low rank?", SIDES)
-    return described if described["columns"] == 2 else {**described, "panels": []}
+    return described if any(panel["title"].startswith(SIDE_TITLES[0]) for panel in described["panels"]) else {**described, "panels": []}
 
 
 def by_layers(points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -295,13 +296,12 @@ def _sides(points: list[dict[str, Any]], by: str, along: str, title: str, captio
                 right.append({**solid(name, colour, xs, there), "text": [_about(p) if p["n"] else "" for p in there]})
         panels.append((budget(width, dim), left, right))
     shown = [any(row[side] for row in panels) for side in (1, 2)]
-    titles = "as published: training error, replayed data", "held out: trained and judged on fresh data"
     return {
         "title": f"{title} Farthest neighbour, d={dim}", "x_label": axis, "y_label": "squared error",
         "reference": {"label": "predicting zero", "y": 1.0}, "columns": sum(shown), "caption": caption,
         "panels": [
             {"title": f"{what} ({name})", "lines": lines}
-            for name, *both in panels for what, lines, there in zip(titles, both, shown, strict=True) if there
+            for name, *both in panels for what, lines, there in zip(SIDE_TITLES, both, shown, strict=True) if there
         ],
     }  # fmt: skip
 
