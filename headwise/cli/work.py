@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if show and len(missing) == len(runs):
         raise UsageError(f"none of these {what} is in {store.path}; without --no-train they are made")
     if missing and trained and not show and args.preset == "paper" and device.type == "cpu":
-        say("the preset paper is made for a GPU, and on a CPU takes days; --no-train shows what is there")
+        say("the preset paper is made for a GPU and may take days on a CPU; --no-train shows what is there")
     command = shlex.join(["headwise", *words])
     source = {} if args.experiment == name else {"source": str(Path(args.experiment).resolve())}
 
@@ -163,7 +163,8 @@ def _rows_at(source: Path, experiment: str) -> list[dict[str, Any]]:
     asked = store.experiments()
     if name not in asked:
         raise UsageError(f"the store {source} has no {name}; it has {', '.join(asked) or 'no experiment yet'}")
-    return store.rows(asked[name]["ids"])
+    with _shown(str(source), name):
+        return store.rows(asked[name]["ids"])
 
 
 def _given(names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from headwise.experiments.common import (
     check_alike,
     check_lists,
     counted,
+    edges,
     errors_of,
     next_round,
     plural,
@@ -48,7 +49,6 @@ LAYERS = (
     "of models trained on fresh data, mean over seeds with its 95 % interval; where several learning rates were tried on the first seed, "
     "at the one that is best there, over the other seeds."
 )
-SIDE_TITLES = ("as published: training error, replayed data", "held out: trained and judged on fresh data")
 QUESTION = "At a fixed number of parameters, should attention have many heads of low rank or one head of full rank?"
 
 
@@ -204,12 +204,7 @@ def _tuning(tried: list[dict[str, Any]], of: int) -> list[str]:
         return []
     alone, many = sum(p["seed_0"] for p in tried), [p for p in tried if p["rates"] > 2]
     told = f"{len(tried)} of {of} points were tried at several learning rates on seed 0, and the best one there is judged on other seeds"
-    lines = [told + (f"; {alone} have no others and show that one" if alone else "")]
-    if last := sum(p["edge"] for p in many):
-        lines.append(
-            f"at {last} of the {len(many)} with three rates or more the best is at an end of the range: a wider one may change them"
-        )
-    return lines
+    return [told + (f"; {alone} have no others and show that one" if alone else ""), *edges(many, "points with three rates or more")]
 
 
 def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -256,8 +251,8 @@ def _about(p: dict[str, Any]) -> str:
 
 def sides(points: list[dict[str, Any]]) -> dict[str, Any]:
     """As published against held out by rank, a line a depth; nothing of fresh data alone, which the figure itself shows."""
-    described = _sides(points, "layers", "rank", "Does depth repair low rank?", SIDES)
-    return described if any(panel["title"].startswith(SIDE_TITLES[0]) for panel in described["panels"]) else {**described, "panels": []}
+    described, left, _ = _sides(points, "layers", "rank", "Does depth repair low rank?", SIDES)
+    return described if left else {**described, "panels": []}
 
 
 def by_layers(points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -265,12 +260,12 @@ def by_layers(points: list[dict[str, Any]]) -> dict[str, Any]:
     depth may be too high for another."""
     several = [same for same in group(points, "width").values() if len({p["layers"] for p in same}) > 1]
     of = [p for same in several for p in same]
-    described = _sides(of or points, "rank", "layers", "What more layers do, by rank.", LAYERS)
-    return described if of and (described["columns"] == 2 or any(p["rates"] > 1 for p in of)) else {**described, "panels": []}
+    described, left, right = _sides(of or points, "rank", "layers", "What more layers do, by rank.", LAYERS)
+    return described if of and ((left and right) or any(p["rates"] > 1 for p in of)) else {**described, "panels": []}
 
 
-def _sides(points: list[dict[str, Any]], by: str, along: str, title: str, caption: str) -> dict[str, Any]:
-    """A row a budget; left the training statistic under replay, right fresh data throughout."""
+def _sides(points: list[dict[str, Any]], by: str, along: str, title: str, caption: str) -> tuple[dict[str, Any], bool, bool]:
+    """A row a budget; left the training statistic under replay, right fresh data throughout; and which of the two there is."""
     panels, dim = list[tuple[str, list[Any], list[Any]]](), points[0]["dim"]
     paper = [{"layers": n, "width": w, "rank": r, "value": v} for (n, w, r), v in sorted(published().items()) if dim == 64]
     unit, axis = (dim, "rank of a head / d") if along == "rank" else (1, "layers")
@@ -295,15 +290,17 @@ def _sides(points: list[dict[str, Any]], by: str, along: str, title: str, captio
                 there = whole(fresh, places, along)
                 right.append({**solid(name, colour, xs, there), "text": [_about(p) if p["n"] else "" for p in there]})
         panels.append((budget(width, dim), left, right))
-    shown = [any(row[side] for row in panels) for side in (1, 2)]
-    return {
+    shown = any(row[1] for row in panels), any(row[2] for row in panels)
+    titles = "as published: training error, replayed data", "held out: trained and judged on fresh data"
+    described = {
         "title": f"{title} Farthest neighbour, d={dim}", "x_label": axis, "y_label": "squared error",
         "reference": {"label": "predicting zero", "y": 1.0}, "columns": sum(shown), "caption": caption,
         "panels": [
             {"title": f"{what} ({name})", "lines": lines}
-            for name, *both in panels for what, lines, there in zip(SIDE_TITLES, both, shown, strict=True) if there
+            for name, *both in panels for what, lines, there in zip(titles, both, shown, strict=True) if there
         ],
     }  # fmt: skip
+    return described, *shown
 
 
 VIEWS = {"depth": sides, "layers": by_layers}
