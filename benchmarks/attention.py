@@ -2,11 +2,12 @@
 
     python -m benchmarks.attention --out attention.json        about two minutes on an H200
 
-Four tables. `width`: one inner width of 1792 cut into 14 to 1 heads, and queries wider than values; B=8, N=2048, causal, bfloat16;
-ours, the best of PyTorch's backends at the same shape, and both against the best at 14 x 128. `grid`: 60 shapes, ours against what
-`scaled_dot_product_attention` chooses by itself, called from Python, with that function against itself to show how far such times
-scatter, and in a CUDA graph. `exact` and `memory`: errors against float64 beside PyTorch's own, and the peak at 32,768 tokens
-against operands, output and their gradients.
+Four tables. `width`: one inner width of 1792 cut into 14 to 1 heads, and queries wider than values;
+B=8, N=2048, causal, bfloat16; ours, the best of PyTorch's backends at the same shape, and both
+against the best at 14 x 128. `grid`: 60 shapes, ours against what `scaled_dot_product_attention`
+chooses by itself, called from Python, with that function against itself to show how far such times
+scatter, and in a CUDA graph. `exact` and `memory`: errors against float64 beside PyTorch's own, and
+the peak at 32,768 tokens against operands, output and their gradients.
 """
 
 from __future__ import annotations
@@ -24,25 +25,40 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise import attend
-from headwise.attention import mask_of, plain
-from headwise.backends import Call, choose_backend
-from headwise.engine import commit
+from headwise.model.attention import mask_of, plain
+from headwise.model.backends import Call, choose_backend
+from headwise.training.engine import commit
 
-WIDTHS = ((14, 128, 128), (7, 256, 256), (4, 448, 448), (2, 896, 896), (1, 1792, 1792), (14, 256, 128), (14, 512, 128))
+WIDTHS = (
+    (14, 128, 128),
+    (7, 256, 256),
+    (4, 448, 448),
+    (2, 896, 896),
+    (1, 1792, 1792),
+    (14, 256, 128),
+    (14, 512, 128),
+)
 KINDS = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
-}  # fmt: skip
+}
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def operands(batch: int, heads: int, kv: int, tokens: int, rank: int, width: int, dtype: torch.dtype) -> list[Tensor]:
+def operands(
+    batch: int, heads: int, kv: int, tokens: int, rank: int, width: int, dtype: torch.dtype
+) -> list[Tensor]:
     """q, k and v from one seed."""
     generator = torch.Generator("cuda").manual_seed(0)
     sizes = ((heads, rank), (kv, rank), (kv, width))
     return [
-        torch.randn(batch, h, tokens, r, generator=generator, device="cuda").to(dtype).requires_grad_() for h, r in sizes
-    ]  # fmt: skip
+        torch.randn(batch, h, tokens, r, generator=generator, device="cuda")
+        .to(dtype)
+        .requires_grad_()
+        for h, r in sizes
+    ]
 
 
 def milliseconds(f: Attend, given: list[Tensor], seconds: float = 0.25) -> float:
@@ -78,7 +94,8 @@ def captured(f: Attend, given: list[Tensor], times: int) -> Callable[[], object]
 
 
 def taking_turns(fs: list[Callable[[], object]], seconds: float, rounds: int = 9) -> list[float]:
-    """Milliseconds of each, the median of stretches made in turn, so that what the machine does meanwhile falls on all alike."""
+    """Milliseconds of each, the median of stretches made in turn, so that what the machine does
+    meanwhile falls on all alike."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def stretch(f: Callable[[], object], times: int) -> float:
@@ -135,16 +152,27 @@ def width_rows() -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for heads, rank, width in WIDTHS:
         given = operands(8, heads, heads, 2048, rank, width, torch.bfloat16)
-        times = {name: tried(stock(kind, True, False), given) for name, kind in KINDS.items() if name != "math" or rank > 1000}
+        times = {
+            name: tried(stock(kind, True, False), given)
+            for name, kind in KINDS.items()
+            if name != "math" or rank > 1000
+        }
         best = min((t, name) for name, t in times.items() if t is not None)
         ours = milliseconds(lambda q, k, v: attend(q, k, v, causal=True), given)
         work = 3.5 * 2 * 8 * heads * 2048**2 * (rank + width) / 2
         out.append(
             {
-                "heads": heads, "rank": rank, "width": width, "ours_ms": ours, "backend": name_of(given, True), "stock_ms": best[0],
-                "stock": best[1], "ratio": best[0] / ours, "tflops": work / ours / 1e9,
+                "heads": heads,
+                "rank": rank,
+                "width": width,
+                "ours_ms": ours,
+                "backend": name_of(given, True),
+                "stock_ms": best[0],
+                "stock": best[1],
+                "ratio": best[0] / ours,
+                "tflops": work / ours / 1e9,
             }
-        )  # fmt: skip
+        )
         out[-1]["against_14x128"] = ours / out[0]["stock_ms"]
         print(json.dumps(out[-1]), flush=True)
     return out
@@ -178,25 +206,42 @@ def grid_rows() -> list[dict[str, Any]]:
         ours, theirs, same = taking_turns(fs, 0.1)
         times = max(1, min(20, round(1 / theirs)))
         gs = [
-            captured(lambda q, k, v, causal=causal: attend(q, k, v, causal=causal, graphed=True), given, times),
+            captured(
+                lambda q, k, v, causal=causal: attend(q, k, v, causal=causal, graphed=True),
+                given,
+                times,
+            ),
             captured(stock(None, causal, grouped), given, times),
         ]
         ours_graph, theirs_graph = (ms / times for ms in taking_turns(gs, 0.05))
         out.append(
             {
-                "dtype": str(dtype).removeprefix("torch."), "causal": causal, "heads": heads, "kv": kv, "rank": rank, "width": width,
-                "batch": batch, "tokens": tokens,
-                "backend": name_of(given, causal), "ours_ms": ours, "stock_ms": theirs, "ratio": theirs / ours, "same_ratio": same / theirs,
-                "graph_backend": name_of(given, causal, True), "ours_graph_ms": ours_graph, "stock_graph_ms": theirs_graph,
+                "dtype": str(dtype).removeprefix("torch."),
+                "causal": causal,
+                "heads": heads,
+                "kv": kv,
+                "rank": rank,
+                "width": width,
+                "batch": batch,
+                "tokens": tokens,
+                "backend": name_of(given, causal),
+                "ours_ms": ours,
+                "stock_ms": theirs,
+                "ratio": theirs / ours,
+                "same_ratio": same / theirs,
+                "graph_backend": name_of(given, causal, True),
+                "ours_graph_ms": ours_graph,
+                "stock_graph_ms": theirs_graph,
                 "graph_ratio": theirs_graph / ours_graph,
             }
-        )  # fmt: skip
+        )
         print(json.dumps(out[-1]), flush=True)
     return out
 
 
 def error_rows() -> list[dict[str, Any]]:
-    """Relative errors of output and gradients against float64, ours and PyTorch's memory-efficient kernel."""
+    """Relative errors of output and gradients against float64, ours and PyTorch's memory-efficient
+    kernel."""
     out: list[dict[str, Any]] = []
     for heads, rank, width in WIDTHS[2:]:
         given = operands(1, heads, heads, 1024, rank, width, torch.bfloat16)
@@ -205,10 +250,16 @@ def error_rows() -> list[dict[str, Any]]:
         grad = torch.randn_like(truth).bfloat16()
         wanted = (truth, *torch.autograd.grad(truth, exact, grad.double()))
         row: dict[str, Any] = {"heads": heads, "rank": rank, "width": width}
-        for name, f in (("ours", lambda q, k, v: attend(q, k, v, causal=True)), ("stock", stock(KINDS["efficient"], True, False))):
+        for name, f in (
+            ("ours", lambda q, k, v: attend(q, k, v, causal=True)),
+            ("stock", stock(KINDS["efficient"], True, False)),
+        ):
             o = f(*given)
             got = (o, *torch.autograd.grad(o, given, grad))
-            row[name] = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, wanted, strict=True)]
+            row[name] = [
+                ((a.double() - b).norm() / b.norm()).item()
+                for a, b in zip(got, wanted, strict=True)
+            ]
         row["ratio"] = max(a / b for a, b in zip(row["ours"], row["stock"], strict=True))
         out.append(row)
         print(json.dumps(row), flush=True)
@@ -226,21 +277,37 @@ def memory_rows() -> list[dict[str, Any]]:
         o = attend(*given, causal=True)  # type: ignore[misc]
         torch.autograd.grad(o, given, torch.ones_like(o))
         peak, whole = torch.cuda.max_memory_allocated() - before, 8 * o.nbytes
-        out.append({"heads": heads, "rank": rank, "peak_bytes": peak, "operands_bytes": whole, "ratio": peak / whole})
+        out.append(
+            {
+                "heads": heads,
+                "rank": rank,
+                "peak_bytes": peak,
+                "operands_bytes": whole,
+                "ratio": peak / whole,
+            }
+        )
         print(json.dumps(out[-1]), flush=True)
     return out
 
 
 def main() -> None:
     """Every table, written as it goes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="where the tables go, as JSON")
     makers = {"width": width_rows, "exact": error_rows, "memory": memory_rows, "grid": grid_rows}
-    parser.add_argument("--tables", nargs="+", choices=makers, default=list(makers), help="default all")
+    parser.add_argument(
+        "--tables", nargs="+", choices=makers, default=list(makers), help="default all"
+    )
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.attention needs a GPU, torch sees none")
-    tables: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
+    tables: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
     for name in args.tables:
         tables[name] = makers[name]()
         args.out.write_text(json.dumps(tables, indent=1))

@@ -1,9 +1,11 @@
-"""How runs of figure 1 begin: the training losses of the first epochs, by rank, seed and precision, without finishing any.
+"""How runs of figure 1 begin: the training losses of the first epochs, by rank, seed and precision,
+without finishing any.
 
-    python -m benchmarks.beginnings --layers 3 --width 64 --ranks 32,8 --seeds 8 --epochs 63 --out beginnings.json
+    python -m benchmarks.beginnings --layers 3 --width 64 --ranks 32,8 --seeds 8 --epochs 63 --out
+    beginnings.json
 
-Where runs part ways early (three layers at d^3) it says at a sixteenth of the cost how many go which way, and whether the precision of
-products has a say in it.
+Where runs part ways early (three layers at d^3) it says at a sixteenth of the cost how many go
+which way, and whether the precision of products has a say in it.
 """
 
 from __future__ import annotations
@@ -15,23 +17,32 @@ from pathlib import Path
 
 import torch
 
-from headwise.engine import pick_device, provenance
-from headwise.experiments.fig1 import PRESETS, runs
+from headwise.experiments.rank_paper.fig1 import PRESETS, runs
 from headwise.files import write_whole
 from headwise.progress import Progress
-from headwise.runs import PRECISIONS, PROTOCOLS, Run
-from headwise.stack import Stack, begin, numerics
+from headwise.training.engine import pick_device, provenance
+from headwise.training.ensemble import Stack, begin, numerics
+from headwise.training.run import PRECISIONS, PROTOCOLS, Run
 
 
-def beginnings(chosen: list[Run], epochs: int, device: str = "auto") -> tuple[list[list[float]], Stack]:
-    """Losses before each update, averaged over an epoch: one list a run; and the stack after them."""
+def beginnings(
+    chosen: list[Run], epochs: int, device: str = "auto"
+) -> tuple[list[list[float]], Stack]:
+    """Losses before each update, averaged over an epoch: one list a run; and the stack after
+    them."""
     where, recipe = pick_device(device), chosen[0].recipe
     with numerics(recipe.precision, where):
         states, means = [begin(run) for run in chosen], []
         stack = Stack(states, where)
-        blocks, bar = recipe.epoch // stack.steps, Progress(epochs * recipe.epoch * len(chosen), f"{len(chosen)} runs")
+        blocks, bar = (
+            recipe.epoch // stack.steps,
+            Progress(epochs * recipe.epoch * len(chosen), f"{len(chosen)} runs"),
+        )
         for epoch in range(epochs):
-            losses = [stack.run_block(block).double().sum(0) for block in range(epoch * blocks, (epoch + 1) * blocks)]
+            losses = [
+                stack.run_block(block).double().sum(0)
+                for block in range(epoch * blocks, (epoch + 1) * blocks)
+            ]
             means.append((torch.stack(losses).sum(0) / recipe.epoch).tolist())
             stack.settle(states)
             bar.advance(recipe.epoch * len(chosen))
@@ -40,55 +51,117 @@ def beginnings(chosen: list[Run], epochs: int, device: str = "auto") -> tuple[li
 
 
 def differences(trained: Stack, block: int) -> list[dict[str, float]]:
-    """How far a step's gradient at each precision is from that in float32, relatively, at the same weights: the largest over the layers'
-    attention projections, one dictionary a run."""
+    """How far a step's gradient at each precision is from that in float32, relatively, at the same
+    weights: the largest over the layers' attention projections, one dictionary a run."""
     grads, names = {}, dict[str, tuple[int, int]]()
     for precision in PRECISIONS:
-        runs = [dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision=precision)) for run in trained.runs]
+        runs = [
+            dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision=precision))
+            for run in trained.runs
+        ]
         with numerics(precision, trained.device):
             stack = Stack(
-                [dataclasses.replace(begin(run), weights=w) for run, w in zip(runs, trained.weights.cpu(), strict=True)], trained.device
+                [
+                    dataclasses.replace(begin(run), weights=w)
+                    for run, w in zip(runs, trained.weights.cpu(), strict=True)
+                ],
+                trained.device,
             )
             for m, run in enumerate(runs):
                 stack._load(m, run, block)
             grads[precision] = stack._gradient(0).double().clone()
-        names = {name: place for name, place in stack.layout[1].items() if "attention" in name and name.endswith(".weight")}
+        names = {
+            name: place
+            for name, place in stack.layout[1].items()
+            if "attention" in name and name.endswith(".weight")
+        }
     exact = grads.pop("fp32")
 
     def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
-        return max(float((got - wanted)[at : at + n].norm() / wanted[at : at + n].norm()) for at, n in names.values())
+        return max(
+            float((got - wanted)[at : at + n].norm() / wanted[at : at + n].norm())
+            for at, n in names.values()
+        )
 
-    return [{precision: far(g[m], exact[m]) for precision, g in grads.items()} for m in range(len(trained.runs))]
+    return [
+        {precision: far(g[m], exact[m]) for precision, g in grads.items()}
+        for m in range(len(trained.runs))
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--width", type=int, default=64, help="1, 8 or 64 for the budgets d^2, d^2.5, d^3; default 64")
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=64,
+        help="1, 8 or 64 for the budgets d^2, d^2.5, d^3; default 64",
+    )
     parser.add_argument("--ranks", default="64,32,8,1")
     parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 on; default 5")
     parser.add_argument("--protocol", choices=PROTOCOLS, default="replay")
-    parser.add_argument("--init", choices=("published", "original", "library"), default="published", help="default published")
+    parser.add_argument(
+        "--init",
+        choices=("published", "original", "library"),
+        default="published",
+        help="default published",
+    )
     parser.add_argument("--precision", choices=PRECISIONS, default="fp16")
-    parser.add_argument("--epochs", type=int, default=63, help="of 100 steps, out of 1,000; default 63")
-    parser.add_argument("--gradients", action="store_true", help="then compare a step's gradients at every precision with float32's")
+    parser.add_argument(
+        "--epochs", type=int, default=63, help="of 100 steps, out of 1,000; default 63"
+    )
+    parser.add_argument(
+        "--gradients",
+        action="store_true",
+        help="then compare a step's gradients at every precision with float32's",
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True, help="JSON file, added to what is there")
     args = parser.parse_args()
     settings = dataclasses.replace(
-        PRESETS["paper"], depths=(args.layers,), widths=(args.width,), ranks=tuple(map(int, args.ranks.split(","))), seeds=args.seeds,
-        protocols=(args.protocol,), precision=args.precision, init=args.init,
-    )  # fmt: skip
-    chosen = sorted(runs(settings), key=lambda run: -run.shape.head_dim)  # models of one rank lie together in a stack
+        PRESETS["paper"],
+        depths=(args.layers,),
+        widths=(args.width,),
+        ranks=tuple(map(int, args.ranks.split(","))),
+        seeds=args.seeds,
+        protocols=(args.protocol,),
+        precision=args.precision,
+        init=args.init,
+    )
+    chosen = sorted(
+        runs(settings), key=lambda run: -run.shape.head_dim
+    )  # models of one rank lie together in a stack
     made = provenance(pick_device(args.device))
     rows = json.loads(args.out.read_text()) if args.out.exists() else []
     curves, stack = beginnings(chosen, args.epochs, args.device)
-    off = differences(stack, args.epochs * (chosen[0].recipe.epoch // stack.steps)) if args.gradients else [{}] * len(chosen)
+    off = (
+        differences(stack, args.epochs * (chosen[0].recipe.epoch // stack.steps))
+        if args.gradients
+        else [{}] * len(chosen)
+    )
     for run, curve, gradients in zip(chosen, curves, off, strict=True):
-        told = "".join(f", gradients in {name} off by {value:.4f}" for name, value in gradients.items())
-        print(f"rank {run.shape.head_dim}, seed {run.seed}: {curve[-1]:.4f} after {args.epochs} epochs{told}")
-        row = {"layers": args.layers, "width": args.width, "rank": run.shape.head_dim, "seed": run.seed, "protocol": args.protocol}
-        row |= {"init": args.init, "precision": args.precision, "losses": [round(v, 5) for v in curve]}
+        told = "".join(
+            f", gradients in {name} off by {value:.4f}" for name, value in gradients.items()
+        )
+        print(
+            f"rank {run.shape.head_dim}, seed {run.seed}: {curve[-1]:.4f} after {args.epochs} "
+            f"epochs{told}"
+        )
+        row = {
+            "layers": args.layers,
+            "width": args.width,
+            "rank": run.shape.head_dim,
+            "seed": run.seed,
+            "protocol": args.protocol,
+        }
+        row |= {
+            "init": args.init,
+            "precision": args.precision,
+            "losses": [round(v, 5) for v in curve],
+        }
         rows.append(row | ({"gradients": gradients} if gradients else {}) | made)
     write_whole(args.out, "[" + ",\n".join(map(json.dumps, rows)) + "]\n")
 

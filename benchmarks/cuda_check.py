@@ -1,9 +1,11 @@
-"""On a GPU: is every backend right, does it run what `explain` says, and what does a training step cost?
+"""On a GPU: is every backend right, does it run what `explain` says, and what does a training step
+cost?
 
     python -m benchmarks.cuda_check [--out FILE.json]
 
-Attention is compared with float64 on the same inputs (relative error of outputs and gradients); a fused backend that
-cannot run raises, since each is asked for by name. Steps are timed with device events over CUDA-graph replays of 25.
+Attention is compared with float64 on the same inputs (relative error of outputs and gradients); a
+fused backend that cannot run raises, since each is asked for by name. Steps are timed with device
+events over CUDA-graph replays of 25.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from typing import Any
 
 import torch
 
-from headwise.attention import attend, mask_of, plain
-from headwise.backends import Call, choose_backend
-from headwise.models import paper_shape
-from headwise.runs import Recipe, Run
-from headwise.stack import Stack, begin, numerics
+from headwise.model.attention import attend, mask_of, plain
+from headwise.model.backends import Call, choose_backend
+from headwise.model.transformer import paper_shape
 from headwise.tasks import Farthest
+from headwise.training.ensemble import Stack, begin, numerics
+from headwise.training.run import Recipe, Run
 
 GPU = torch.device("cuda")
 SHAPES = (  # batch, heads, KV heads, tokens, rank, value width, causal, window
@@ -47,13 +49,26 @@ def check_attention() -> list[dict[str, Any]]:
     for batch, heads, kv, tokens, rank, width, causal, window in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             g = torch.Generator(GPU).manual_seed(rank)
-            sizes = (batch, heads, tokens, rank), (batch, kv, tokens, rank), (batch, kv, tokens, width), (batch, heads, tokens, width)
+            sizes = (
+                (batch, heads, tokens, rank),
+                (batch, kv, tokens, rank),
+                (batch, kv, tokens, width),
+                (batch, heads, tokens, width),
+            )
             q, k, v, grad = (torch.randn(s, generator=g, device=GPU).to(dtype) for s in sizes)
             ours = [t.clone().requires_grad_() for t in (q, k, v)]
             exact = [t.double().requires_grad_() for t in (q, k, v)]
-            choice = choose_backend(Call("cuda", dtype, batch, heads, kv, tokens, tokens, rank, width, causal, window))
+            choice = choose_backend(
+                Call("cuda", dtype, batch, heads, kv, tokens, tokens, rank, width, causal, window)
+            )
             y = attend(ours[0], ours[1], ours[2], causal=causal, window=window)
-            want = plain(exact[0], exact[1], exact[2], rank**-0.5, mask_of(tokens, tokens, causal, window, GPU))
+            want = plain(
+                exact[0],
+                exact[1],
+                exact[2],
+                rank**-0.5,
+                mask_of(tokens, tokens, causal, window, GPU),
+            )
             got = torch.autograd.grad(y, ours, grad)
             ref = torch.autograd.grad(want, exact, grad.double())
             errors = [relative(y, want), *(relative(a, b) for a, b in zip(got, ref, strict=True))]
@@ -67,7 +82,11 @@ def check_attention() -> list[dict[str, Any]]:
                     "ok": ok,
                 }
             )
-            print(f"{'ok ' if ok else 'BAD'} {choice.backend:9s} {str(dtype)[6:]:8s} {rows[-1]['shape']} {max(errors):.1e}", flush=True)
+            print(
+                f"{'ok ' if ok else 'BAD'} {choice.backend:9s} {str(dtype)[6:]:8s} "
+                f"{rows[-1]['shape']} {max(errors):.1e}",
+                flush=True,
+            )
     return rows
 
 
@@ -91,25 +110,44 @@ def time_step(run: Run, models: int) -> dict[str, Any]:
     memory = torch.cuda.max_memory_allocated() / 2**30
     what = f"L={s.depth} W={s.average:2d} rank {s.head_dim:2d} M={models}"
     print(f"{what}: {ms:.3f} ms a step and model, {rate:.1f} TFLOP/s, {memory:.1f} GiB", flush=True)
-    return {"depth": s.depth, "width": s.average, "rank": s.head_dim, "models": models, "ms": ms, "tflops": rate}
+    return {
+        "depth": s.depth,
+        "width": s.average,
+        "rank": s.head_dim,
+        "models": models,
+        "ms": ms,
+        "tflops": rate,
+    }
 
 
 def check_stack() -> bool:
     """Five models at once are five models alone, to rounding, after 50 steps."""
-    runs = [Run(paper_shape(rank=r, ffn_dim=256), Farthest(64, 16), Recipe(steps=100, lr=0.003), s) for r in (64, 8) for s in range(2)]
+    runs = [
+        Run(paper_shape(rank=r, ffn_dim=256), Farthest(64, 16), Recipe(steps=100, lr=0.003), s)
+        for r in (64, 8)
+        for s in range(2)
+    ]
     with numerics("fp32", GPU):
         together = Stack([begin(r) for r in runs], GPU)
         alone = [Stack([begin(r)], GPU) for r in runs]
         for block in range(2):
             for stack in (together, *alone):
                 stack.run_block(block)
-        worst = max(relative(together.losses[:, i], a.losses[:, 0].double()) for i, a in enumerate(alone))
-    print(f"{'ok ' if worst < 1e-4 else 'BAD'} stack against alone: relative difference of the losses {worst:.1e}", flush=True)
+        worst = max(
+            relative(together.losses[:, i], a.losses[:, 0].double()) for i, a in enumerate(alone)
+        )
+    print(
+        f"{'ok ' if worst < 1e-4 else 'BAD'} stack against alone: relative difference of the "
+        f"losses {worst:.1e}",
+        flush=True,
+    )
     return worst < 1e-4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out")
     args = parser.parse_args()
     print(torch.cuda.get_device_name(), torch.__version__)
@@ -130,7 +168,11 @@ def main() -> None:
         (3, 1, 64, 6),
         (3, 1, 8, 6),
     ):
-        run = Run(paper_shape(depth=depth, width=width, rank=rank), Farthest(64, 16), Recipe(steps=1000, precision="tf32"))
+        run = Run(
+            paper_shape(depth=depth, width=width, rank=rank),
+            Farthest(64, 16),
+            Recipe(steps=1000, precision="tf32"),
+        )
         result["steps"].append(time_step(run, models))
         if args.out:
             with open(args.out, "w") as f:

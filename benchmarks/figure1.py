@@ -1,4 +1,5 @@
-"""Figure 1 of the rank paper on one GPU: what a training step costs the stock way, done competently, and with headwise.
+"""Figure 1 of the rank paper on one GPU: what a training step costs the stock way, done
+competently, and with headwise.
 
     python -m benchmarks.figure1 --out figure1.json
 
@@ -8,9 +9,9 @@ stock      the module loop of the published code, eager float32, one model (`ben
 competent  one wide projection, SDPA, torch.compile, one CUDA graph, TF32, one model (`benchmarks/competent.py`)
 headwise   as `headwise run fig1 --preset paper` trains: a stack of models, data made on the card
 
-Milliseconds a step and model. The hours of the whole figure (63 points, 5 seeds, 100,000 steps) come from stacks of a
-panel's 35 models, all seven ranks together, for headwise, and from the mean of the three ranks for the others. What is in the
-file already is not measured again.
+Milliseconds a step and model. The hours of the whole figure (63 points, 5 seeds, 100,000 steps)
+come from stacks of a panel's 35 models, all seven ranks together, for headwise, and from the mean
+of the three ranks for the others. What is in the file already is not measured again.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ import torch
 
 from benchmarks.competent import competent_step
 from benchmarks.stock import StockEncoder
-from headwise.engine import commit, most_models
-from headwise.experiments.fig1 import PRESETS, budget, runs
-from headwise.models import paper_shape
-from headwise.stack import Stack, begin, fused_refusal, numerics
+from headwise.experiments.rank_paper.fig1 import PRESETS, budget, runs
+from headwise.model.transformer import paper_shape
 from headwise.tasks import Farthest
+from headwise.training.engine import commit, most_models
+from headwise.training.ensemble import Stack, begin, fused_refusal, numerics
 
 GPU = torch.device("cuda")
 DEPTHS, WIDTHS, RANKS = (1, 3, 5), (1, 8, 64), (64, 8, 1)
@@ -103,8 +104,11 @@ def time_competent(depth: int, width: int, rank: int) -> float:
 
 
 def time_ours(depth: int, width: int, ranks: tuple[int, ...], seeds: int) -> dict[str, Any]:
-    """A stack of the figure's runs, no larger than `train` would make it; whole blocks of steps with their data."""
-    chosen = runs(dataclasses.replace(PAPER, depths=(depth,), widths=(width,), ranks=ranks, seeds=seeds))
+    """A stack of the figure's runs, no larger than `train` would make it; whole blocks of steps
+    with their data."""
+    chosen = runs(
+        dataclasses.replace(PAPER, depths=(depth,), widths=(width,), ranks=ranks, seeds=seeds)
+    )
     assert not fused_refusal(chosen[0], GPU)
     chosen = sorted(chosen, key=lambda run: run.shape.num_heads)[: most_models(chosen[0], GPU)]
     torch.cuda.reset_peak_memory_stats()
@@ -146,10 +150,19 @@ def measure(results: Results, ways: list[str], widths: tuple[int, ...]) -> None:
     if "headwise" in ways:
         panels = [(depth, width) for width in widths for depth in DEPTHS]
         for depth, width in panels:
-            results.add(f"headwise {depth} {width} all", time_ours, depth, width, PAPER.ranks, SEEDS)
+            results.add(
+                f"headwise {depth} {width} all", time_ours, depth, width, PAPER.ranks, SEEDS
+            )
         for depth, width in panels:
             for rank in RANKS:
-                results.add(f"headwise {depth} {width} {rank}", time_ours, depth, width, (rank,), MODELS[width])
+                results.add(
+                    f"headwise {depth} {width} {rank}",
+                    time_ours,
+                    depth,
+                    width,
+                    (rank,),
+                    MODELS[width],
+                )
         for models in (1, 2, 4, 8, 16, 35) if 1 in widths else ():
             results.add(f"models 1 1 64 {models}", time_ours, 1, 1, (64,), models)
     for way, timer in (("stock", time_stock), ("competent", time_competent)):
@@ -163,9 +176,15 @@ def table(values: dict[str, Any]) -> list[str]:
     """The measurements as lines of Markdown."""
     peak = values["fp16 matmul TFLOP/s"]
     lines = [
-        f"{values['device']}, torch {values['torch']}; large products: fp16 {peak:.0f}, TF32 {values['tf32 matmul TFLOP/s']:.0f} TFLOP/s.",
+        (
+            f"{values['device']}, torch {values['torch']}; large products: fp16 {peak:.0f}, TF32 "
+            f"{values['tf32 matmul TFLOP/s']:.0f} TFLOP/s."
+        ),
         "",
-        "| layers | budget | rank | stock, ms | competent, ms | headwise, ms | stock / ours | competent / ours | TFLOP/s | share of fp16 |",
+        (
+            "| layers | budget | rank | stock, ms | competent, ms | headwise, ms | stock / ours | "
+            "competent / ours | TFLOP/s | share of fp16 |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     hours = dict.fromkeys(("stock", "competent", "headwise"), 0.0)
@@ -173,18 +192,39 @@ def table(values: dict[str, Any]) -> list[str]:
     for depth in DEPTHS:
         for width in WIDTHS:
             for rank in RANKS:
-                row: dict[str, Any] = {way: values.get(f"{way} {depth} {width} {rank}") for way in hours}
+                row: dict[str, Any] = {
+                    way: values.get(f"{way} {depth} {width} {rank}") for way in hours
+                }
                 ours = row["headwise"]["ms"] if row["headwise"] else None
-                rate = paper_shape(depth=depth, width=width, rank=rank).flops(16, batch=256, training=True) / ours / 1e9 if ours else None
+                rate = (
+                    paper_shape(depth=depth, width=width, rank=rank).flops(
+                        16, batch=256, training=True
+                    )
+                    / ours
+                    / 1e9
+                    if ours
+                    else None
+                )
                 for way in ("stock", "competent"):
                     if row[way] is None:
                         complete.discard(way)
                     else:
                         hours[way] += row[way] / len(RANKS) * 7 * FIGURE_STEPS / 3.6e6
-                ratios = [f"{row[way] / ours:.0f}" if ours and row[way] else "" for way in ("stock", "competent")]
-                cells = [f"{row[way]:.3g}" if row[way] else "" for way in ("stock", "competent")] + [f"{ours:.4f}" if ours else ""]
+                ratios = [
+                    f"{row[way] / ours:.0f}" if ours and row[way] else ""
+                    for way in ("stock", "competent")
+                ]
+                cells = [
+                    f"{row[way]:.3g}" if row[way] else "" for way in ("stock", "competent")
+                ] + [f"{ours:.4f}" if ours else ""]
                 share = [f"{rate:.0f}", f"{rate / peak:.0%}"] if rate else ["", ""]
-                lines.append("| " + " | ".join([str(depth), budget(width, 64), str(rank), *cells, *ratios, *share]) + " |")
+                lines.append(
+                    "| "
+                    + " | ".join(
+                        [str(depth), budget(width, 64), str(rank), *cells, *ratios, *share]
+                    )
+                    + " |"
+                )
             panel = values.get(f"headwise {depth} {width} all")
             if panel:
                 hours["headwise"] += panel["ms"] * 7 * FIGURE_STEPS / 3.6e6
@@ -194,16 +234,29 @@ def table(values: dict[str, Any]) -> list[str]:
     lines += ["", f"Hours for the whole figure, 315 models of 100,000 steps: {told}"]
     most = max((v["gib"] for k, v in values.items() if isinstance(v, dict)), default=0.0)
     grown = [(v["models"], v["ms"]) for k, v in values.items() if k.startswith("models ")]
-    lines += [f"Most memory of any stack: {most:.1f} GiB", "ms a step and model by models in the stack, one layer, d^2, rank 64: "]
+    lines += [
+        f"Most memory of any stack: {most:.1f} GiB",
+        "ms a step and model by models in the stack, one layer, d^2, rank 64: ",
+    ]
     lines[-1] += ", ".join(f"{n}: {ms:.4f}" for n, ms in grown)
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="JSON file that collects the measurements")
-    parser.add_argument("--ways", default="headwise,stock,competent", help="which to measure; default headwise,stock,competent")
-    parser.add_argument("--widths", default="64,8,1", help="which budgets, in this order: 64 is d^3, 8 d^2.5, 1 d^2; default all")
+    parser.add_argument(
+        "--ways",
+        default="headwise,stock,competent",
+        help="which to measure; default headwise,stock,competent",
+    )
+    parser.add_argument(
+        "--widths",
+        default="64,8,1",
+        help="which budgets, in this order: 64 is d^3, 8 d^2.5, 1 d^2; default all",
+    )
     args = parser.parse_args()
     names = args.widths.split(",")
     if not set(names) <= set(map(str, WIDTHS)):
@@ -214,7 +267,11 @@ def main() -> None:
             raise SystemExit("benchmarks.figure1 needs a GPU, or --out with what one measured")
     else:
         if args.out is None:
-            print(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.strip())
+            print(
+                subprocess.run(
+                    ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
+                ).stdout.strip()
+            )
         measure(results, args.ways.split(","), tuple(map(int, names)))
     print("\n".join(table(results.values)))
 

@@ -1,4 +1,5 @@
-"""Linear regression in context on one GPU: what a training step of the rank paper's decoders costs, one by one and as a stack.
+"""Linear regression in context on one GPU: what a training step of the rank paper's decoders costs,
+one by one and as a stack.
 
     python -m benchmarks.regression --out regression.json
 
@@ -8,7 +9,8 @@ stock     transformers' GPT-2, as the published code has it: eager float32, one 
 triton    `headwise run regression --preset paper` with the blocks in Triton kernels
 headwise  the same as it is: on an H100 or H200 three kernels a block in CUDA C++
 
-Microseconds a step and model; ours for a stack of three seeds of each and for one seed. What is in the file already is not measured again.
+Microseconds a step and model; ours for a stack of three seeds of each and for one seed. What is in
+the file already is not measured again.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ import torch
 from torch import nn
 
 from benchmarks.figure1 import GPU, Results, events, repeats_of
-from headwise.engine import commit
 from headwise.experiments.common import plural
-from headwise.experiments.regression import PRESETS, runs
-from headwise.kernels import cuda
-from headwise.stack import Stack, begin, numerics
+from headwise.experiments.rank_paper.regression import PRESETS, runs
+from headwise.kernels import nvrtc
 from headwise.tasks import Regression
+from headwise.training.engine import commit
+from headwise.training.ensemble import Stack, begin, numerics
 
 PAPER = PRESETS["paper"]
 HEADS = (1, 2, 4, 8, 16)
@@ -43,9 +45,17 @@ class Stock(nn.Module):
         from transformers import GPT2Config, GPT2Model
 
         super().__init__()
-        sizes: dict[str, Any] = {"n_positions": task.tokens, "n_embd": 48, "n_layer": 12, "n_head": heads, "vocab_size": 1}
+        sizes: dict[str, Any] = {
+            "n_positions": task.tokens,
+            "n_embd": 48,
+            "n_layer": 12,
+            "n_head": heads,
+            "vocab_size": 1,
+        }
         sizes |= {"bos_token_id": 0, "eos_token_id": 0}
-        self.blocks = GPT2Model(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
+        self.blocks = GPT2Model(
+            GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+        )
         self.read_in, self.read_out = nn.Linear(task.dim, 48), nn.Linear(48, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +79,11 @@ def time_stock(heads: int) -> float:
 
 def time_ours(way: str, seeds: int) -> dict[str, Any]:
     """Whole blocks of steps with their data."""
-    refused = unittest.mock.patch.object(cuda, "missing", return_value="not now") if way == "triton" else contextlib.nullcontext()
+    refused = (
+        unittest.mock.patch.object(nvrtc, "missing", return_value="not now")
+        if way == "triton"
+        else contextlib.nullcontext()
+    )
     chosen = runs(dataclasses.replace(PAPER, seeds=seeds))
     with numerics(PAPER.precision, GPU), refused:
         stack, blocks = Stack([begin(run) for run in chosen], GPU), iter(range(1000))
@@ -86,22 +100,33 @@ def table(values: dict[str, Any]) -> list[str]:
     lines += ["| way | models | µs a step and model | stock / ours |", "|---|---|---|---|"]
     for heads in HEADS:
         if f"stock {heads}" in values:
-            lines.append(f"| stock, {plural(heads, 'head')} | 1 | {values[f'stock {heads}']:,.0f} | |")
+            lines.append(
+                f"| stock, {plural(heads, 'head')} | 1 | {values[f'stock {heads}']:,.0f} | |"
+            )
     for way in ("triton", "headwise"):
         for seeds in SEEDS:
             if found := values.get(f"{way} {seeds}"):
                 ratio = f"{sum(stock) / len(stock) / found['us']:.0f}" if stock else ""
-                lines.append(f"| {way} ({found['kernels']}) | {found['models']} | {found['us']:.0f} | {ratio} |")
+                lines.append(
+                    f"| {way} ({found['kernels']}) | {found['models']} | {found['us']:.0f} | "
+                    f"{ratio} |"
+                )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="a file of measurements; what is there is kept")
     parser.add_argument("--ways", default="stock,triton,headwise", help="which to time")
     args = parser.parse_args()
     results, ways = Results(args.out), args.ways.split(",")
-    results.values |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
+    results.values |= {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "commit": commit(),
+    }
     for seeds in SEEDS:
         for way in ("headwise", "triton"):
             if way in ways:

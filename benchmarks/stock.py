@@ -1,6 +1,8 @@
-"""The stock way: PyTorch's own modules, one model after another, as the rank paper's published code does it.
+"""The stock way: PyTorch's own modules, one model after another, as the rank paper's published code
+does it.
 
-Each layer averages `width` separate `nn.MultiheadAttention` modules in a Python loop; one optimiser a model.
+Each layer averages `width` separate `nn.MultiheadAttention` modules in a Python loop; one optimiser
+a model.
 """
 
 from __future__ import annotations
@@ -29,8 +31,13 @@ class StockLayer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         heads = shape.num_heads // shape.average
-        self.attention = nn.ModuleList(nn.MultiheadAttention(shape.dim, heads, batch_first=True) for _ in range(shape.average))
-        self.up, self.down = nn.Linear(shape.dim, shape.ffn_dim), nn.Linear(shape.ffn_dim, shape.dim)
+        self.attention = nn.ModuleList(
+            nn.MultiheadAttention(shape.dim, heads, batch_first=True) for _ in range(shape.average)
+        )
+        self.up, self.down = (
+            nn.Linear(shape.dim, shape.ffn_dim),
+            nn.Linear(shape.ffn_dim, shape.dim),
+        )
         self.norm1, self.norm2 = ScaledUnit(), ScaledUnit()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,12 +56,17 @@ class StockEncoder(nn.Sequential):
 
 
 def copy_into_stock(stock: StockEncoder, weights: dict[str, Tensor], shape: Shape) -> None:
-    """Give the stock model the weights of a headwise encoder (its state_dict), so that both compute the same function."""
+    """Give the stock model the weights of a headwise encoder (its state_dict), so that both compute
+    the same function."""
     D, W = shape.dim, shape.average
     with torch.no_grad():
         for i, layer in enumerate(stock):
             assert isinstance(layer, StockLayer)
-            w = {name.removeprefix(f"blocks.{i}."): t for name, t in weights.items() if name.startswith(f"blocks.{i}.")}
+            w = {
+                name.removeprefix(f"blocks.{i}."): t
+                for name, t in weights.items()
+                if name.startswith(f"blocks.{i}.")
+            }
             qkv = w["attention.qkv.weight"].view(3, W, D, D)
             bias = w["attention.qkv.bias"].view(3, W, D)
             out = w["attention.out.weight"].view(D, W, D)

@@ -13,7 +13,8 @@ import headwise
 ROOT = Path(headwise.__file__).parent
 TRAINING = {"torch", "numpy", "safetensors"}
 
-# In the order of the flow: a module may import only what stands above it, and of that only what is listed.
+# In the order of the flow: a module may import only what stands above it, and of that only what is
+# listed.
 ALLOWED: dict[str, set[str]] = {
     "headwise": set(),
     "shape": set(),
@@ -35,14 +36,46 @@ ALLOWED: dict[str, set[str]] = {
     "fused": {"shape", "kernels"},
     "trunk": {"shape", "kernels", "fused"},
     "stack": {"shape", "kernels", "models", "runs", "fused", "trunk"},
-    "engine": {"headwise", "shape", "files", "progress", "models", "runs", "fused", "trunk", "stack"},
+    "engine": {
+        "headwise",
+        "shape",
+        "files",
+        "progress",
+        "models",
+        "runs",
+        "fused",
+        "trunk",
+        "stack",
+    },
     "tokens": {"shape", "files", "tasks", "runs"},
     "ranks": {"shape", "models"},
     "optimise": {"shape", "ranks", "kernels"},
     "language": {"shape", "tokens", "optimise"},
-    "pretrain": {"shape", "files", "progress", "models", "runs", "stack", "engine", "tokens", "ranks", "optimise", "language"},
+    "pretrain": {
+        "shape",
+        "files",
+        "progress",
+        "models",
+        "runs",
+        "stack",
+        "engine",
+        "tokens",
+        "ranks",
+        "optimise",
+        "language",
+    },
     "store": {"shape", "files", "runs"},
-    "experiments": {"shape", "files", "policies", "stats", "models", "tasks", "theory", "runs", "language"},
+    "experiments": {
+        "shape",
+        "files",
+        "policies",
+        "stats",
+        "models",
+        "tasks",
+        "theory",
+        "runs",
+        "language",
+    },
     "sweep": {"shape", "files", "progress", "runs", "engine", "language", "pretrain", "store"},
     "figures": set(),
     "report": {"headwise", "shape", "files", "progress", "store", "experiments", "figures"},
@@ -70,7 +103,9 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "integrations": {"shape", "backends", "attention"},
 }
-LATE = {("shape", "families")}  # inside a function, against the flow: a shape that reads a public config
+LATE = {
+    ("shape", "families")
+}  # inside a function, against the flow: a shape that reads a public config
 FOR_GPUS = {
     "adamw",
     "heads",
@@ -117,13 +152,23 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 def imports(source: str) -> list[tuple[str, bool]]:
-    """Every (name, at module level); a name is dotted, and what comes from `headwise` itself is resolved to its module."""
+    """Every (name, at module level); a name is dotted, and what comes from `headwise` itself is
+    resolved to its module."""
     tree = ast.parse(source)
     typing_only = [
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
     ]
     skipped = {id(inner) for node in typing_only for inner in ast.walk(node)}
-    inside = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for inner in ast.walk(node)}
+    inside = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+    }
     found: list[tuple[str, bool]] = []
     for node in ast.walk(tree):
         if id(node) in skipped:
@@ -135,12 +180,18 @@ def imports(source: str) -> list[tuple[str, bool]]:
             assert node.level == 0, "relative imports hide where a name comes from"
             assert node.module is not None
             if node.module == "headwise":
-                names = [f"headwise.{a.name}" if a.name in ALLOWED else "headwise.headwise" for a in node.names]
+                names = [
+                    f"headwise.{a.name}" if a.name in ALLOWED else "headwise.headwise"
+                    for a in node.names
+                ]
             elif node.module == "headwise.kernels":
                 names = [f"headwise.kernels.{a.name}" for a in node.names]
             else:
                 names = [node.module]
-        found += [("headwise.headwise" if name == "headwise" else name, id(node) not in inside) for name in names]
+        found += [
+            ("headwise.headwise" if name == "headwise" else name, id(node) not in inside)
+            for name in names
+        ]
     return found
 
 
@@ -156,7 +207,12 @@ def faults(module: str, source: str, file: str = "") -> list[str]:
             late = (module, other) in LATE and not top
             if other != module and other not in ALLOWED[module] and not late:
                 wrong.append(f"{module} imports {other}")
-            if top and not for_gpus and other == "kernels" and FOR_GPUS.intersection(name.split(".")[2:3]):
+            if (
+                top
+                and not for_gpus
+                and other == "kernels"
+                and FOR_GPUS.intersection(name.split(".")[2:3])
+            ):
                 wrong.append(f"{module} imports {name} at start-up, which needs triton")
         elif package in TRAINING:
             if top and module in STANDARD_ONLY:
@@ -188,14 +244,22 @@ def test_a_module_imports_only_what_it_may(path: Path) -> None:
 
 
 def test_the_kernels_for_gpus_are_these() -> None:
-    with_triton = {path.stem for path in FILES if any(name.partition(".")[0] == "triton" for name, _ in imports(path.read_text()))}
+    with_triton = {
+        path.stem
+        for path in FILES
+        if any(name.partition(".")[0] == "triton" for name, _ in imports(path.read_text()))
+    }
     assert with_triton == FOR_GPUS
 
 
 def test_nothing_is_allowed_that_is_not_used() -> None:
     used: dict[str, set[str]] = {module: set() for module in ALLOWED}
     for path in FILES:
-        used[family(path)] |= {name.split(".")[1] for name, _ in imports(path.read_text()) if name.startswith("headwise.")}
+        used[family(path)] |= {
+            name.split(".")[1]
+            for name, _ in imports(path.read_text())
+            if name.startswith("headwise.")
+        }
     for module, allowed in ALLOWED.items():
         assert allowed <= used[module], f"{module} no longer needs {allowed - used[module]}"
 
@@ -208,28 +272,28 @@ def test_nothing_is_allowed_that_is_not_used() -> None:
         ("figures", "def f():\n    import torch"),
         ("figures", "import matplotlib"),
         ("shape", "import numpy as np"),
-        ("shape", "from headwise.families import read_config"),
-        ("shape", "def f():\n    from headwise.models import build"),
+        ("shape", "from headwise.configs import read_config"),
+        ("shape", "def f():\n    from headwise.model.transformer import build"),
         ("stats", "from headwise import store"),
-        ("engine", "from headwise.sweep import sweep"),
+        ("engine", "from headwise.execute.sweep import sweep"),
         ("engine", "import pandas"),
         ("engine", "def f():\n    import duckdb"),
         ("store", "import duckdb"),
-        ("store", "from headwise.engine import train"),
+        ("store", "from headwise.training.engine import train"),
         ("experiments", "from headwise.store import Store"),
-        ("tasks", "from headwise.models import build"),
+        ("tasks", "from headwise.model.transformer import build"),
         ("tasks", "from PIL import Image"),
         ("tasks", "def f():\n    import torchvision"),
         ("tasks", "from datasets import load_dataset"),
         ("tokens", "from tokenizers import Tokenizer"),
-        ("engine", "from headwise.pretrain import pretrain"),
-        ("tasks", "from headwise.kernels.points import farthest"),
+        ("engine", "from headwise.lm.trainer import pretrain"),
+        ("tasks", "from headwise.kernels.farthest_data_triton import farthest"),
         ("stack", "from headwise.kernels import has_triton, layer as K"),
         ("stack", "def f():\n    import triton"),
         ("kernels", "import triton.language as tl"),
         ("kernels", "from headwise.kernels import heads"),
-        ("backends", "def f():\n    from headwise.fused import refusal"),
-        ("cli", "from headwise.report import write_report\nimport torch"),
+        ("backends", "def f():\n    from headwise.training.fused_encoder import refusal"),
+        ("cli", "from headwise.show.report import write_report\nimport torch"),
         ("models", "if True:\n    import rich"),
         ("stats", "class A:\n    import torch"),
         ("integrations", "import transformers"),
@@ -244,9 +308,31 @@ def test_a_planted_fault_is_found(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source", "file"),
     [
-        ("kernels", "import triton.language as tl\nfrom headwise.kernels.heads import inner", "layer"),
-        ("fused", "def f():\n    from headwise.kernels import heads\n    from headwise.kernels import layer as K", "fused"),
-        ("tasks", "from headwise.kernels import has_triton\ndef f():\n    from headwise.kernels.points import farthest", "neighbors"),
+        (
+            "kernels",
+            (
+                "import triton.language as tl\nfrom headwise.kernels.attention_short_triton import "
+                "inner"
+            ),
+            "layer",
+        ),
+        (
+            "fused",
+            (
+                "def f():\n    from headwise.kernels import heads\n    from headwise.kernels "
+                "import "
+                "layer as K"
+            ),
+            "fused",
+        ),
+        (
+            "tasks",
+            (
+                "from headwise.kernels import has_triton\ndef f():\n    from "
+                "headwise.kernels.farthest_data_triton import farthest"
+            ),
+            "neighbors",
+        ),
     ],
 )
 def test_what_is_right_passes(module: str, source: str, file: str) -> None:
@@ -255,15 +341,32 @@ def test_what_is_right_passes(module: str, source: str, file: str) -> None:
 
 def test_the_command_line_starts_with_the_standard_library_and_shape() -> None:
     sources = [path.read_text() for path in (ROOT / "cli").glob("*.py")]
-    names = {name for source in sources for name, top in imports(source) if top and name.partition(".")[0] not in sys.stdlib_module_names}
+    names = {
+        name
+        for source in sources
+        for name, top in imports(source)
+        if top and name.partition(".")[0] not in sys.stdlib_module_names
+    }
     assert {name for name in names if not name.startswith("headwise.cli")} == {"headwise.shape"}
 
 
 # ---- public names
 
 PUBLIC = [
-    "Attention", "Decoder", "Encoder", "Farthest", "Nearest", "Recipe", "Run", "Shape", "Store", "UsageError", "attend", "explain", "train",
-]  # fmt: skip
+    "Attention",
+    "Decoder",
+    "Encoder",
+    "Farthest",
+    "Nearest",
+    "Recipe",
+    "Run",
+    "Shape",
+    "Store",
+    "UsageError",
+    "attend",
+    "explain",
+    "train",
+]
 
 
 def test_the_public_names_are_these() -> None:
@@ -287,7 +390,10 @@ def test_other_names_are_refused() -> None:
 
 
 def test_importing_the_package_costs_nothing() -> None:
-    code = "import sys; before = set(sys.modules); import headwise; print(*sorted(set(sys.modules) - before))"
+    code = (
+        "import sys; before = set(sys.modules); import headwise; print(*sorted(set(sys.modules) - "
+        "before))"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {name.partition(".")[0] for name in told.stdout.split()} - sys.stdlib_module_names
     assert heavy == {"headwise"}

@@ -39,13 +39,22 @@ def test_every_path_of_the_tree_exists_and_has_a_clause() -> None:
 
 
 def test_every_module_is_in_the_tree() -> None:
-    there = {str(p.relative_to(ROOT)) for folder in ("headwise", "benchmarks") for p in (ROOT / folder).rglob("*.py")}
+    there = {
+        str(p.relative_to(ROOT))
+        for folder in ("headwise", "benchmarks")
+        for p in (ROOT / folder).rglob("*.py")
+    }
     quiet = {p for p in there if p.endswith(("__init__.py", "__main__.py"))}
     assert there - quiet <= set(tree()), there - quiet - set(tree())
 
 
 def test_every_command_of_the_readme_parses() -> None:
-    lines = [line.partition("#")[0].strip() for kind, text in BLOCKS if not kind for line in text.splitlines()]
+    lines = [
+        line.partition("#")[0].strip()
+        for kind, text in BLOCKS
+        if not kind
+        for line in text.splitlines()
+    ]
     commands = [line for line in lines if line.startswith("headwise ")]
     assert {shlex.split(c)[1] for c in commands} == set(COMMANDS)
     for command in commands:
@@ -74,7 +83,13 @@ def test_the_model_of_the_readme_runs() -> None:
 
 
 def test_nanochats_command_of_the_readme_parses() -> None:
-    lines = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("python -m headwise.integrations")]
+    lines = [
+        line
+        for kind, text in BLOCKS
+        if not kind
+        for line in text.splitlines()
+        if line.startswith("python -m headwise.integrations")
+    ]
     words = shlex.split(lines[0])
     assert words[2] == "headwise.integrations.nanochat"
     assert _nanochat_parser().parse_args(words[3 : words.index("--")]).head_dim == 448

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerance import KEPT_BYTES, examples, seeded
+from support.tolerance import KEPT_BYTES, examples, seeded
 from torch.utils.flop_counter import FlopCounterMode
 
-from headwise.attention import mask_of
-from headwise.backends import explain
-from headwise.models import build, paper_shape
-from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, QK_NORMS, Shape, UsageError, nearest
+from headwise.errors import UsageError, nearest
+from headwise.model.attention import mask_of
+from headwise.model.backends import explain
+from headwise.model.transformer import build, paper_shape
+from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, QK_NORMS, Shape
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 SHAPES = 200  # of each family
@@ -81,43 +82,86 @@ def read(rng):
 
 def read_out(rng):
     """One map at the end, of tokens that have positions or none."""
-    return {"output_dim": rng.choice((1, 3, 53, 101, 211)), "positions": rng.choice(("none", "additive")), "num_positions": 13}
+    return {
+        "output_dim": rng.choice((1, 3, 53, 101, 211)),
+        "positions": rng.choice(("none", "additive")),
+        "num_positions": 13,
+    }
 
 
 def placed(rng):
-    return rng.choice(({}, {"positions": "additive"}, {"positions": "concatenated", "position_dim": 3})) | {"num_positions": 13}
+    return rng.choice(
+        ({}, {"positions": "additive"}, {"positions": "concatenated", "position_dim": 3})
+    ) | {"num_positions": 13}
 
 
 def averaged(rng, fields):
     """Now and then some of the heads form separate modules whose outputs are averaged."""
-    return fields | {"average": rng.choice([n for n in (1, 2, 3, 5) if fields["num_heads"] % n == 0])}
+    return fields | {
+        "average": rng.choice([n for n in (1, 2, 3, 5) if fields["num_heads"] % n == 0])
+    }
 
 
 def paper(rng):
-    dim, positions = rng.choice((8, 12, 20)), rng.choice(("none", "additive", "concatenated", "room"))
+    dim, positions = (
+        rng.choice((8, 12, 20)),
+        rng.choice(("none", "additive", "concatenated", "room")),
+    )
     wide = dim + (64 if positions in ("concatenated", "room") else 0)
     rank = rng.choice([r for r in range(1, wide + 1) if wide % r == 0])
-    return paper_shape(dim, rng.randint(1, 3), rank, rng.choice((1, 2, 3)), rng.choice(PRIMES), positions, rng.choice(PRIMES))
+    return paper_shape(
+        dim,
+        rng.randint(1, 3),
+        rank,
+        rng.choice((1, 2, 3)),
+        rng.choice(PRIMES),
+        positions,
+        rng.choice(PRIMES),
+    )
 
 
 FAMILIES = {
     "paper": paper,
-    "encoder": lambda rng: Shape(**stack(rng), **averaged(rng, heads(rng)), **(tokens_in(rng) if flip(rng) else {})),
+    "encoder": lambda rng: Shape(
+        **stack(rng), **averaged(rng, heads(rng)), **(tokens_in(rng) if flip(rng) else {})
+    ),
     "decoder": lambda rng: Shape(**stack(rng), **heads(rng), **tokens_in(rng), causal=True),
     "latent": lambda rng: Shape(**stack(rng), **latent(rng), **tokens_in(rng), causal=True),
-    "latent queries": lambda rng: Shape(**stack(rng), **latent(rng), q_lora_rank=rng.choice(PRIMES), causal=flip(rng)),
+    "latent queries": lambda rng: Shape(
+        **stack(rng), **latent(rng), q_lora_rank=rng.choice(PRIMES), causal=flip(rng)
+    ),
     "windows": lambda rng: (
-        lambda s: Shape(**s, **heads(rng), causal=flip(rng), windows=tuple(rng.choice((0, 1, 3, 7)) for _ in range(s["depth"])))
+        lambda s: Shape(
+            **s,
+            **heads(rng),
+            causal=flip(rng),
+            windows=tuple(rng.choice((0, 1, 3, 7)) for _ in range(s["depth"])),
+        )
     )(stack(rng)),
     "additive": lambda rng: Shape(
-        **stack(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), positions="additive", num_positions=rng.choice(PRIMES)
+        **stack(rng),
+        **heads(rng),
+        **tokens_in(rng),
+        causal=flip(rng),
+        positions="additive",
+        num_positions=rng.choice(PRIMES),
     ),
     "concatenated": lambda rng: Shape(
-        **stack(rng), **heads(rng), positions="concatenated", num_positions=rng.choice(PRIMES), position_dim=rng.choice((1, 3, 7))
+        **stack(rng),
+        **heads(rng),
+        positions="concatenated",
+        num_positions=rng.choice(PRIMES),
+        position_dim=rng.choice((1, 3, 7)),
     ),
-    "room": lambda rng: Shape(**stack(rng), **heads(rng), positions="room", position_dim=rng.choice((1, 3, 7))),
-    "token classifier": lambda rng: Shape(**stack(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), **read_out(rng)),
-    "read in and out": lambda rng: Shape(**stack(rng), **heads(rng), causal=flip(rng), **read(rng), **placed(rng)),
+    "room": lambda rng: Shape(
+        **stack(rng), **heads(rng), positions="room", position_dim=rng.choice((1, 3, 7))
+    ),
+    "token classifier": lambda rng: Shape(
+        **stack(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), **read_out(rng)
+    ),
+    "read in and out": lambda rng: Shape(
+        **stack(rng), **heads(rng), causal=flip(rng), **read(rng), **placed(rng)
+    ),
 }
 
 
@@ -137,7 +181,9 @@ def numbers(*modules):
 
 def real_table(model):
     """Parameters of the module by part, named as in `Shape.param_table`."""
-    norms = [m for b in model.blocks for m in (b.norm1, b.norm2, b.after1, b.after2)] + [model.final_norm]
+    norms = [m for b in model.blocks for m in (b.norm1, b.norm2, b.after1, b.after2)] + [
+        model.final_norm
+    ]
     table = {
         "embedding": 0 if model.embedding is None else model.embedding.numel(),
         "positions": 0 if model.positions is None else model.positions.numel(),
@@ -194,12 +240,27 @@ def test_params_of_the_rank_paper(depth, width, params):
 
 def gpt2(depth, num_heads, head_dim):
     return Shape(
-        dim=768, depth=depth, num_heads=num_heads, head_dim=head_dim, ffn_dim=3072, activation="gelu", norm="layer", norm_at="pre",
-        qkv_bias=True, out_bias=True, ffn_bias=True, causal=True, vocab_size=4096, positions="additive", num_positions=1024,
-    )  # fmt: skip
+        dim=768,
+        depth=depth,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        ffn_dim=3072,
+        activation="gelu",
+        norm="layer",
+        norm_at="pre",
+        qkv_bias=True,
+        out_bias=True,
+        ffn_bias=True,
+        causal=True,
+        vocab_size=4096,
+        positions="additive",
+        num_positions=1024,
+    )
 
 
-@pytest.mark.parametrize(("sizes", "millions"), [((12, 12, 64), 88.99), ((4, 16, 48), 32.29), ((4, 16, 64), 35.43)])
+@pytest.mark.parametrize(
+    ("sizes", "millions"), [((12, 12, 64), 88.99), ((4, 16, 48), 32.29), ((4, 16, 64), 35.43)]
+)
 def test_params_of_gpt2_for_tinystories(sizes, millions):
     assert round(gpt2(*sizes).params / 1e6, 2) == millions
 
@@ -207,22 +268,45 @@ def test_params_of_gpt2_for_tinystories(sizes, millions):
 def test_params_in_closed_form():
     """One decoder layer written out by hand."""
     shape = Shape(
-        dim=11, depth=1, num_heads=6, num_kv_heads=3, head_dim=4, v_head_dim=5, ffn_dim=13, activation="swiglu", norm="rms",
-        qk_norm="head", qkv_bias=True, out_bias=True, causal=True, vocab_size=17, tied=False,
-    )  # fmt: skip
+        dim=11,
+        depth=1,
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=4,
+        v_head_dim=5,
+        ffn_dim=13,
+        activation="swiglu",
+        norm="rms",
+        qk_norm="head",
+        qkv_bias=True,
+        out_bias=True,
+        causal=True,
+        vocab_size=17,
+        tied=False,
+    )
     attention = 11 * (6 * 4 + 3 * 4 + 3 * 5) + (6 * 4 + 3 * 4 + 3 * 5) + 6 * 5 * 11 + 11 + 2 * 4
     assert shape.param_table() == {
-        "embedding": 17 * 11, "attention": attention, "feed-forward": 3 * 11 * 13, "norms": 3 * 11, "head": 17 * 11,
-    }  # fmt: skip
+        "embedding": 17 * 11,
+        "attention": attention,
+        "feed-forward": 3 * 11 * 13,
+        "norms": 3 * 11,
+        "head": 17 * 11,
+    }
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_classifier_of_tokens_has_a_read_out_and_no_head(tied):
-    shape = Shape(dim=11, depth=1, num_heads=2, head_dim=3, ffn_dim=13, vocab_size=17, tied=tied, output_dim=5)
+    shape = Shape(
+        dim=11, depth=1, num_heads=2, head_dim=3, ffn_dim=13, vocab_size=17, tied=tied, output_dim=5
+    )
     assert (shape.in_dim, shape.out_dim) == (11, 5)
     assert shape.param_table() == {
-        "embedding": 17 * 11, "attention": 4 * 11 * 6, "feed-forward": 2 * 11 * 13, "norms": 3 * 11, "read-out": 12 * 5,
-    }  # fmt: skip
+        "embedding": 17 * 11,
+        "attention": 4 * 11 * 6,
+        "feed-forward": 2 * 11 * 13,
+        "norms": 3 * 11,
+        "read-out": 12 * 5,
+    }
     tokens = shape.replace(output_dim=0)
     assert tokens.out_dim == 17
     assert tokens.flops(7) - shape.flops(7) == 2 * 7 * 11 * (17 - 5)
@@ -230,7 +314,9 @@ def test_a_classifier_of_tokens_has_a_read_out_and_no_head(tied):
 
 
 def test_extras_are_counted_and_not_built():
-    shape = Shape(dim=6, depth=1, num_heads=2, vocab_size=5, extras=(("pooler", 42), ("embedding", 12)))
+    shape = Shape(
+        dim=6, depth=1, num_heads=2, vocab_size=5, extras=(("pooler", 42), ("embedding", 12))
+    )
     plain = shape.replace(extras=())
     assert shape.params == plain.params + 54
     assert shape.param_table()["pooler"] == 42
@@ -259,7 +345,8 @@ def filled(shape, models=None):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flops_equal_the_flop_counter(family):
-    """Every product is counted when each token sees all: keep=True writes the scores out as matrix products."""
+    """Every product is counted when each token sees all: keep=True writes the scores out as matrix
+    products."""
     for shape in shapes(family, 20):
         shape = shape.replace(causal=False, windows=(0,))
         tokens = min(7, shape.num_positions or 7)
@@ -274,7 +361,10 @@ def test_flops_equal_the_flop_counter(family):
 def test_pairs_equal_the_mask(tokens, window, causal):
     mask = mask_of(tokens, tokens, causal, window)
     expected = tokens**2 if mask is None else int(mask.sum())
-    assert Shape(dim=4, depth=1, num_heads=2, causal=causal, windows=(window,)).pairs(tokens) == expected
+    assert (
+        Shape(dim=4, depth=1, num_heads=2, causal=causal, windows=(window,)).pairs(tokens)
+        == expected
+    )
 
 
 @examples(100)
@@ -286,7 +376,9 @@ def test_masks_save_exactly_the_pairs_they_hide(tokens, windows, causal):
     for layer in range(5):
         mask = mask_of(tokens, tokens, causal, windows[layer % len(windows)])
         hidden += 0 if mask is None else int((~mask).sum())
-    assert full.flops(tokens, batch=2) - masked.flops(tokens, batch=2) == 2 * 2 * 6 * (3 + 7) * hidden
+    assert (
+        full.flops(tokens, batch=2) - masked.flops(tokens, batch=2) == 2 * 2 * 6 * (3 + 7) * hidden
+    )
 
 
 # ---- the key/value cache
@@ -294,17 +386,24 @@ def test_masks_save_exactly_the_pairs_they_hide(tokens, windows, causal):
 
 def test_what_a_shape_costs_is_computed_and_not_counted():
     """Layers beyond number: nothing walks over them."""
-    one, many = (Shape(dim=10**20, depth=depth, num_heads=1, windows=(0, 3, 5), causal=True) for depth in (3, 3 * 10**11))
+    one, many = (
+        Shape(dim=10**20, depth=depth, num_heads=1, windows=(0, 3, 5), causal=True)
+        for depth in (3, 3 * 10**11)
+    )
     assert many.kv_bytes(7) == 10**11 * one.kv_bytes(7)
     assert many.flops(7) == 10**11 * one.flops(7)
     odd = one.replace(depth=5)
-    assert odd.kv_bytes(7) == sum(one.replace(depth=1, windows=(w,)).kv_bytes(7) for w in (0, 3, 5, 0, 3))
+    assert odd.kv_bytes(7) == sum(
+        one.replace(depth=1, windows=(w,)).kv_bytes(7) for w in (0, 3, 5, 0, 3)
+    )
 
 
 def test_kv_bytes_equal_the_keys_and_values_made():
     for shape in shapes("decoder", 30):
         _, out = filled(shape)(small_input(shape, 3, 5), keep=True)
-        made = sum(out[f"layer {i}"][name].nbytes for i in range(shape.depth) for name in ("k", "v"))
+        made = sum(
+            out[f"layer {i}"][name].nbytes for i in range(shape.depth) for name in ("k", "v")
+        )
         assert shape.kv_bytes(5, batch=3, bytes_per=4) == made, shape
         assert shape.kv_bytes(5, batch=3) == made // 2
 
@@ -313,7 +412,9 @@ def test_kv_bytes_of_a_latent_are_what_both_keys_and_values_grow_from():
     for shape in shapes("latent", 30):
         model, made = filled(shape), []
         for block in model.blocks:
-            block.attention.kv_down.register_forward_hook(lambda module, given, y, made=made: made.append(y.nbytes))
+            block.attention.kv_down.register_forward_hook(
+                lambda module, given, y, made=made: made.append(y.nbytes)
+            )
         model(small_input(shape, 3, 5))
         assert shape.kv_bytes(5, batch=3, bytes_per=4) == sum(made), shape
         assert sum(made) == 4 * 3 * 5 * shape.depth * (shape.kv_lora_rank + shape.qk_rope_head_dim)
@@ -349,7 +450,11 @@ def kept_bytes(shape, batch, tokens, models=None):
         if shape.vocab_size:
             loss = F.cross_entropy(y.flatten(0, -2), x.flatten() % y.shape[-1])
         else:
-            seen = y if shape.input_dim or shape.output_dim else y[..., : shape.dim - shape.position_dim]
+            seen = (
+                y
+                if shape.input_dim or shape.output_dim
+                else y[..., : shape.dim - shape.position_dim]
+            )
             loss = (seen - torch.zeros_like(seen)).square().mean()
     total = sum(kept.values())
     loss.backward()
@@ -358,13 +463,18 @@ def kept_bytes(shape, batch, tokens, models=None):
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "paper"])
 def test_activation_bytes_equal_what_autograd_keeps(family):
-    """On the fused backend; averaged modules apart, where a single model keeps its scaled weights too."""
+    """On the fused backend; averaged modules apart, where a single model keeps its scaled weights
+    too."""
     for shape in shapes(family, 40):
-        shape = shape.replace(num_positions=67 if shape.num_positions else 0, average=1, windows=(0,))
+        shape = shape.replace(
+            num_positions=67 if shape.num_positions else 0, average=1, windows=(0,)
+        )
         for batch, tokens in ((2, 41), (1, 67)):
             assert explain(shape, tokens, batch=batch, device="cpu").backend == "flash"
             ratio = kept_bytes(shape, batch, tokens) / shape.activation_bytes(tokens, batch=batch)
-            assert abs(ratio - 1) < KEPT_BYTES, f"{ratio:.3f} of the formula at batch {batch}, tokens {tokens}: {shape}"
+            assert abs(ratio - 1) < KEPT_BYTES, (
+                f"{ratio:.3f} of the formula at batch {batch}, tokens {tokens}: {shape}"
+            )
 
 
 @pytest.mark.parametrize(("rank", "width", "depth"), [(64, 1, 1), (16, 8, 3), (4, 64, 1)])
@@ -375,7 +485,8 @@ def test_activation_bytes_of_stacked_paper_models(rank, width, depth):
 
 
 def test_activation_bytes_in_closed_form():
-    """One layer of the rank paper's encoder: input, q k v, output, log-sum-exp, norm, input, hidden, norm; the error."""
+    """One layer of the rank paper's encoder: input, q k v, output, log-sum-exp, norm, input,
+    hidden, norm; the error."""
     shape = paper_shape(64, 1, 16, 2, ffn_dim=101)
     per_token = 64 + 3 * 128 + 128 + 8 + 65 + 64 + 101 + 65 + 64
     assert shape.activation_bytes(37, batch=3) == 4 * 37 * 3 * per_token
@@ -399,12 +510,22 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"v_head_dim": 0}, ("v_head_dim must be at least 1", "got 0")),
         ({"num_kv_heads": 0}, ("num_kv_heads must be at least 1", "got 0")),
         ({"average": 0}, ("average must be at least 1", "got 0")),
-        ({"num_heads": 5}, ("head_dim must be given", "num_heads does not divide dim", "dim 12", "num_heads 5")),
-        ({"num_kv_heads": 4}, ("num_heads must be a multiple of num_kv_heads", "num_heads 6", "num_kv_heads 4")),
+        ({"num_heads": 5}, ("head_dim must be given", (
+            "num_heads does not divide dim"
+        ), "dim 12", "num_heads 5")),
+        ({"num_kv_heads": 4}, ((
+            "num_heads must be a multiple of num_kv_heads"
+        ), "num_heads 6", "num_kv_heads 4")),
         ({"average": 4}, ("num_heads must be a multiple of average", "num_heads 6", "average 4")),
-        ({"head_dim": 7, "qk_rope_head_dim": 7}, ("head_dim must be even for rotary positions", "got 7")),
-        ({"head_dim": 8, "qk_rope_head_dim": 3}, ("qk_rope_head_dim must be even for rotary positions", "got 3")),
-        ({"head_dim": 4, "qk_rope_head_dim": 6}, ("qk_rope_head_dim must not exceed head_dim", "6", "head_dim 4")),
+        ({"head_dim": 7, "qk_rope_head_dim": 7}, ((
+            "head_dim must be even for rotary positions"
+        ), "got 7")),
+        ({"head_dim": 8, "qk_rope_head_dim": 3}, ((
+            "qk_rope_head_dim must be even for rotary positions"
+        ), "got 3")),
+        ({"head_dim": 4, "qk_rope_head_dim": 6}, ((
+            "qk_rope_head_dim must not exceed head_dim"
+        ), "6", "head_dim 4")),
         *(
             ({name: -1}, (f"{name} must not be negative", "got -1"))
             for name in (
@@ -417,7 +538,9 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
             for name in ("dim", "depth", "num_heads", "head_dim", "num_kv_heads", "ffn_dim", "vocab_size", "input_dim", "output_dim")
             for bad in ("8", 8.0, True)
         ),
-        *(({name: 1}, (f"{name} must be true or false", "got 1")) for name in ("causal", "qkv_bias", "tied")),
+        *(({name: 1}, ((
+            f"{name} must be true or false"
+        ), "got 1")) for name in ("causal", "qkv_bias", "tied")),
         *(
             ({name: bad}, (f"{name} must be a positive number", f"got {bad!r}"))
             for name in ("rope_theta", "logit_scale")
@@ -426,10 +549,18 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"rope_theta": None}, ("rope_theta must be a positive number", "got None")),
         ({"max_logit": 4.0}, ("max_logit needs qk_norm", "qk_norm none")),
         ({"max_logit": 4.0, "qk_norm": "head", "logit_scale": 0.5}, ("max_logit", "replaces logit_scale", "0.5")),
-        ({"kv_lora_rank": 4, "num_kv_heads": 3}, ("num_kv_heads must equal num_heads 6", "kv_lora_rank 4", "got 3")),
-        ({"kv_lora_rank": 4, "qk_norm": "head"}, ("qk_norm must be none or free", "kv_lora_rank 4", "got head")),
-        ({"vocab_size": 5, "input_dim": 3}, ("takes tokens or vectors", "vocab_size excludes input_dim", "vocab_size 5, input_dim 3")),
-        ({"vocab_size": 5, "input_dim": 3, "output_dim": 2}, ("vocab_size excludes input_dim", "vocab_size 5, input_dim 3")),
+        ({"kv_lora_rank": 4, "num_kv_heads": 3}, ((
+            "num_kv_heads must equal num_heads 6"
+        ), "kv_lora_rank 4", "got 3")),
+        ({"kv_lora_rank": 4, "qk_norm": "head"}, ((
+            "qk_norm must be none or free"
+        ), "kv_lora_rank 4", "got head")),
+        ({"vocab_size": 5, "input_dim": 3}, ("takes tokens or vectors", (
+            "vocab_size excludes input_dim"
+        ), "vocab_size 5, input_dim 3")),
+        ({"vocab_size": 5, "input_dim": 3, "output_dim": 2}, ((
+            "vocab_size excludes input_dim"
+        ), "vocab_size 5, input_dim 3")),
         ({"q_lora_rank": 4}, ("q_lora_rank needs kv_lora_rank above 0", "q_lora_rank 4")),
         ({"activation": "swigly"}, ("unknown activation 'swigly'", "did you mean swiglu", "relu2")),
         ({"norm": "rsm"}, ("unknown norm 'rsm'", "did you mean rms", "layer-nobias")),
@@ -437,17 +568,31 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"qk_norm": "heads"}, ("unknown qk_norm 'heads'", "did you mean head", "free")),
         ({"positions": "aditive"}, ("unknown positions 'aditive'", "did you mean additive", "concatenated")),
         ({"norm": 3}, ("unknown norm 3", "choices: layer")),
-        ({"positions": "additive"}, ("num_positions must be given for additive positions", "got 0")),
-        ({"positions": "concatenated", "num_positions": 4}, ("position_dim goes with concatenated", "position_dim 0")),
+        ({"positions": "additive"}, ((
+            "num_positions must be given for additive positions"
+        ), "got 0")),
+        ({"positions": "concatenated", "num_positions": 4}, ((
+            "position_dim goes with concatenated"
+        ), "position_dim 0")),
         (
             {"positions": "concatenated", "num_positions": 4, "position_dim": 2, "vocab_size": 7},
             ("concatenated positions go with vectors, not with tokens", "vocab_size 7"),
         ),
-        ({"position_dim": 4}, ("position_dim goes with concatenated", "position_dim 4", "positions none")),
-        ({"positions": "room"}, ("position_dim goes with concatenated positions and room", "position_dim 0", "positions room")),
-        ({"positions": "room", "position_dim": 2, "num_positions": 4}, ("num_positions must be 0 with room", "same at every place", "4")),
-        ({"positions": "concatenated", "num_positions": 4, "position_dim": 12}, ("position_dim must be below dim", "12")),
-        *(({"windows": bad}, ("windows must be 1 to depth (2)", repr(bad))) for bad in ((), (1, 2, 3), (-1,), ("4",), 4, None, (True,))),
+        ({"position_dim": 4}, ((
+            "position_dim goes with concatenated"
+        ), "position_dim 4", "positions none")),
+        ({"positions": "room"}, ((
+            "position_dim goes with concatenated positions and room"
+        ), "position_dim 0", "positions room")),
+        ({"positions": "room", "position_dim": 2, "num_positions": 4}, ((
+            "num_positions must be 0 with room"
+        ), "same at every place", "4")),
+        ({"positions": "concatenated", "num_positions": 4, "position_dim": 12}, ((
+            "position_dim must be below dim"
+        ), "12")),
+        *(({"windows": bad}, ((
+            "windows must be 1 to depth (2)"
+        ), repr(bad))) for bad in ((), (1, 2, 3), (-1,), ("4",), 4, None, (True,))),
         *(({"extras": bad}, ("extras must be pairs", repr(bad))) for bad in (5, (("a", -1),), (("a",),), ((1, 2),), "ab", None)),
     ],
 )  # fmt: skip
@@ -471,7 +616,10 @@ def test_costs_refuse_senseless_counts(cost, bad):
 
 
 def test_unknown_and_missing_keys():
-    with pytest.raises(UsageError, match=r"^unknown shape key 'num_head'; did you mean num_heads.*choices: .*vocab_size") as caught:
+    with pytest.raises(
+        UsageError,
+        match=r"^unknown shape key 'num_head'; did you mean num_heads.*choices: .*vocab_size",
+    ) as caught:
         Shape.of({**GOOD, "num_head": 3})
     assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match="unknown shape key 'heads'"):
@@ -482,7 +630,10 @@ def test_unknown_and_missing_keys():
 
 
 def test_nearest_names_come_first_and_all_are_listed():
-    assert nearest("beta", ("gamma", "beto", "alpha")) == "did you mean beto? choices: alpha, beto, gamma"
+    assert (
+        nearest("beta", ("gamma", "beto", "alpha"))
+        == "did you mean beto? choices: alpha, beto, gamma"
+    )
     assert nearest("zzz", ("gamma", "alpha")) == "choices: alpha, gamma"
 
 
@@ -504,8 +655,16 @@ def test_sizes_that_follow_from_others():
     assert (shape.head_dim, shape.v_head_dim, shape.num_kv_heads, shape.ffn_dim) == (2, 2, 6, 48)
     wide = Shape(dim=12, depth=1, num_heads=5, head_dim=7)  # heads times rank need not be dim
     assert (wide.v_head_dim, wide.num_kv_heads) == (7, 5)
-    assert Shape(**GOOD, windows=[3, 0], extras=[["a", 1]]) == Shape(**GOOD, windows=(3, 0), extras=(("a", 1),))
-    assert [Shape(dim=4, depth=5, num_heads=1, windows=(3, 0)).window(i) for i in range(5)] == [3, 0, 3, 0, 3]
+    assert Shape(**GOOD, windows=[3, 0], extras=[["a", 1]]) == Shape(
+        **GOOD, windows=(3, 0), extras=(("a", 1),)
+    )
+    assert [Shape(dim=4, depth=5, num_heads=1, windows=(3, 0)).window(i) for i in range(5)] == [
+        3,
+        0,
+        3,
+        0,
+        3,
+    ]
 
 
 def test_replace_changes_one_field_and_keeps_derived_sizes():
@@ -527,5 +686,8 @@ def test_a_shape_survives_json(family):
 def test_scale_of_the_scores():
     assert Shape(dim=9, depth=1, num_heads=1).scale == pytest.approx(1 / 3, rel=1e-15)
     assert Shape(dim=9, depth=1, num_heads=1, logit_scale=0.7).scale == 0.7
-    shapes_ = [Shape(dim=256, depth=1, num_heads=2, head_dim=r, qk_norm="free", max_logit=12.0) for r in (8, 32, 128)]
+    shapes_ = [
+        Shape(dim=256, depth=1, num_heads=2, head_dim=r, qk_norm="free", max_logit=12.0)
+        for r in (8, 32, 128)
+    ]
     assert [s.scale * s.head_dim for s in shapes_] == [12.0, 12.0, 12.0]

@@ -15,7 +15,9 @@ def t_distribution(t: float, freedom: float) -> float:
     """P(T <= t): the density itself, by Gauss and Legendre's rule."""
     nodes, weights = np.polynomial.legendre.leggauss(200)
     x = (nodes + 1) * t / 2
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi * freedom)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(
+        math.pi * freedom
+    )
     return 0.5 + scale * t / 2 * float(weights @ (1 + x * x / freedom) ** (-(freedom + 1) / 2))
 
 
@@ -40,7 +42,9 @@ def used(freedom: int) -> float:
 def test_the_integration_is_right_where_there_is_a_closed_form() -> None:
     for t in (0.3, 1.0, 5.0, 12.7):
         assert t_distribution(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
-        assert t_distribution(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12)
+        assert t_distribution(t, 2) == pytest.approx(
+            0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("freedom", [*range(1, 18), 19, 24, 29, 49, 99, 400])
@@ -49,7 +53,9 @@ def test_quantiles_are_exact_to_six_decimals(freedom: int) -> None:
 
 
 def test_known_values() -> None:
-    assert mean([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 4.30265273 / math.sqrt(3), 2 + 4.30265273 / math.sqrt(3), 3))
+    assert mean([1.0, 2.0, 3.0]) == pytest.approx(
+        (2.0, 2 - 4.30265273 / math.sqrt(3), 2 + 4.30265273 / math.sqrt(3), 3)
+    )
     assert mean([2.0, 4.0]) == pytest.approx((3.0, 3 - 12.7062047, 3 + 12.7062047, 2))
     assert mean([0.5] * 7) == (0.5, 0.5, 0.5, 7)
 
@@ -77,20 +83,35 @@ def test_the_interval_holds_the_truth_in_95_of_100_samples(n: int, seed: int) ->
     assert held / samples == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / samples))
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30), st.floats(-1e3, 1e3), st.floats(0.01, 100))
-def test_shifting_and_scaling_the_values_shifts_and_scales_the_interval(values: list[float], shift: float, scale: float) -> None:
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30),
+    st.floats(-1e3, 1e3),
+    st.floats(0.01, 100),
+)
+def test_shifting_and_scaling_the_values_shifts_and_scales_the_interval(
+    values: list[float], shift: float, scale: float
+) -> None:
     a, b = mean(values), mean([shift + scale * x for x in values])
     assert a.low is not None
     assert a.high is not None
     assert a.low <= a.mean <= a.high
     size = max(map(abs, values)) * scale + abs(shift) + 1
-    assert b[:3] == pytest.approx([shift + scale * v for v in (a.mean, a.low, a.high)], abs=1e-9 * size * 13)
+    assert b[:3] == pytest.approx(
+        [shift + scale * v for v in (a.mean, a.low, a.high)], abs=1e-9 * size * 13
+    )
     assert mean(values[::-1])[:3] == pytest.approx(a[:3], rel=1e-9, abs=1e-6)
 
 
 def test_rows_are_grouped_and_sorted_and_keep_their_order_within() -> None:
-    rows = [{"a": a, "b": b, "n": n} for n, (a, b) in enumerate([(2, "x"), (1, "y"), (2, "x"), (1, "x")])]
-    assert group(rows, "a", "b") == {(1, "x"): [rows[3]], (1, "y"): [rows[1]], (2, "x"): [rows[0], rows[2]]}
+    rows = [
+        {"a": a, "b": b, "n": n}
+        for n, (a, b) in enumerate([(2, "x"), (1, "y"), (2, "x"), (1, "x")])
+    ]
+    assert group(rows, "a", "b") == {
+        (1, "x"): [rows[3]],
+        (1, "y"): [rows[1]],
+        (2, "x"): [rows[0], rows[2]],
+    }
     assert list(group(rows, "a")) == [(1,), (2,)]
     assert group([], "a") == {}
 
@@ -147,7 +168,12 @@ def test_the_interval_of_a_rank_correlation_narrows_with_more_pairs_and_holds_it
     rng = np.random.default_rng(1)
     x = rng.normal(size=200)
     y = x + rng.normal(size=200)
-    few, many = rank_correlation(list(x[:20]), list(y[:20])), rank_correlation(list(x), list(y), draws=400)
+    few, many = (
+        rank_correlation(list(x[:20]), list(y[:20])),
+        rank_correlation(list(x), list(y), draws=400),
+    )
     assert many.high - many.low < few.high - few.low
     assert many.low < many.mean < many.high
-    assert rank_correlation(list(x), list(y), draws=50) == rank_correlation(list(x), list(y), draws=50), "the same draws again"
+    assert rank_correlation(list(x), list(y), draws=50) == rank_correlation(
+        list(x), list(y), draws=50
+    ), "the same draws again"

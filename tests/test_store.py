@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from headwise.errors import UsageError
 from headwise.files import append_line, read_lines, write_whole
-from headwise.models import paper_shape
-from headwise.runs import Recipe, Run
-from headwise.shape import UsageError
+from headwise.model.transformer import paper_shape
 from headwise.store import FORMAT, Store
 from headwise.tasks import Farthest
+from headwise.training.run import Recipe, Run
 
 
 def make(seed: int = 0) -> Run:
@@ -25,12 +25,22 @@ def make(seed: int = 0) -> Run:
 
 
 def row(name: str, at: int = 0, **more: Any) -> dict[str, Any]:
-    return {"id": name, "commit": "abc", "finished": f"2026-01-01T00:00:{at:02d}Z", "held_out": 0.5, **more}
+    return {
+        "id": name,
+        "commit": "abc",
+        "finished": f"2026-01-01T00:00:{at:02d}Z",
+        "held_out": 0.5,
+        **more,
+    }
 
 
 def parallel(code: str, *words: object) -> list[str]:
-    """What the lines of `code` print; it forks real processes itself, so that torch is imported once."""
-    head = "import json, os, random, signal, sys, time\nfrom pathlib import Path\nfrom headwise.store import Store\n"
+    """What the lines of `code` print; it forks real processes itself, so that torch is imported
+    once."""
+    head = (
+        "import json, os, random, signal, sys, time\nfrom pathlib import Path\nfrom "
+        "headwise.store import Store\n"
+    )
     head += "def start(work, *args):\n    pid = os.fork()\n    if pid:\n        return pid\n"
     head += "    try:\n        work(*args)\n        os._exit(0)\n    except BaseException as e:\n"
     head += "        print(repr(e), file=sys.stderr, flush=True)\n        os._exit(1)\n"
@@ -64,14 +74,22 @@ print(seen)
 def test_eight_processes_write_at_once_and_no_row_is_lost_or_torn(tmp_path: Path) -> None:
     parallel(EIGHT, tmp_path / "store")
     store = Store(tmp_path / "store")
-    lines = {p.parent.name: [json.loads(line) for line in p.read_text().splitlines()] for p in store.runs_path.glob("*/rows.jsonl")}
+    lines = {
+        p.parent.name: [json.loads(line) for line in p.read_text().splitlines()]
+        for p in store.runs_path.glob("*/rows.jsonl")
+    }
     assert {name: len(rows) for name, rows in lines.items() if name.startswith("own")} == {
         f"own{k}x{i}": 5 for k in range(8) for i in range(5)
     }
-    shared = [(r["who"], r["at"]) for name, rows in lines.items() if name.startswith("all") for r in rows]
+    shared = [
+        (r["who"], r["at"]) for name, rows in lines.items() if name.startswith("all") for r in rows
+    ]
     assert sorted(shared) == [(k, i) for k in range(8) for i in range(25)]
     for name, rows in lines.items():
-        assert all(r["id"] == name and r["curve"] == [r["who"] + r["at"] / 7] * len(r["curve"]) for r in rows)
+        assert all(
+            r["id"] == name and r["curve"] == [r["who"] + r["at"] / 7] * len(r["curve"])
+            for r in rows
+        )
         assert store.row(name) == rows[-1]
     assert len(store.rows()) == 43
 
@@ -109,7 +127,8 @@ print(torn)
 
 
 def test_a_writer_killed_at_random_moments_loses_no_complete_row(tmp_path: Path) -> None:
-    """Every row that a writer finished is found by the reader, whatever later writers left half-written."""
+    """Every row that a writer finished is found by the reader, whatever later writers left
+    half-written."""
     told = tmp_path / "told"
     parallel(KILLS, tmp_path / "store", told)
     found: set[tuple[str, int, int]] = set()
@@ -119,7 +138,9 @@ def test_a_writer_killed_at_random_moments_loses_no_complete_row(tmp_path: Path)
                 r = json.loads(line)
             except ValueError:
                 continue
-            assert r["text"] in [chr(97 + r["kill"] % 26) * size for size in (4_000_000, 3, 300_000)]
+            assert r["text"] in [
+                chr(97 + r["kill"] % 26) * size for size in (4_000_000, 3, 300_000)
+            ]
             found.add((r["id"], r["kill"], r["at"]))
     said = {tuple(json.loads(line)) for line in told.read_text().splitlines()}
     assert len(said) > 20
@@ -142,7 +163,9 @@ def test_a_torn_last_line_is_ignored_and_closed_off_by_the_next_row(tmp_path: Pa
     path.write_bytes(before + whole[: len(whole) // 2].encode())
     store.add(row("a", 3, k=3))
     assert store.row("a") == row("a", 3, k=3)
-    assert [json.loads(line)["k"] for line in path.read_text().splitlines() if line.endswith("}")] == [1, 3]
+    assert [
+        json.loads(line)["k"] for line in path.read_text().splitlines() if line.endswith("}")
+    ] == [1, 3]
 
 
 def test_a_row_whose_line_end_is_missing_counts_and_is_not_joined(tmp_path: Path) -> None:
@@ -159,7 +182,15 @@ def test_noise_in_a_file_spoils_itself_alone(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add(row("a", k=1))
     path = store.runs_path / "a" / "rows.jsonl"
-    for noise in (b"\x00" * 512, b"\xff\xfe\xfa", b"[1, 2]\n", b"null\n", b'"a"\n', json.dumps(row("b")).encode() + b"\n", b"\n\n"):
+    for noise in (
+        b"\x00" * 512,
+        b"\xff\xfe\xfa",
+        b"[1, 2]\n",
+        b"null\n",
+        b'"a"\n',
+        json.dumps(row("b")).encode() + b"\n",
+        b"\n\n",
+    ):
         with path.open("ab") as f:
             f.write(noise)
         assert store.row("a") == row("a", k=1), noise
@@ -239,7 +270,7 @@ def test_files_have_the_permissions_that_the_user_asked_for(tmp_path: Path) -> N
 # ---- claims
 
 CLAIM = """
-from headwise.runs import Run
+from headwise.training.run import Run
 store = Store(sys.argv[1])
 runs = [Run.of(spec) for spec in json.loads(sys.argv[2])]
 def work(me):
@@ -266,7 +297,7 @@ def test_a_run_is_claimed_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 HOLD = """
-from headwise.runs import Run
+from headwise.training.run import Run
 store = Store(sys.argv[1])
 with store.claim([Run.of(spec) for spec in json.loads(sys.argv[2])]) as mine:
     print(len(mine), flush=True)
@@ -278,7 +309,11 @@ with store.claim([Run.of(spec) for spec in json.loads(sys.argv[2])]) as mine:
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds runs 0 and 1 of a store."""
     code = "import json, sys, time\nfrom headwise.store import Store\n" + HOLD
-    process = subprocess.Popen([sys.executable, "-c", code, tmp_path / "store", specs(2)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "store", specs(2)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "2\n"
     yield process
@@ -297,7 +332,9 @@ def test_a_claim_is_freed_by_kill_9(tmp_path: Path, holder: subprocess.Popen[str
         assert mine == runs
 
 
-def test_a_finished_run_is_not_claimed_and_an_unfinished_one_says_what_it_is(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_claimed_and_an_unfinished_one_says_what_it_is(
+    tmp_path: Path,
+) -> None:
     store, runs = Store(tmp_path), [make(seed) for seed in range(3)]
     store.add(row(runs[1].id))
     with store.claim(runs) as mine:
@@ -315,21 +352,32 @@ def test_a_claim_sweeps_up_what_a_killed_writer_left(tmp_path: Path) -> None:
         (folder / ".checkpoint.safetensors.x8d_k2").write_bytes(b"half")
         (folder / "checkpoint.safetensors").write_bytes(b"whole")
     with store.claim([run]):
-        assert sorted(p.name for p in folder.iterdir()) == ["checkpoint.safetensors", "lock", "run.json"]
+        assert sorted(p.name for p in folder.iterdir()) == [
+            "checkpoint.safetensors",
+            "lock",
+            "run.json",
+        ]
 
 
 # ---- whose store it is
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else b"" for p in folder.rglob("*")}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else b""
+        for p in folder.rglob("*")
+    }
 
 
-@pytest.mark.parametrize("mark", ['{"format": 2}', '{"format": 99, "more": 1}', '{"format": "1"}', '{"format": null}'])
+@pytest.mark.parametrize(
+    "mark", ['{"format": 2}', '{"format": 99, "more": 1}', '{"format": "1"}', '{"format": null}']
+)
 def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
     (tmp_path / "headwise.json").write_text(mark)
     before = snapshot(tmp_path)
-    with pytest.raises(UsageError, match=rf"^store {tmp_path} has format .*, this headwise reads {FORMAT}: "):
+    with pytest.raises(
+        UsageError, match=rf"^store {tmp_path} has format .*, this headwise reads {FORMAT}: "
+    ):
         Store(tmp_path)
     assert snapshot(tmp_path) == before
 
@@ -337,21 +385,33 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, mar
 @pytest.mark.parametrize("mark", ["", "{", "[]", "{}", "7", "\x00"])
 def test_a_store_whose_mark_cannot_be_read_is_refused(tmp_path: Path, mark: str) -> None:
     (tmp_path / "headwise.json").write_text(mark)
-    with pytest.raises(UsageError, match=r"is not a headwise store: its headwise.json cannot be read$"):
+    with pytest.raises(
+        UsageError, match=r"is not a headwise store: its headwise.json cannot be read$"
+    ):
         Store(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", ".bashrc", "runs", ".headwise"])
 def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("precious")
-    with pytest.raises(UsageError, match=r"is not a headwise store: it has files but no headwise.json; name an empty or new folder$"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"is not a headwise store: it has files but no headwise.json; name an empty or new "
+            r"folder$"
+        ),
+    ):
         Store(tmp_path)
     assert snapshot(tmp_path) == {name: b"precious"}
 
 
 def test_a_file_is_refused_also_as_a_parent(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    for path in (tmp_path / "file", tmp_path / "file" / "store", tmp_path / "file" / "deep" / "store"):
+    for path in (
+        tmp_path / "file",
+        tmp_path / "file" / "store",
+        tmp_path / "file" / "deep" / "store",
+    ):
         with pytest.raises(UsageError, match=r"^a store is a folder, got .* is a file$"):
             Store(path)
 
@@ -363,7 +423,9 @@ def test_reading_makes_no_folder_and_writing_marks_it(tmp_path: Path) -> None:
     assert store.missing([make()]) == [make()]
     assert store.frame().empty
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError, match=r"^there is no store at .*; make one with: headwise run fig1 --store "):
+    with pytest.raises(
+        UsageError, match=r"^there is no store at .*; make one with: headwise run fig1 --store "
+    ):
         Store(tmp_path / "deep" / "store", create=False)
     assert list(tmp_path.iterdir()) == []
     store.open()
@@ -443,7 +505,10 @@ def test_experiments_come_back_and_the_last_word_counts(tmp_path: Path) -> None:
     store.note("fig2", {"ids": ["x"]})
     store.note("fig1", {"ids": []})
     store.note("fig1", {"ids": ["a", "b"], "command": "headwise run fig1 --set 'x=<é>'"})
-    assert store.experiments() == {"fig1": {"ids": ["a", "b"], "command": "headwise run fig1 --set 'x=<é>'"}, "fig2": {"ids": ["x"]}}
+    assert store.experiments() == {
+        "fig1": {"ids": ["a", "b"], "command": "headwise run fig1 --set 'x=<é>'"},
+        "fig2": {"ids": ["x"]},
+    }
 
 
 @pytest.fixture
@@ -451,7 +516,16 @@ def asked(tmp_path: Path) -> Store:
     """Rows with a torn line, an empty file, and a run that was made twice within a second."""
     store = Store(tmp_path / "it's [a] *store?")
     for name, error in (("a", 0.25), ("b", None), ("7", 0.5)):
-        store.add(row(name, 5, held_out=error, status="done" if error else "diverged", curve=[1.0, None, 2], held_out_curve=[[1, 0.5]]))
+        store.add(
+            row(
+                name,
+                5,
+                held_out=error,
+                status="done" if error else "diverged",
+                curve=[1.0, None, 2],
+                held_out_curve=[[1, 0.5]],
+            )
+        )
     store.add(row("a", 5, held_out=0.75, status="done", curve=[], held_out_curve=[], new=True))
     with (store.runs_path / "7" / "rows.jsonl").open("a") as f:
         f.write('{"id": "7", "finished": "2026-01-01T00:00:59Z", "held_out": 9')
@@ -466,7 +540,9 @@ def test_sql_sees_the_same_rows_the_latest_of_each_run(asked: Store) -> None:
     answer = asked.query("select id, held_out, status from rows order by id").fetchall()
     assert answer == [("7", 0.5, "done"), ("a", 0.75, "done"), ("b", None, "diverged")]
     assert answer == [(r["id"], r["held_out"], r["status"]) for r in asked.rows()]
-    assert asked.query("select count(*), avg(held_out) from rows where status = 'done'").fetchall() == [(2, 0.625)]
+    assert asked.query(
+        "select count(*), avg(held_out) from rows where status = 'done'"
+    ).fetchall() == [(2, 0.625)]
     assert asked.query("select id, finished, new from rows where new").fetchall()[0][0] == "a"
 
 

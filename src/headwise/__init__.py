@@ -1,0 +1,65 @@
+"""How many attention heads, of what rank, how deep? headwise measures the answer.
+
+The names below are the public interface; each is imported when it is first used, so that `import
+headwise` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attention",
+    "Decoder",
+    "Encoder",
+    "Farthest",
+    "Nearest",
+    "Recipe",
+    "Run",
+    "Shape",
+    "Store",
+    "UsageError",
+    "attend",
+    "explain",
+    "train",
+]
+
+_HOME = {
+    "Shape": "shape",
+    "UsageError": "errors",
+    "Attention": "model.attention",
+    "attend": "model.attention",
+    "explain": "model.backends",
+    "Encoder": "model.transformer",
+    "Decoder": "model.transformer",
+    "Farthest": "tasks",
+    "Nearest": "tasks",
+    "Recipe": "training.run",
+    "Run": "training.run",
+    "train": "training.engine",
+    "Store": "store",
+}
+
+if TYPE_CHECKING:
+    from headwise.errors import UsageError
+    from headwise.model.attention import Attention, attend
+    from headwise.model.backends import explain
+    from headwise.model.transformer import Decoder, Encoder
+    from headwise.shape import Shape
+    from headwise.store import Store
+    from headwise.tasks import Farthest, Nearest
+    from headwise.training.engine import train
+    from headwise.training.run import Recipe, Run
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"headwise.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

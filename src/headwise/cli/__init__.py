@@ -1,0 +1,83 @@
+"""The command line: `headwise run | theory | pretrain | list | report | draw | cost | policies |
+explain | infer`.
+
+argparse, because it is on every machine that has torch and because its errors can be one line.
+Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from headwise.cli import shapes, work
+from headwise.cli.arguments import parser
+from headwise.cli.output import first, say
+from headwise.errors import UsageError, nearest
+
+COMMANDS = {
+    "run": work.run,
+    "theory": work.theory,
+    "pretrain": work.pretrain,
+    "list": work.list_runs,
+    "report": work.report,
+    "draw": work.draw,
+    "cost": shapes.cost,
+    "policies": shapes.policies,
+    "explain": shapes.explain,
+    "infer": shapes.infer,
+}
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        raise UsageError(f"unknown command {words[0]!r}; {nearest(words[0], COMMANDS)}")
+    known = parser()
+    args = known.parse_args(words)
+    if args.version:
+        from headwise import __version__
+
+        print(f"headwise {__version__}")
+    elif args.command is None:
+        known.print_help()
+    else:
+        answer = COMMANDS[args.command](args, words)
+        if args.json:
+            print(json.dumps(answer))
+        return 1 if answer.get("failed") else 0
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            with contextlib.nullcontext() if first() else contextlib.redirect_stdout(io.StringIO()):
+                return _dispatch(words)
+        finally:
+            sys.stdout.flush()  # a reader that is gone shows here, not at exit
+    except UsageError as e:
+        say(f"headwise: error: {e}")
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        bar = "\n" if sys.stderr.isatty() else ""  # the progress bar's line is left first
+        say(f"{bar}headwise: stopped; the same command goes on where it was")
+        return 1
+    except (OSError, RuntimeError, MemoryError) as e:
+        if os.environ.get("HEADWISE_TRACEBACK"):
+            raise
+        who = "" if first() else f" in process {os.environ['RANK']}"
+        print(
+            f"headwise: error{who}: {' '.join(str(e).split())} (HEADWISE_TRACEBACK=1 shows where)",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 1

@@ -1,0 +1,33 @@
+"""What commands say: answers on standard output, the rest on standard error, one process speaking
+for all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+
+def first() -> bool:
+    """Whether this is the first, or the only one, of the processes that torchrun started: it speaks
+    for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str) -> None:
+    if first():
+        print(text, file=sys.stderr, flush=True)
+
+
+def print_table(table: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    words = [
+        i == 0 or any(row[i][:1].isalpha() and " " in row[i] for row in table[1:])
+        for i in range(len(widths))
+    ]  # prose stands left
+    for row in table:
+        cells = (
+            cell.ljust(w) if left else cell.rjust(w)
+            for cell, w, left in zip(row, widths, words, strict=True)
+        )
+        print("  ".join(cells).rstrip())

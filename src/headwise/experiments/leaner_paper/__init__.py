@@ -1,0 +1,1 @@
+"""What the leaner-transformers paper claims, one file each."""

@@ -1,0 +1,1 @@
+"""The rank paper's figures and statements, one file each."""

@@ -1,0 +1,174 @@
+"""The dimension sweep that the rank paper's code contains and the paper does not show: what does a
+head count cost as d grows?
+
+    headwise run dimension                   quick: d = 8, 16, 32, N=8, one layer, 36 models; 2 CPU cores, about 3 minutes
+    headwise run dimension --preset paper    d = 16, 64, 128, 256, N=16, two layers, width 8, 200,000 steps; one GPU, hours
+
+Nothing was published for it. Expected, quick, held out: one head a module (of two) 0.046, 0.066,
+0.103 at d = 8, 16, 32; two of half the rank 0.41, 0.45, 0.49; eight 0.59, 0.69, 0.74.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.errors import UsageError
+from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
+from headwise.model.transformer import paper_shape
+from headwise.stats import group
+from headwise.tasks import Farthest
+from headwise.training.run import Row, Run
+
+CAPTION = (
+    "Error on fresh data that no run has seen, mean over seeds with its 95 % interval, against "
+    "the rank of a head over the dimension. "
+    "Models of one dimension have the same number of parameters."
+)
+QUESTION = "Does cutting a layer into more heads cost more in higher dimension?"
+COLUMNS = (
+    ("protocol", "data"),
+    ("dim", "d"),
+    ("split", "heads a module"),
+    ("rank", "rank"),
+    ("heads", "heads"),
+    ("params", "parameters"),
+    ("held_out", "held-out error"),
+    ("n", "n"),
+    ("diverged", "diverged"),
+    ("zero", "predict zero"),
+    ("train_best", "paper's statistic"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Training):
+    """What the sweep varies and what it holds."""
+
+    dims: tuple[int, ...]
+    splits: tuple[int, ...]  # heads a module, each of rank dim / split
+    points: int
+    depth: int
+    width: int
+    lr: float
+
+    def __post_init__(self) -> None:
+        check_lists(self, ("dims", "splits"), ("protocols",))
+        for dim in self.dims:
+            for split in self.splits:
+                if dim % split:
+                    raise UsageError(
+                        f"splits must divide every dimension, got split {split} and dimension {dim}"
+                    )
+
+
+PRESETS = {
+    "quick": Settings(
+        dims=(8, 16, 32),
+        splits=(1, 2, 4, 8),
+        points=8,
+        ffn_dim=64,
+        depth=1,
+        width=2,
+        seeds=3,
+        steps=2500,
+        batch=32,
+        lr=0.02,
+        warmup=0.3,
+        schedule="cosine",
+        protocols=("stream",),
+        held_out=2048,
+        evals=5,
+    ),
+    "paper": Settings(
+        dims=(16, 64, 128, 256),
+        splits=(1, 2, 4, 8, 16),
+        points=16,
+        ffn_dim=2048,
+        depth=2,
+        width=8,
+        seeds=5,
+        steps=200_000,
+        batch=256,
+        lr=0.005,
+        warmup=0.05,
+        schedule="published",
+        protocols=("replay", "stream"),
+        precision="fp16",
+    ),
+}
+
+
+def runs(settings: Settings) -> list[Run]:
+    """Every model of the sweep, seeds innermost."""
+    s, out = settings, []
+    for protocol in s.protocols:
+        for dim in s.dims:
+            for split in s.splits:
+                shape = paper_shape(
+                    dim=dim,
+                    depth=s.depth,
+                    rank=dim // split,
+                    width=s.width,
+                    ffn_dim=s.ffn_dim,
+                    points=s.points,
+                )
+                out += [
+                    Run(shape, Farthest(dim, s.points), recipe_of(s, protocol=protocol), seed)
+                    for seed in range(s.seeds)
+                ]
+    return out
+
+
+def summary(rows: list[Row]) -> list[dict[str, Any]]:
+    """One point per (protocol, dimension, rank)."""
+    out = []
+    for (protocol, dim, rank), same in group(rows, "protocol", "dim", "head_dim").items():
+        first = same[0]
+        out.append(
+            {
+                "protocol": protocol,
+                "dim": dim,
+                "rank": rank,
+                "split": dim // rank,
+                "heads": first["num_heads"],
+                "params": first["params"],
+                **errors_of(same),
+            }
+        )
+    return out
+
+
+def headline(points: list[dict[str, Any]]) -> list[str]:
+    """One head against two, by dimension."""
+    lines = []
+    for (protocol, dim), same in group(points, "protocol", "dim").items():
+        by = {p["split"]: p["held_out"] for p in same}
+        if by.get(1) and by.get(2):
+            lines.append(
+                f"d={dim}, {protocol}, a module: one head {by[1]:.4f}, two heads {by[2]:.4f}, "
+                f"{by[2] / by[1]:.1f} times as large"
+            )
+    return lines
+
+
+def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A panel per protocol, a line per dimension, over the rank's share of it."""
+    panels, dims = [], sorted({p["dim"] for p in points})
+    for (protocol,), same in group(points, "protocol").items():
+        lines = []
+        for colour, dim in enumerate(dims):
+            line = [p for p in same if p["dim"] == dim and p["held_out"] is not None]
+            if line:
+                lines.append(
+                    solid(f"held out, d={dim}", colour, [p["rank"] / dim for p in line], line)
+                )
+        panels.append({"title": protocol, "lines": lines})
+    return {
+        "title": ("Farthest neighbour: error against rank by dimension"),
+        "x_label": "rank of a head / d",
+        "y_label": "squared error",
+        "reference": {"label": "predicting zero", "y": 1.0},
+        "panels": panels,
+        "columns": len(panels),
+    }

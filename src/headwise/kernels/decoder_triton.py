@@ -1,0 +1,558 @@
+"""The pre-norm block around the heads, for narrow models: x <- x + A(n(x)), x <- x + W_2 act(W_1
+n(x)), n a layer norm.
+
+As in `kernels.layer`, the model is in every grid and weights lie in flat rows, `model` numbers from
+one row to the next: matrices in the operands' type, norms and biases in float32. The residual x is
+float32, its normed copy h has the operands' type. Widths need not be powers of two: D numbers are
+padded to BD on the chip. The hidden layer never leaves the chip.
+
+Sums over tokens that give a gradient are cut into `SPLIT` pieces, each into its own copy of the
+flat rows, `copy` numbers apart.
+
+Axes: T tokens, C inner width of attention, D model width, F hidden width.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+EPS: tl.constexpr = tl.constexpr(1e-6)
+
+
+@triton.jit
+def _act(z, GELU: tl.constexpr):
+    if GELU:
+        return 0.5 * z * (1.0 + tl.erf(z * 0.7071067811865476))
+    else:
+        return tl.maximum(z, 0.0)
+
+
+@triton.jit
+def _slope(z, GELU: tl.constexpr):
+    if GELU:
+        return (
+            0.5 * (1.0 + tl.erf(z * 0.7071067811865476))
+            + z * tl.exp(-0.5 * z * z) * 0.3989422804014327
+        )
+    else:
+        return tl.where(z > 0.0, 1.0, 0.0)
+
+
+@triton.jit
+def _hat(x, some, D: tl.constexpr):
+    """(x - mean)/std of each row, zero in the padding, and 1/std."""
+    x = tl.where(some, x - (tl.sum(x, 1) / D)[:, None], 0.0)
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / D + EPS)
+    return x * inverse[:, None], inverse
+
+
+@triton.jit
+def _normed(x, gain, shift, h, wide, D: tl.constexpr):
+    """n(x), also written to h."""
+    some = wide[None, :]
+    hat, _ = _hat(x, some, D)
+    g = tl.load(gain, mask=wide, other=0.0)
+    s = tl.load(shift, mask=wide, other=0.0)
+    out = (hat * g[None, :] + s[None, :]).to(h.dtype.element_ty)
+    tl.store(h, out, mask=some)
+    return out
+
+
+@triton.jit
+def _hidden(up, up_bias, down, f, d, wide, F, D: tl.constexpr):
+    """Both matrices of the feed-forward and the first one's bias for some hidden units; zeros
+    beyond the last."""
+    there = f < F
+    w1 = tl.load(up + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
+    w2 = tl.load(down + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
+    return w1, w2, tl.load(up_bias + f, mask=there, other=0.0)
+
+
+@triton.jit
+def _through(hat, inverse, dh, gain, some, D: tl.constexpr):
+    """The gradient of a norm's input from that of its output."""
+    g = dh * gain[None, :]
+    g = g - (tl.sum(g, 1) / D)[:, None] - hat * (tl.sum(g * hat, 1) / D)[:, None]
+    return tl.where(some, g * inverse[:, None], 0.0)
+
+
+@triton.jit
+def project(
+    x,
+    gain,
+    shift,
+    w,
+    b,
+    h,
+    y,
+    T,
+    C,
+    model,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    IP: tl.constexpr,
+):
+    """h = n(x), y[T, C] = h w[C, D]^T + b."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    ht = _normed(
+        tl.load(x + at, mask=some, other=0.0),
+        gain + m * model + d,
+        shift + m * model + d,
+        h + at,
+        wide,
+        D,
+    )
+    for first in range(0, C, BC):
+        c = first + tl.arange(0, BC)
+        live = c < C
+        wt = tl.load(
+            w + m * model + c[:, None] * D + d[None, :],
+            mask=live[:, None] & wide[None, :],
+            other=0.0,
+        )
+        yt = (
+            tl.dot(ht, tl.trans(wt), input_precision=IP)
+            + tl.load(b + m * model + c, mask=live, other=0.0)[None, :]
+        )
+        tl.store(
+            y + (m * T + t)[:, None] * C + c[None, :], yt.to(y.dtype.element_ty), mask=live[None, :]
+        )
+
+
+@triton.jit
+def feed(
+    o,
+    out,
+    out_bias,
+    x,
+    gain,
+    shift,
+    up,
+    up_bias,
+    down,
+    down_bias,
+    x1,
+    h,
+    x2,
+    T,
+    C,
+    F,
+    model,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    BF: tl.constexpr,
+    GELU: tl.constexpr,
+    IP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """x1 = x + o out^T + bias, h = n(x1), x2 = x1 + act(h up^T + bias) down^T + bias."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    row = m * model
+    xt = (
+        tl.load(x + at, mask=some, other=0.0)
+        + tl.load(out_bias + row + d, mask=wide, other=0.0)[None, :]
+    )
+    for first in range(0, C, BC):
+        c = first + tl.arange(0, BC)
+        live = c < C
+        ot = tl.load(o + (m * T + t)[:, None] * C + c[None, :], mask=live[None, :], other=0.0)
+        wt = tl.load(
+            out + row + d[:, None] * C + c[None, :], mask=wide[:, None] & live[None, :], other=0.0
+        )
+        xt = tl.dot(ot, tl.trans(wt), xt, input_precision=IP)
+    tl.store(x1 + at, xt, mask=some)
+    ht = _normed(xt, gain + row + d, shift + row + d, h + at, wide, D)
+    xt += tl.load(down_bias + row + d, mask=wide, other=0.0)[None, :]
+    for first in tl.range(0, F, BF, num_stages=STAGES):
+        w1, w2, bias = _hidden(
+            up + row, up_bias + row, down + row, first + tl.arange(0, BF), d, wide, F, D
+        )
+        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + bias[None, :]
+        xt = tl.dot(_act(z, GELU).to(ht.dtype), tl.trans(w2), xt, input_precision=IP)
+    tl.store(x2 + at, xt, mask=some)
+
+
+@triton.jit
+def feed_back(
+    dx2,
+    x1,
+    h,
+    gain,
+    up,
+    up_bias,
+    down,
+    out,
+    dx1,
+    do,
+    parts,
+    T,
+    C,
+    F,
+    model,
+    slot,
+    slots,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    BF: tl.constexpr,
+    GELU: tl.constexpr,
+    IP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Through the feed-forward: dx1 from dx2, and do = dx1 out. Parts: sums of dh hat, dh, dx2 and
+    dx1 over the tile's tokens."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    row = m * model
+    g2 = tl.load(dx2 + at, mask=some, other=0.0)
+    ht = tl.load(h + at, mask=some, other=0.0)
+    gt = g2.to(ht.dtype)
+    dh = tl.zeros([BT, BD], tl.float32)
+    for first in tl.range(0, F, BF, num_stages=STAGES):
+        w1, w2, bias = _hidden(
+            up + row, up_bias + row, down + row, first + tl.arange(0, BF), d, wide, F, D
+        )
+        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + bias[None, :]
+        dz = tl.dot(gt, w2, input_precision=IP) * _slope(z, GELU)
+        dh = tl.dot(dz.to(ht.dtype), w1, dh, input_precision=IP)
+    hat, inverse = _hat(tl.load(x1 + at, mask=some, other=0.0), some, D)
+    g1 = g2 + _through(hat, inverse, dh, tl.load(gain + row + d, mask=wide, other=0.0), some, D)
+    tl.store(dx1 + at, g1, mask=some)
+    part = parts + ((m * slots + slot) * tl.num_programs(0) + tl.program_id(0)) * 6 * BD + d
+    tl.store(part, tl.sum(dh * hat, 0))
+    tl.store(part + BD, tl.sum(dh, 0))
+    tl.store(part + 2 * BD, tl.sum(g2, 0))
+    tl.store(part + 3 * BD, tl.sum(g1, 0))
+    g1 = g1.to(ht.dtype)
+    for first in range(0, C, BC):
+        c = first + tl.arange(0, BC)
+        live = c < C
+        wt = tl.load(
+            out + row + d[:, None] * C + c[None, :], mask=wide[:, None] & live[None, :], other=0.0
+        )
+        dot = tl.dot(g1, wt, input_precision=IP)
+        tl.store(
+            do + (m * T + t)[:, None] * C + c[None, :],
+            dot.to(do.dtype.element_ty),
+            mask=live[None, :],
+        )
+
+
+@triton.jit
+def project_back(
+    dy, w, x, gain, dx1, dx, parts, T, C, model, slot, slots,
+    D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, IP: tl.constexpr,
+):  # fmt: skip
+    """Through the projection and its norm: dx = dx1 + dn(dy w). Parts: sums of dh hat and dh."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    dh = tl.zeros([BT, BD], tl.float32)
+    for first in range(0, C, BC):
+        c = first + tl.arange(0, BC)
+        live = c < C
+        yt = tl.load(dy + (m * T + t)[:, None] * C + c[None, :], mask=live[None, :], other=0.0)
+        wt = tl.load(
+            w + m * model + c[:, None] * D + d[None, :],
+            mask=live[:, None] & wide[None, :],
+            other=0.0,
+        )
+        dh = tl.dot(yt, wt, dh, input_precision=IP)
+    hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
+    g = _through(hat, inverse, dh, tl.load(gain + m * model + d, mask=wide, other=0.0), some, D)
+    tl.store(dx + at, tl.load(dx1 + at, mask=some, other=0.0) + g, mask=some)
+    part = parts + ((m * slots + slot) * tl.num_programs(0) + tl.program_id(0)) * 6 * BD + d
+    tl.store(part + 4 * BD, tl.sum(dh * hat, 0))
+    tl.store(part + 5 * BD, tl.sum(dh, 0))
+
+
+@triton.jit
+def feed_weights(
+    h,
+    dx2,
+    up,
+    up_bias,
+    down,
+    d_up,
+    d_up_bias,
+    d_down,
+    T,
+    F,
+    model,
+    copy,
+    undo,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BT: tl.constexpr,
+    BF: tl.constexpr,
+    SPLIT: tl.constexpr,
+    GELU: tl.constexpr,
+    IP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Gradients of both matrices of the feed-forward and of the first one's bias, for a block of
+    hidden units and a piece of the tokens."""
+    m = tl.program_id(2).to(tl.int64)
+    piece = tl.program_id(1)
+    f = tl.program_id(0) * BF + tl.arange(0, BF)
+    d = tl.arange(0, BD)
+    wide = d < D
+    row = m * model
+    there = f < F
+    w1, w2, bias = _hidden(up + row, up_bias + row, down + row, f, d, wide, F, D)
+    grad1 = tl.zeros([BF, BD], tl.float32)
+    grad2 = tl.zeros([BF, BD], tl.float32)
+    grad_bias = tl.zeros([BF], tl.float32)
+    for tile in tl.range(piece, T // BT, SPLIT, num_stages=STAGES):
+        t = tile * BT + tl.arange(0, BT)
+        at = (m * T + t)[:, None] * D + d[None, :]
+        ht = tl.load(h + at, mask=wide[None, :], other=0.0)
+        gt = tl.load(dx2 + at, mask=wide[None, :], other=0.0).to(ht.dtype)
+        z = tl.dot(ht, tl.trans(w1), input_precision=IP) + bias[None, :]
+        dz = tl.dot(gt, w2, input_precision=IP) * _slope(z, GELU)
+        grad_bias += tl.sum(dz, 0)
+        grad1 = tl.dot(tl.trans(dz.to(ht.dtype)), ht, grad1, input_precision=IP)
+        grad2 = tl.dot(tl.trans(_act(z, GELU).to(ht.dtype)), gt, grad2, input_precision=IP)
+    to = piece.to(tl.int64) * copy + row
+    seen = there[:, None] & wide[None, :]
+    tl.store(d_up + to + f[:, None] * D + d[None, :], grad1 * undo, mask=seen)
+    tl.store(d_up_bias + to + f, grad_bias * undo, mask=there)
+    tl.store(d_down + to + d[None, :] * F + f[:, None], grad2 * undo, mask=seen)
+
+
+@triton.jit
+def outer(
+    a,
+    b,
+    grad,
+    grad_bias,
+    T,
+    C,
+    model,
+    copy,
+    undo,
+    c_step,
+    d_step,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BIAS: tl.constexpr,
+    IP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """grad[c, d] = sum over a piece of the tokens of a[t, c] b[t, d], and the bias: the sum of a[t,
+    c]."""
+    m = tl.program_id(2).to(tl.int64)
+    piece = tl.program_id(1)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    d = tl.arange(0, BD)
+    live = c < C
+    wide = d < D
+    total = tl.zeros([BC, BD], tl.float32)
+    total_bias = tl.zeros([BC], tl.float32)
+    for tile in tl.range(piece, T // BT, SPLIT, num_stages=STAGES):
+        t = tile * BT + tl.arange(0, BT)
+        at = tl.load(a + (m * T + t)[:, None] * C + c[None, :], mask=live[None, :], other=0.0)
+        bt = tl.load(b + (m * T + t)[:, None] * D + d[None, :], mask=wide[None, :], other=0.0).to(
+            at.dtype
+        )
+        total = tl.dot(tl.trans(at), bt, total, input_precision=IP)
+        if BIAS:
+            total_bias += tl.sum(at.to(tl.float32), 0)
+    to = piece.to(tl.int64) * copy + m * model
+    tl.store(
+        grad + to + c[:, None] * c_step + d[None, :] * d_step,
+        total * undo,
+        mask=live[:, None] & wide[None, :],
+    )
+    if BIAS:
+        tl.store(grad_bias + to + c, total_bias * undo, mask=live)
+
+
+@triton.jit
+def norm(
+    x, gain, gain_row, shift, shift_row, y, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr
+):
+    """y = n(x) for rows of D numbers, T of each model; each parameter has its own step from model
+    to model."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = (t < T)[:, None] & wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    hat, _ = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
+    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
+    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
+    tl.store(y + at, hat * g[None, :] + s[None, :], mask=some)
+
+
+@triton.jit
+def norm_back(
+    x, gain, gain_row, dy, dx, parts, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr
+):
+    """dx from dy. Parts: sums of dy hat and dy over the tile's rows."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = (t < T)[:, None] & wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
+    g = tl.load(dy + at, mask=some, other=0.0)
+    tl.store(
+        dx + at,
+        _through(hat, inverse, g, tl.load(gain + m * gain_row + d, mask=wide, other=0.0), some, D),
+        mask=some,
+    )
+    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * 2 * BD + d
+    tl.store(part, tl.sum(g * hat, 0))
+    tl.store(part + BD, tl.sum(g, 0))
+
+
+@triton.jit
+def leave(
+    x,
+    gain,
+    gain_row,
+    shift,
+    shift_row,
+    w,
+    w_row,
+    b,
+    b_row,
+    y,
+    T,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BT: tl.constexpr,
+):
+    """y[T] = n(x).w + b."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = (t < T)[:, None] & wide[None, :]
+    hat, _ = _hat(tl.load(x + (m * T + t)[:, None] * D + d[None, :], mask=some, other=0.0), some, D)
+    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
+    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
+    out = tl.load(w + m * w_row + d, mask=wide, other=0.0)
+    z = tl.sum((hat * g[None, :] + s[None, :]) * out[None, :], 1) + tl.load(b + m * b_row)
+    tl.store(y + m * T + t, z, mask=t < T)
+
+
+@triton.jit
+def leave_back(
+    x,
+    gain,
+    gain_row,
+    shift,
+    shift_row,
+    w,
+    w_row,
+    dy,
+    dx,
+    parts,
+    T,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BT: tl.constexpr,
+):
+    """dx from dy[T]. Parts: sums over the tile's rows for gain, shift, w, and b, which is in every
+    place."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    wide = d < D
+    some = (t < T)[:, None] & wide[None, :]
+    at = (m * T + t)[:, None] * D + d[None, :]
+    hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
+    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
+    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
+    out = tl.load(w + m * w_row + d, mask=wide, other=0.0)
+    r = tl.load(dy + m * T + t, mask=t < T, other=0.0)
+    tl.store(dx + at, _through(hat, inverse, r[:, None] * out[None, :], g, some, D), mask=some)
+    sloped, total = tl.sum(r[:, None] * hat, 0), tl.sum(r, 0)
+    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * 4 * BD + d
+    tl.store(part, out * sloped)
+    tl.store(part + BD, out * total)
+    tl.store(part + 2 * BD, g * sloped + s * total)
+    tl.store(part + 3 * BD, total + tl.zeros([BD], tl.float32))
+
+
+@triton.jit
+def enter(
+    x, w, w_row, b, b_row, table, table_row, y, T, N,
+    D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """y[T, D] = x[T, K] w[D, K]^T + b + the row of the token's place among N."""
+    m = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    d = tl.arange(0, BD)
+    k = tl.arange(0, BK)
+    wide, deep, there = d < D, k < K, (t < T)[:, None]
+    some = there & wide[None, :]
+    given = tl.load(
+        x + (m * T + t)[:, None] * K + k[None, :], mask=there & deep[None, :], other=0.0
+    )
+    weight = tl.load(
+        w + m * w_row + d[None, :] * K + k[:, None], mask=wide[None, :] & deep[:, None], other=0.0
+    )
+    z = (
+        tl.dot(given, weight, input_precision="ieee")
+        + tl.load(b + m * b_row + d, mask=wide, other=0.0)[None, :]
+    )
+    z += tl.load(table + m * table_row + (t % N)[:, None] * D + d[None, :], mask=some, other=0.0)
+    tl.store(y + (m * T + t)[:, None] * D + d[None, :], z, mask=some)
+
+
+@triton.jit
+def enter_back(
+    x, dy, parts, batch, N,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Parts: sums over some of the sequences for the places' rows [N, D] and for w [D, K]."""
+    m = tl.program_id(1).to(tl.int64)
+    n = tl.arange(0, BN)
+    d = tl.arange(0, BD)
+    k = tl.arange(0, BK)
+    wide, deep, there = d < D, k < K, n < N
+    rows, w = tl.zeros([BN, BD], tl.float32), tl.zeros([BD, BK], tl.float32)
+    for i in range(tl.program_id(0), batch, tl.num_programs(0)):
+        t = (m * batch + i) * N + n
+        g = tl.load(
+            dy + t[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0
+        )
+        given = tl.load(
+            x + t[:, None] * K + k[None, :], mask=there[:, None] & deep[None, :], other=0.0
+        )
+        rows += g
+        w = tl.dot(tl.trans(g), given, w, input_precision="ieee")
+    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * D * (N + K)
+    tl.store(part + n[:, None] * D + d[None, :], rows, mask=there[:, None] & wide[None, :])
+    tl.store(part + N * D + d[:, None] * K + k[None, :], w, mask=wide[:, None] & deep[None, :])

@@ -1,0 +1,247 @@
+"""CUDA C++ compiled where it runs, by the compiler that comes with PyTorch (NVRTC): for what Triton
+cannot say.
+
+Machine code is kept in ~/.cache/headwise (or under XDG_CACHE_HOME), by a hash of everything it
+depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import numbers
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.files import write_whole
+
+RIGHT = 3e-3  # relative error of a layer with operands of 11 bits
+REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
+MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL | None:
+    version = (torch.version.cuda or "").partition(".")[0]
+    name = f"libnvrtc.so.{version}"
+    places = [name]
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        places += sorted(str(p) for p in Path(root).glob(f"*/lib/{name}"))
+    for place in places if version else ():
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    return None
+
+
+def has_compiler() -> bool:
+    """Whether CUDA C++ can be compiled here."""
+    return os.name == "posix" and not torch.version.hip and _nvrtc() is not None
+
+
+def missing(device: torch.device) -> str:
+    """What our kernels in CUDA C++ need that is not there; empty when nothing is."""
+    if device.type != "cuda":
+        return f"a GPU, the device is {device.type}"
+    if torch.version.hip or torch.cuda.get_device_capability(device) != (9, 0):
+        return "a GPU of compute capability 9.0 (H100, H200)"
+    return "" if has_compiler() else "NVRTC, the compiler that comes with PyTorch"
+
+
+def numbered(device: torch.device) -> torch.device:
+    """The same device with its number."""
+    index = (
+        torch.cuda.current_device()
+        if device.type == "cuda" and device.index is None
+        else device.index
+    )
+    return torch.device(device.type, index)
+
+
+def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """The largest relative error of what was computed against what was wanted; not a number where
+    one is not."""
+    return float(
+        torch.stack([(a.double() - b.detach()).norm() / b.detach().norm() for a, b in pairs]).max()
+    )
+
+
+def proven(what: str, trial: Callable[[], float], device: torch.device) -> bool:
+    """Whether a trial's relative error is that of the operands' rounding. Where it is not, or
+    nothing could be compiled, a warning says so."""
+    try:
+        with (
+            torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(),
+            torch.inference_mode(False),
+        ):
+            off = trial()
+    except (
+        torch.OutOfMemoryError
+    ):  # says nothing of the kernels; the stack is split and they are tried again
+        raise
+    except (
+        RuntimeError,
+        OSError,
+    ) as error:  # no compiler after all, or one that does not know this
+        warnings.warn(f"{what} in CUDA C++ was not compiled, Triton goes on: {error}", stacklevel=2)
+        return False
+    if not off <= RIGHT:
+        warnings.warn(
+            f"{what} in CUDA C++ is off by {off:.1e} on this GPU, Triton goes on", stacklevel=2
+        )
+    return off <= RIGHT
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _done(status: int) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise RuntimeError(f"CUDA: {(text.value or b'').decode() or status}")
+
+
+def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
+    """Machine code of a source for one GPU architecture, such as sm_90a."""
+    options = [
+        f"--gpu-architecture={architecture}",
+        "--std=c++17",
+        *(f"-D{name}={value}" for name, value in defined.items()),
+    ]
+    nvrtc, major, minor = _nvrtc(), ctypes.c_int(), ctypes.c_int()
+    assert nvrtc is not None
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    key = hashlib.sha256(
+        "\n".join([source, *options, f"{major.value}.{minor.value}"]).encode()
+    ).hexdigest()
+    kept = (
+        Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
+        / "headwise"
+        / f"{key}.cubin"
+    )
+    with contextlib.suppress(OSError):
+        return kept.read_bytes()
+    code = _compile(nvrtc, source, options)
+    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+        write_whole(kept, code)
+    return code
+
+
+def _compile(nvrtc: ctypes.CDLL, source: str, options: list[str]) -> bytes:
+    program = ctypes.c_void_p()
+    words = (ctypes.c_char_p * len(options))(*(word.encode() for word in options))
+    if nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"source.cu", 0, None, None
+    ):
+        raise RuntimeError("NVRTC: no program")
+    try:
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), words)
+        size = ctypes.c_size_t()
+        if failed:
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise RuntimeError(f"NVRTC: {log.value.decode()}")
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        code = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, code)
+        return code.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: its number, and 64 bytes of value, of which a cluster's size takes three
+    numbers."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+class Module:
+    """Kernels of one source on one GPU, the current one."""
+
+    def __init__(self, code: bytes) -> None:
+        torch.cuda.synchronize()  # makes a context, where nothing did before
+        self.handle = ctypes.c_void_p()
+        _done(_driver().cuModuleLoadData(ctypes.byref(self.handle), code))
+        self.found: dict[str, ctypes.c_void_p] = {}
+
+    def _kernel(self, name: str, shared: int) -> ctypes.c_void_p:
+        if name not in self.found:
+            kernel = ctypes.c_void_p()
+            _done(_driver().cuModuleGetFunction(ctypes.byref(kernel), self.handle, name.encode()))
+            _done(_driver().cuFuncSetAttribute(kernel, MOST_SHARED, shared))
+            self.found[name] = kernel
+        return self.found[name]
+
+    def registers(self, name: str, shared: int) -> int:
+        """Of a thread of a kernel, where its warps do not give each other some."""
+        found = ctypes.c_int()
+        _done(
+            _driver().cuFuncGetAttribute(ctypes.byref(found), REGISTERS, self._kernel(name, shared))
+        )
+        return found.value
+
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        args: tuple[Any, ...],
+        peers: int = 1,
+    ) -> None:
+        """On the current stream; arguments are tensors, ints (32 bits) and floats. So many
+        neighbours along the grid are peers: they run at the same time and reach each other's shared
+        memory."""
+        values = [_argument(arg) for arg in args]
+        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        stream, cluster = (
+            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+            _Attribute(CLUSTER, b"", (peers, 1, 1)),
+        )
+        config = _Config((*grid, 1), (threads, 1, 1), shared, stream, ctypes.pointer(cluster), 1)
+        _done(
+            _driver().cuLaunchKernelEx(
+                ctypes.byref(config), self._kernel(name, shared), places, None
+            )
+        )
+
+
+def _argument(arg: Any) -> Any:
+    match arg:
+        case Tensor():
+            return ctypes.c_void_p(arg.data_ptr())
+        case float():
+            return ctypes.c_float(arg)
+        case numbers.Integral():
+            return ctypes.c_int(int(arg))
+    raise TypeError(f"a kernel takes tensors, ints and floats, got {type(arg).__name__}")

@@ -1,0 +1,1 @@
+"""One decoder of any size, on one device or many."""

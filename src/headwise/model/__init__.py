@@ -1,0 +1,1 @@
+"""The model: layers, attention of every shape, transformers, decoding."""

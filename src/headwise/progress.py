@@ -1,0 +1,76 @@
+"""How far long work is: a bar on a terminal, a plain line now and then otherwise. Standard library
+only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+LINE_EVERY = 15.0  # seconds between plain lines
+
+
+def clock(seconds: float) -> str:
+    """A duration for people: 42s, 3m05s, 2h10m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Free(int):
+    """Work that takes no time now: it was done before, or is not to be done any more."""
+
+
+class Progress:
+    """Counts work that is done out of a total and says how long the rest takes."""
+
+    def __init__(
+        self, total: int, label: str, stream: TextIO | None = None, begun: int = 0
+    ) -> None:
+        self.total, self.label, self.done, self.free = (
+            max(1, total),
+            label,
+            begun,
+            begun,
+        )  # begun: done before the clock started
+        self.stream = stream or sys.stderr
+        self.terminal = self.stream.isatty()
+        self.start = self.shown = time.monotonic()
+        self.width = 0
+
+    def advance(self, amount: int, note: str = "") -> None:
+        """Add finished work, also such as was `Free`; shows it when it is time to."""
+        self.done += amount
+        self.free += amount if isinstance(amount, Free) else 0
+        now = time.monotonic()
+        if now - self.shown >= (0.1 if self.terminal else LINE_EVERY):
+            self.shown = now
+            self._show(note, now)
+
+    def close(self, note: str = "") -> None:
+        """Show the end state and leave the line."""
+        self._show(note, time.monotonic(), last=True)
+
+    def _show(self, note: str, now: float, last: bool = False) -> None:
+        share = min(1.0, self.done / self.total)
+        spent = now - self.start
+        made = max(0, self.done - self.free)
+        if last:
+            left = f"{clock(spent)} {'for the rest' if self.free else 'in all'}"
+        else:
+            left = (
+                f"{clock(spent / made * max(0, self.total - self.done))} left"
+                if made
+                else "starting"
+            )
+        text = f"{self.label} {100 * share:3.0f}%, {left}{', ' + note if note else ''}"
+        if not self.terminal:
+            print(text, file=self.stream, flush=True)
+            return
+        bar = "#" * round(24 * share)
+        text = f"[{bar:<24}] {text}"
+        print(f"\r{text:<{self.width}}", end="\n" if last else "", file=self.stream, flush=True)
+        self.width = len(text)

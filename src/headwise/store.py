@@ -1,0 +1,196 @@
+"""Rows on disk: one folder a run, written by whoever holds that run, safe against kill -9 and many
+writers.
+
+    STORE/headwise.json                 whose it is, and the format
+    STORE/experiments/NAME.json         what was asked for: command, preset, settings, run ids
+    STORE/runs/ID/run.json              the run's specification
+    STORE/runs/ID/rows.jsonl            its rows, appended; the last complete one counts
+    STORE/runs/ID/checkpoint.safetensors   where an unfinished run is
+    STORE/runs/ID/weights.safetensors   its weights, where they were kept
+    STORE/runs/ID/lock                  held while somebody works on it; the system frees it when they die
+
+There is no index and no shared file, so a store can be copied, merged with cp -r and read while it
+grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import UsageError
+from headwise.files import append_line, read_lines, write_whole
+from headwise.training.run import CHECKPOINT_FILE, Row, Run
+
+FORMAT = 1
+MARK = "headwise.json"
+
+
+class Store:
+    """A folder of rows.
+
+    >>> import tempfile
+    >>> Store(tempfile.mkdtemp()).rows()
+    []
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        self.path = Path(path)
+        mark = self.path / MARK
+        there = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not there.is_dir():
+            raise UsageError(f"a store is a folder, got {self.path} where {there} is a file")
+        # a mark in the making is a hidden file beside its place
+        strange = self.path.exists() and not all(
+            p.name.startswith(f".{MARK}.") for p in self.path.iterdir()
+        )
+        # asked last: another process may be making the store, and its mark comes before the rest
+        if mark.exists():
+            self._check(mark)
+        elif strange:
+            raise UsageError(
+                f"{self.path} is not a headwise store: it has files but no {MARK}; name an empty "
+                "or new folder"
+            )
+        elif not create:
+            raise UsageError(
+                f"there is no store at {self.path}; make one with: headwise run fig1 --store "
+                f"{self.path}"
+            )
+
+    def _check(self, mark: Path) -> None:
+        try:
+            found = json.loads(mark.read_text())["format"]
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"{self.path} is not a headwise store: its {MARK} cannot be read"
+            ) from None
+        if found != FORMAT:
+            raise UsageError(
+                f"store {self.path} has format {found}, this headwise reads {FORMAT}: use a newer "
+                "headwise, or another folder"
+            )
+
+    def open(self) -> None:
+        """Make the folder and its mark if they are not there yet."""
+        if not (self.path / MARK).exists():
+            write_whole(self.path / MARK, json.dumps({"format": FORMAT}) + "\n")
+
+    # ---- rows
+
+    @property
+    def runs_path(self) -> Path:
+        return self.path / "runs"
+
+    def add(self, row: Row) -> None:
+        """Append a row to its run's folder."""
+        self.open()
+        append_line(self.runs_path / row["id"] / "rows.jsonl", json.dumps(row, allow_nan=False))
+
+    def row(self, run_id: str) -> Row | None:
+        """The run's last complete row."""
+        for line in reversed(read_lines(self.runs_path / run_id / "rows.jsonl")):
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and row.get("id") == run_id:
+                    return row
+        return None
+
+    def rows(self, ids: Sequence[str] | None = None, *, not_commit: str | None = None) -> list[Row]:
+        """One row per finished run, by id or all of them; `not_commit` leaves those made by other
+        commits."""
+        if ids is None:
+            ids = (
+                sorted(p.name for p in self.runs_path.iterdir()) if self.runs_path.exists() else []
+            )
+        found = [row for row in map(self.row, ids) if row is not None]
+        return found if not_commit is None else [r for r in found if r.get("commit") != not_commit]
+
+    def missing(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs that have no row yet, each once."""
+        return [run for run in {r.id: r for r in runs}.values() if self.row(run.id) is None]
+
+    def begun(self, runs: Sequence[Run]) -> int:
+        """How many of the runs have a checkpoint to go on from."""
+        return sum((self.runs_path / run.id / CHECKPOINT_FILE).exists() for run in runs)
+
+    def tidy(self, runs: Sequence[Run]) -> None:
+        """Remove checkpoints of finished runs, left by a kill between the row and the removal."""
+        for run in runs:
+            left = self.runs_path / run.id / CHECKPOINT_FILE
+            if left.exists() and self.row(run.id) is not None:
+                left.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def claim(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
+        """Hold the runs that nobody else holds and that are not finished; frees them at the end."""
+        self.open()
+        with contextlib.ExitStack() as held:
+            mine = []
+            for run in runs:
+                folder = self.runs_path / run.id
+                folder.mkdir(parents=True, exist_ok=True)
+                handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+                held.callback(os.close, handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                for left in folder.glob(".*"):  # half-written by somebody who was killed
+                    left.unlink(missing_ok=True)
+                if self.row(run.id) is None:
+                    if not (folder / "run.json").exists():
+                        write_whole(folder / "run.json", json.dumps(run.spec()) + "\n")
+                    mine.append(run)
+            yield mine
+
+    # ---- experiments
+
+    def note(self, name: str, about: dict[str, Any]) -> None:
+        """Record what was asked for under an experiment's name."""
+        self.open()
+        write_whole(self.path / "experiments" / f"{name}.json", json.dumps(about, indent=1) + "\n")
+
+    def experiments(self) -> dict[str, dict[str, Any]]:
+        """What was asked for, by experiment."""
+        found = {}
+        for path in sorted((self.path / "experiments").glob("*.json")):
+            try:
+                found[path.stem] = json.loads(path.read_text())
+            except ValueError:
+                raise UsageError(
+                    f"{path} cannot be read; remove it and run the experiment again"
+                ) from None
+        return found
+
+    # ---- questions
+
+    def query(self, sql: str = "select * from rows") -> Any:
+        """A DuckDB relation over the table `rows`, the same as `rows()`; `.df()` makes it a pandas
+        data frame."""
+        import duckdb
+
+        connection = duckdb.connect()
+        rows = self.rows()
+        if not rows:
+            connection.execute("create table rows as select null::varchar as id where false")
+            return connection.sql(sql)
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as lines:
+            lines.writelines(json.dumps(row) + "\n" for row in rows)
+            lines.flush()
+            connection.execute(
+                """create table rows as select * from read_json($lines, format = 'newline_delimited', union_by_name = true,
+                sample_size = -1, maximum_object_size = 134217728, timestampformat = '%Y-%m-%dT%H:%M:%SZ')""",
+                {"lines": lines.name},
+            )
+        return connection.sql(sql)
+
+    def frame(self, sql: str = "select * from rows") -> Any:
+        """The answer to a question as a pandas data frame, by default every row."""
+        return self.query(sql).df()

@@ -1,0 +1,281 @@
+"""Predict the next character or byte of a text.
+
+The text is a file, or a folder of `.txt` files taken in order of name, or the column `text` of a
+data set of the hub (`hf:NAME`); the last tenth is held out. Without one, `source` "" is a text that
+is generated: short scenes whose people and things come back, so that there is something to look up.
+Levels: `char` gives every character of the text an id (rare ones, beyond the `most` commonest,
+share one), `byte` has 256.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headwise.errors import UsageError, check_texts, check_whole_numbers, nearest
+from headwise.tasks import hub
+from headwise.tasks.task import Classified
+
+LEVELS = ("char", "byte")
+HELD_OUT = 0.1  # share of the text, at its end
+GENERATED = 400_000  # characters
+
+
+@dataclass(frozen=True)
+class Text(Classified):
+    """The next of `length` characters.
+
+    >>> Text(length=64).vocab
+    28
+    """
+
+    length: int
+    source: str = ""  # a file, a folder of .txt files, hf:NAME, or "" for a generated text
+    level: str = "char"
+    most: int = 255  # ids of characters; the rest share one more
+    digest: str = ""  # of the text; found when not given, checked when given
+    causal = True
+
+    def __post_init__(self) -> None:
+        check_whole_numbers(self, 2, "length", "most")
+        check_texts(self, "source", "digest")
+        if self.level not in LEVELS:
+            raise UsageError(f"unknown level {self.level!r}; {nearest(str(self.level), LEVELS)}")
+        found = _read(self.source, self.level, self.most)
+        if self.digest and self.digest != found.digest:
+            raise UsageError(
+                f"{_name(self.source)} is not the text it was: digest {found.digest}, expected "
+                f"{self.digest}"
+            )
+        object.__setattr__(self, "digest", found.digest)
+        held = len(found.ids) - _cut(len(found.ids))
+        if held < self.length + 1:
+            raise UsageError(
+                f"the held-out tenth of {_name(self.source)} must be longer than length "
+                f"{self.length}, got {held} of {len(found.ids)} ids"
+            )
+
+    @property
+    def tokens(self) -> int:
+        return self.length
+
+    @property
+    def vocab(self) -> int:
+        return _read(self.source, self.level, self.most).vocab
+
+    @property
+    def classes(self) -> int:
+        return self.vocab
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return outputs[..., : self.classes]
+
+    def sample(
+        self, generator: torch.Generator, batch: int, step: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Ids (batch, length) and the ids that follow them."""
+        ids = _part(self.source, self.level, self.most, step is None, generator.device)
+        at = torch.randint(
+            len(ids) - self.length, (batch, 1), generator=generator, device=generator.device
+        )
+        places = at + torch.arange(self.length, device=generator.device)
+        return ids[places], ids[places + 1]
+
+    def baselines(self) -> dict[str, float]:
+        """Equal odds, and the odds of single characters and of pairs as counted in the training
+        part, held out."""
+        return {**super().baselines(), **_counted(self.source, self.level, self.most)}
+
+
+@dataclass(frozen=True)
+class _Read:
+    ids: Tensor  # all of the text
+    vocab: int
+    digest: str
+
+
+@functools.lru_cache(8)
+def _read(source: str, level: str, most: int) -> _Read:
+    data = _bytes(source)
+    digest = hashlib.sha256(data).hexdigest()[:12]
+    if level == "byte":
+        return _Read(torch.frombuffer(bytearray(data), dtype=torch.uint8).long(), 256, digest)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as e:
+        raise UsageError(
+            f"{source} is not text in UTF-8 (byte {e.start}); level=byte takes any file"
+        ) from None
+    common = sorted(
+        c for c, _ in sorted(Counter(text).items(), key=lambda item: (-item[1], item[0]))[:most]
+    )
+    known = {c: i for i, c in enumerate(common)}
+    return _Read(
+        torch.tensor([known.get(c, len(common)) for c in text]),
+        len(common) + (len(set(text)) > len(common)),
+        digest,
+    )
+
+
+def _name(source: str) -> str:
+    return source or "the generated text"
+
+
+def _bytes(source: str) -> bytes:
+    if not source:
+        return generated(GENERATED).encode()
+    if hub.on_hub(source):
+        data = "\n".join(map(str, hub.column(source, hub.part(source, "train"), "text"))).encode()
+    else:
+        data = _file_bytes(source)
+    if not data.strip():
+        raise UsageError(f"the text at {source} is empty")
+    return data
+
+
+def _file_bytes(source: str) -> bytes:
+    path = Path(source)
+    try:
+        if not path.exists():
+            raise UsageError(
+                f'there is no text at {source}; give a file, a folder of .txt files, or "" for a '
+                "generated text"
+            )
+        files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+        if not files:
+            raise UsageError(f"the folder {source} holds no .txt files")
+        return b"\n".join(file.read_bytes() for file in files)
+    except OSError as e:
+        raise UsageError(f"{source} cannot be read: {e.strerror}") from None
+
+
+def _cut(length: int) -> int:
+    """Where the held-out part begins."""
+    return length - int(length * HELD_OUT)
+
+
+@functools.lru_cache(8)
+def _part(source: str, level: str, most: int, held_out: bool, device: torch.device) -> Tensor:
+    ids = _read(source, level, most).ids
+    return (ids[_cut(len(ids)) :] if held_out else ids[: _cut(len(ids))]).to(device)
+
+
+@functools.lru_cache(8)
+def _counted(source: str, level: str, most: int) -> dict[str, float]:
+    cpu, vocab = torch.device("cpu"), _read(source, level, most).vocab
+    train, held = (_part(source, level, most, part, cpu) for part in (False, True))
+    single = _log_odds(torch.bincount(train, minlength=vocab))
+    pairs = _log_odds(
+        torch.bincount(train[:-1] * vocab + train[1:], minlength=vocab * vocab).view(vocab, vocab)
+    )
+    return {
+        "single": -single[held[1:]].mean().item(),
+        "pairs": -pairs[held[:-1], held[1:]].mean().item(),
+    }
+
+
+def _log_odds(counts: Tensor) -> Tensor:
+    smoothed = counts.double() + 0.5
+    return (smoothed / smoothed.sum(-1, keepdim=True)).log()
+
+
+# ---- a text where there is none
+
+
+PEOPLE = [
+    "anna",
+    "ben",
+    "clara",
+    "david",
+    "emma",
+    "felix",
+    "greta",
+    "henry",
+    "ida",
+    "jonas",
+    "kate",
+    "leo",
+    "mia",
+    "noah",
+    "olga",
+    "paul",
+]
+THINGS = [
+    "lamp",
+    "book",
+    "coin",
+    "drum",
+    "flute",
+    "glove",
+    "kite",
+    "ladle",
+    "mirror",
+    "needle",
+    "orange",
+    "pearl",
+    "quilt",
+    "rope",
+    "shell",
+    "violin",
+]
+PLACES = [
+    "attic",
+    "barn",
+    "cellar",
+    "garden",
+    "harbor",
+    "kitchen",
+    "library",
+    "market",
+    "orchard",
+    "tower",
+]
+COLOURS = ["amber", "black", "blue", "green", "grey", "red", "white", "yellow"]
+
+
+def generated(length: int, seed: int = 0) -> str:
+    """Scenes of a few people who take coloured things to places, and what follows from it: who has
+    what, where it is.
+
+    >>> generated(40)[:20] == generated(60)[:20]
+    True
+    """
+    rng, out, size = random.Random(seed), [], 0
+    while size < length:
+        scene = _scene(rng)
+        out.append(scene)
+        size += len(scene)
+    return "".join(out)[:length]
+
+
+def _scene(rng: random.Random) -> str:
+    people, things = rng.sample(PEOPLE, 3), rng.sample(THINGS, 3)
+    held = {
+        person: (rng.choice(COLOURS), thing, rng.choice(PLACES))
+        for person, thing in zip(people, things, strict=True)
+    }
+    lines = [
+        f"{person} took the {colour} {thing} to the {place}."
+        for person, (colour, thing, place) in held.items()
+    ]
+    for person in rng.choices(people, k=4):
+        colour, thing, place = held[person]
+        if rng.random() < 0.3:
+            place = rng.choice(PLACES)
+            held[person] = colour, thing, place
+            lines.append(f"then {person} went to the {place}.")
+        else:
+            facts = (
+                f"{person} has the {colour} {thing}.",
+                f"the {thing} of {person} is in the {place}.",
+                f"the {thing} is {colour}.",
+            )
+            lines.append(rng.choice(facts))
+    return " ".join(lines) + "\n"

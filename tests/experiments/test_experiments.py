@@ -1,0 +1,420 @@
+"""One contract for every experiment, and figure 1's own numbers."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from support.tolerance import seeded
+
+from headwise.errors import UsageError
+from headwise.execute.sweep import cost
+from headwise.experiments import EXPERIMENTS, PARTS, cell, find, settings_of
+from headwise.experiments.rank_paper import length, positions
+from headwise.model.transformer import build, score_geometry
+from headwise.shape import Shape
+from headwise.show import figure
+from headwise.tasks import Farthest
+from headwise.training.engine import row_of
+from headwise.training.ensemble import Stack, State, begin
+from headwise.training.run import Run, derive
+
+NAMES = sorted(
+    name for name, module in EXPERIMENTS.items() if not hasattr(module, "make")
+)  # those that train
+LARGE = {
+    "nanochat_heads"
+}  # of these, those that train one model at a time; test_nanochat_heads has rows for them
+STACKED = [name for name in NAMES if name not in LARGE]
+QUICK_COST = 4e12  # floating-point operations: minutes on two cores
+
+
+def a_row(run: Run, error: float | None, best: float = 0.5) -> dict[str, Any]:
+    """The engine's own row of a run that ended with these errors; None: it diverged."""
+    state = begin(run)
+    state.curve, state.epoch = [2.0, best, best * 1.5], 3
+    errors = None if error is None else torch.tensor([error, error], dtype=torch.float64)
+    learned = (
+        {}
+        if error is None
+        else score_geometry(run.shape, Stack([state], torch.device("cpu")).named_weights(0))
+    )
+    return json.loads(
+        json.dumps(
+            {**row_of(state, errors, 1, torch.device("cpu")), **learned, **profile_of(run, error)}
+        )
+    )
+
+
+def price(run: Any) -> float:
+    """Floating-point operations of a run."""
+    return cost(run) if isinstance(run, Run) else run.flops * run.steps
+
+
+def profile_of(run: Run, error: float | None) -> dict[str, Any]:
+    """An error of this mean that falls along the prompt, where the task tells its queries apart."""
+    _, targets = run.task.sample(torch.Generator().manual_seed(0), 2)
+    told = run.task.measures(torch.zeros(2, run.task.tokens, run.task.answer_dim), targets)
+    if error is None or "profile" not in told:
+        return {}
+    falling = torch.linspace(1.5, 0.5, len(told["profile"]), dtype=torch.float64)
+    return {"held_out_profile": [error * share for share in falling.tolist()]}
+
+
+def counted(module: ModuleType, settings: Any) -> tuple[list[Run], list[dict[str, Any]]]:
+    """The runs that points are made of, and the rows of those that only choose them, where there
+    are two rounds."""
+    first = module.runs(settings)
+    if not in_rounds(module, settings):
+        return first, []
+    rows = [a_row(run, 0.3) for run in first]
+    return module.then(settings, rows), rows
+
+
+def in_rounds(module: ModuleType, settings: Any) -> bool:
+    """Whether some runs depend on others' rows; those of fig1 where it is asked to try several
+    rates."""
+    return hasattr(module, "then") and len(getattr(settings, "rates", (0.1, 1.0))) > 1
+
+
+def some_rows(module: ModuleType) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A few rows of every point of the quick preset, each error different, and those that are not
+    counted."""
+    runs, others = counted(module, settings_of(module, "quick", seeds=2))
+    return [a_row(run, 0.1 + i / 1000) for i, run in enumerate(runs)], others
+
+
+def once(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Points of different runs: an arm that has two names is one model."""
+    return list(
+        {
+            tuple(p[k] for k in ("task", "depth", "heads", "rank", "ffn")) if "arm" in p else i: p
+            for i, p in enumerate(points)
+        }.values()
+    )
+
+
+# ---- the contract
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_has_all_parts_and_says_how_it_is_made(name: str) -> None:
+    module = EXPERIMENTS[name]
+    assert find(name) is module
+    assert all(hasattr(module, part) for part in PARTS)
+    assert module.QUESTION.endswith("?")
+    assert "\n" not in module.QUESTION
+    assert {"quick", "paper"} <= set(module.PRESETS)
+    text = module.__doc__ or ""
+    assert len(text.splitlines()[0]) < 140
+    assert f"headwise run {name}" in text
+    assert f"headwise run {name} --preset paper" in text
+    assert "Expected" in text, "the expected numbers"
+    assert re.search(r"\bCPU\b", text), "the hardware"
+    assert re.search(r"\bGPU\b", text), "the hardware"
+    assert re.search(r"\bminutes?\b|\bhours?\b", text), "the time"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", ["quick", "paper"])
+def test_its_presets_are_frozen_values_that_make_different_runs(name: str, preset: str) -> None:
+    module = EXPERIMENTS[name]
+    settings = module.PRESETS[preset]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.seeds = 7
+    json.dumps(dataclasses.asdict(settings), allow_nan=False)
+    runs = module.runs(settings)
+    ids = [run.id for run in runs]
+    assert len(set(ids)) == len(ids)
+    assert [run.id for run in module.runs(settings)] == ids
+    assert settings.seeds >= 3, "an interval needs seeds"
+    if in_rounds(module, settings) and not getattr(module, "KEEP", False):
+        assert {run.seed for run in runs} == {0}, "a seed to tune on"
+        return
+    assert {run.seed for run in runs} == set(range(settings.seeds))
+    more = module.runs(dataclasses.replace(settings, seeds=settings.seeds + 1))
+    assert set(ids) < {run.id for run in more}, "more seeds keep the runs that are there"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_quick_preset_is_quick(name: str) -> None:
+    module = EXPERIMENTS[name]
+    quick, paper = (
+        sum(map(price, module.runs(module.PRESETS[preset]))) for preset in ("quick", "paper")
+    )
+    assert 0 < quick < QUICK_COST
+    assert quick < paper
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_settings_are_changed_by_name_and_checked(name: str) -> None:
+    module = EXPERIMENTS[name]
+    assert settings_of(module, "quick") == module.PRESETS["quick"]
+    assert settings_of(module, "paper", ["seeds=9"]).seeds == 9
+    assert settings_of(module, "paper", seeds=8).seeds == 8
+    assert settings_of(module, "quick", ["steps=1_000"]).steps == 1000
+    for changes, message in (
+        (["speed=1"], "unknown setting 'speed'; "),
+        (["steps"], "--set takes key=value, got 'steps'"),
+        (["steps=x"], "steps must be a whole number, got 'x'"),
+        (["seeds=0"], "seeds must be at least 1, got 0"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            settings_of(module, "quick", changes)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        settings_of(module, "papr")
+    assert str(caught.value).startswith("unknown preset 'papr'; did you mean paper")
+    assert str(caught.value).endswith(f"? choices: {', '.join(sorted(module.PRESETS))}")
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_its_points_columns_headline_and_figure_fit_together(name: str, tmp_path: Path) -> None:
+    module = EXPERIMENTS[name]
+    rows, others = some_rows(module)
+    points = module.summary(others + rows)
+    json.dumps(points, allow_nan=False)
+    assert sum(p["n"] for p in once(points)) == len(rows)
+    for p in points:
+        assert p["low"] < p["held_out"] < p["high"]
+        assert all(isinstance(cell(p, key), str) for key, _ in module.COLUMNS)
+    assert module.summary((others + rows)[::-1]) == points, "the order of rows matters"
+    headings = [heading for _, heading in module.COLUMNS]
+    assert len(set(headings)) == len(headings)
+    assert all("\n" not in line for line in module.headline(points))
+    assert module.headline(points)
+    description = module.figure(points)
+    json.dumps(description, allow_nan=False)
+    assert 1 <= description["columns"] <= len(description["panels"])
+    if description.get("kind") == "heat":
+        shown = {value for panel in description["panels"] for row in panel["z"] for value in row}
+    else:
+        lines = [line for panel in description["panels"] for line in panel["lines"]]
+        assert all(
+            len(line["x"]) == len(line["y"]) == len(line.get("text", line["x"])) for line in lines
+        )
+        assert all(line["style"] in ("solid", "dashed", "dots") for line in lines)
+        shown = {y for line in lines for y in line["y"]}
+    assert (
+        name == "learned" or {p["held_out"] for p in points} <= shown
+    )  # that figure is of weights
+    figure.save(description, tmp_path / "a.png")
+    assert module.summary([]) == []
+    assert module.headline([]) == []
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_diverged_runs_are_counted_and_left_out_of_the_mean(name: str, tmp_path: Path) -> None:
+    module = EXPERIMENTS[name]
+    runs, others = counted(module, settings_of(module, "quick", seeds=2))
+    rows = [a_row(run, None if i < 3 else 0.5) for i, run in enumerate(runs)]
+    points = module.summary(others + rows)
+    assert sum(p["diverged"] for p in once(points)) == 3
+    assert sum(p["n"] for p in once(points)) == len(rows) - 3
+    gone = [p for p in once(points) if p["n"] == 0]
+    assert len(gone) == 1
+    assert gone[0]["held_out"] is gone[0]["low"] is gone[0]["high"] is None
+    assert cell(gone[0], "held_out") == "diverged"
+    figure.save(module.figure(points), tmp_path / "some.png")
+    all_gone = module.summary(others + [a_row(run, None) for run in runs])
+    assert module.headline(all_gone) == []
+    figure.save(module.figure(all_gone), tmp_path / "none.png")
+
+
+# ---- what heads learn
+
+
+def test_the_geometry_of_scores_equals_the_products_themselves() -> None:
+    shape = Shape(dim=6, depth=2, num_heads=3, head_dim=2)
+    weights = {
+        f"blocks.{i}.attention.qkv.weight": torch.randn(
+            18, 6, generator=torch.Generator().manual_seed(i)
+        )
+        for i in range(2)
+    }
+    found = score_geometry(shape, weights)
+    assert set(found) == {"score_angle", "score_norm"}
+    for i in range(2):
+        q, k = (
+            weights[f"blocks.{i}.attention.qkv.weight"][j * 6 : (j + 1) * 6].double().view(3, 2, 6)
+            for j in (0, 1)
+        )
+        products = [q[h].T @ k[h] for h in range(3)]
+        angles = sorted(
+            math.degrees(math.acos(m.trace() / (m.norm() * math.sqrt(6)))) for m in products
+        )
+        norms = sorted(float(m.norm()) / math.sqrt(6) for m in products)
+        for name, values in (("score_angle", angles), ("score_norm", norms)):
+            least, _, median, _, largest = found[name][i]
+            assert [least, median, largest] == pytest.approx(values, rel=1e-5)
+
+
+def test_a_negative_multiple_of_the_identity_is_at_180_degrees_in_both_forms() -> None:
+    eye = torch.eye(5)
+    weights = {"blocks.0.attention.qkv.weight": torch.cat((-3 * eye, 2 * eye, eye))}
+    found = score_geometry(Shape(dim=5, depth=1, num_heads=1), weights)
+    assert found["score_angle"] == found["score_angle_transposed"] == [[180.0] * 5]
+    assert found["score_norm"] == found["score_norm_transposed"] == [[6.0] * 5]
+
+
+# ---- positions
+
+
+def test_equal_arms_have_one_recipe_and_nearly_one_parameter_count() -> None:
+    s = dataclasses.replace(positions.PRESETS["paper"], arms=("equal",), protocols=("stream",))
+    made = positions.runs(s)
+    assert len({run.recipe for run in made}) == 1
+    for depth in s.depths:
+        counts = {run.shape.params for run in made if run.shape.depth == depth}
+        assert max(counts) < 1.01 * min(counts)
+
+
+def test_published_arms_are_as_published() -> None:
+    s = dataclasses.replace(
+        positions.PRESETS["paper"], arms=("published",), protocols=("replay",), seeds=1
+    )
+    for run in positions.runs(s):
+        longer = run.shape.positions != "none"
+        assert (run.recipe.steps, run.recipe.lr) == (
+            (200_000, 0.005) if longer else (100_000, 0.01)
+        )
+        assert (run.shape.dim, run.shape.average, run.shape.ffn_dim) == (
+            128 if run.shape.positions == "concatenated" else 64,
+            8,
+            2048,
+        )
+
+
+@pytest.mark.parametrize(
+    "encodings",
+    [
+        ("none", "additive", "concatenated"),
+        ("none", "concatenated"),
+        ("additive",),
+        ("concatenated",),
+    ],
+)
+@pytest.mark.parametrize("steps", [100_000, 200_000])
+@pytest.mark.parametrize("arms", [("published",), ("equal",), ("published", "equal")])
+def test_a_row_of_the_paper_is_told_its_arm_also_beside_no_others(
+    encodings: tuple[str, ...], arms: tuple[str, ...], steps: int
+) -> None:
+    """Published values stand beside published arms and those without positions, and beside no
+    others."""
+    if steps > 100_000 and (arms != ("equal",) and "none" not in encodings):
+        return  # twice the paper's steps, and nothing beside it that tells
+    paper = dataclasses.replace(
+        positions.PRESETS["paper"], encodings=encodings, arms=arms, steps=steps
+    )
+    s = dataclasses.replace(paper, protocols=("replay",), seeds=1, ranks=(64, 8))
+    nothing = torch.zeros(0)
+    rows = [
+        row_of(
+            State(run, nothing, nothing, nothing, curve=[0.4]),
+            torch.full((5,), 0.5),
+            1,
+            torch.device("cpu"),
+        )
+        for run in positions.runs(s)
+    ]
+    found = positions.summary(rows)
+    assert {p["arms"] for p in found} == {
+        "both" if e == "none" else a for e in encodings for a in arms
+    }
+    assert all((p["published"] is None) == (p["arms"] == "equal") for p in found)
+
+
+def test_errors_of_other_lengths_stand_beside_what_needs_no_attention() -> None:
+    s = dataclasses.replace(length.PRESETS["quick"], seeds=1, ranks=(16, 1))
+    found = length.summary([a_row(run, 0.5) for run in length.runs(s)])
+    draw = torch.Generator().manual_seed(5)
+    for points in s.lengths:
+        x, target = Farthest(s.dim, points).sample(draw, 20_000)
+        along = -(x * target).sum(-1).mean(1)  # the error of the best multiple c of -x is 1 - c^2
+        exact = math.sqrt(1 - next(p["alone"] for p in found if p["points"] == points))
+        assert abs(along.mean().item() - exact) < 4 * along.std().item() / math.sqrt(len(along))
+    assert "from the point alone 0.9546 and 0.8179" in length.headline(found)[0]
+
+
+def test_room_is_as_wide_as_concatenated_positions_and_has_their_recipe() -> None:
+    for arm in positions.ARMS:
+        s = dataclasses.replace(
+            positions.PRESETS["paper"],
+            arms=(arm,),
+            encodings=("none", "concatenated", "room"),
+            seeds=1,
+            ranks=(8,),
+        )
+        made = positions.runs(s)
+        by = {kind: [r for r in made if r.shape.positions == kind] for kind in s.encodings}
+        for placed, room in zip(by["concatenated"], by["room"], strict=True):
+            assert placed.shape.replace(positions="room", num_positions=0) == room.shape
+            assert placed.recipe == room.recipe
+        rows = [a_row(run, 0.5) for run in made if run.shape.depth == 1]
+        assert {p["encoding"]: p["arms"] for p in positions.summary(rows)} == {
+            "none": "both",
+            "concatenated": arm,
+            "room": arm,
+        }
+
+
+@pytest.mark.parametrize("encoding", ["none", "additive", "concatenated", "room"])
+def test_what_a_model_makes_of_places_is_its_error_with_one_row_at_all_of_them(
+    encoding: str,
+) -> None:
+    s = dataclasses.replace(
+        positions.PRESETS["quick"],
+        encodings=(encoding,),
+        ranks=(4,),
+        protocols=("stream",),
+        seeds=1,
+    )
+    (run,) = positions.runs(s)
+    weights = Stack([begin(run)], torch.device("cpu")).named_weights(0)
+    if encoding in ("none", "room"):
+        assert positions.probe(run, weights) == {}
+        return
+    weights["positions"] = torch.randn(weights["positions"].shape, generator=seeded(3))
+    told = positions.probe(run, weights)
+    assert abs(told["one_place"] / told["own_places"] - 1) > 1e-3
+    x, target = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), positions.PROBED)
+    model, rows = build(run.shape), weights["positions"]
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        assert told["own_places"] == pytest.approx(run.task.loss(model(x)[0], target).item())
+        each = []
+        for row in rows:
+            model.load_state_dict({**weights, "positions": row.repeat(len(rows), 1)})
+            each.append(run.task.loss(model(x)[0], target).item())
+    assert told["one_place"] == pytest.approx(sum(each) / len(each))
+    alike = positions.probe(run, {**weights, "positions": rows[:1].repeat(len(rows), 1)})
+    assert alike["one_place"] == pytest.approx(alike["own_places"]), (
+        "all places alike: it says nothing of them"
+    )
+    broken = positions.probe(run, {**weights, "positions": rows * math.nan})
+    assert broken == {}
+
+
+def test_a_point_says_how_much_worse_its_models_are_at_one_place() -> None:
+    s = dataclasses.replace(
+        positions.PRESETS["quick"],
+        encodings=("none", "concatenated"),
+        ranks=(4,),
+        protocols=("stream",),
+        seeds=2,
+    )
+    rows = [a_row(run, 0.5) for run in positions.runs(s)]
+    for row, (own, one) in zip(
+        [r for r in rows if r["positions"] == "concatenated"], ((0.2, 0.4), (0.1, 0.4)), strict=True
+    ):
+        row |= {"own_places": own, "one_place": one}
+    assert {p["encoding"]: p["one_place"] for p in positions.summary(rows)} == {
+        "none": None,
+        "concatenated": pytest.approx(3.0),
+    }

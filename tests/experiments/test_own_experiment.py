@@ -1,0 +1,96 @@
+"""An experiment in a file of one's own: same parts, run by its path."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headwise.cli import main
+
+OWN = '''
+"""Does a window hurt? A sketch of one's own experiment."""
+from dataclasses import dataclass
+
+from headwise import Farthest, Recipe, Run, Shape
+from headwise.stats import group, mean
+
+QUESTION = "Does a window of keys hurt?"
+COLUMNS = (("window", "window"), ("held_out", "error"), ("n", "n"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    seeds: int = 2
+    windows: tuple[int, ...] = (0, 2)
+    steps: int = 6
+
+
+PRESETS = {"quick": Settings()}
+
+
+def runs(settings):
+    shape = Shape(dim=16, depth=1, num_heads=2, ffn_dim=16)
+    recipe = Recipe(steps=settings.steps, epoch=3, batch=16, held_out=32)
+    return [
+        Run(shape.replace(windows=(w,)), Farthest(16, 4), recipe, seed) for w in settings.windows for seed in range(settings.seeds)
+    ]
+
+
+def summary(rows):
+    out = []
+    for (window,), same in group([{**r, "window": r["windows"][0]} for r in rows], "window").items():
+        error = mean([r["held_out"] for r in same])
+        out.append({"window": window, "held_out": error.mean, "low": error.low, "high": error.high, "n": error.n})
+    return out
+
+
+def headline(points):
+    return [f"window {p['window']}: {p['held_out']:.3f}" for p in points]
+
+
+def figure(points):
+    line = {"label": "error", "colour": 0, "style": "solid", "x": [1 + p["window"] for p in points],
+            "y": [p["held_out"] for p in points], "low": [p["low"] for p in points], "high": [p["high"] for p in points]}
+    return {"title": "windows", "x_label": "1 + window", "y_label": "error", "reference": {"label": "zero", "y": 1.0},
+            "columns": 1, "panels": [{"title": "all", "lines": [line]}]}
+'''
+
+
+def test_it_runs_prints_draws_and_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "windows.py"
+    own.write_text(OWN)
+    code = main(["run", str(own), "--store", str(tmp_path / "store"), "--workers", "1", "--json"])
+    out = capsys.readouterr().out
+    assert code == 0
+    answer = json.loads(out.splitlines()[-1])
+    assert answer["experiment"] == "windows"
+    assert [p["window"] for p in answer["points"]] == [0, 2]
+    assert Path(answer["figure"]).stat().st_size > 1000
+    assert "Does a window of keys hurt?" in Path(answer["report"]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "QUESTION = 'x'",
+            "an experiment needs QUESTION, PRESETS, COLUMNS, runs, summary, headline, figure; ",
+        ),
+        ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
+        ("def broken(:", "cannot be loaded: SyntaxError"),
+    ],
+)
+def test_a_file_that_is_none_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
+) -> None:
+    own = tmp_path / "broken.py"
+    own.write_text(text)
+    assert main(["run", str(own), "--store", str(tmp_path / "store")]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+    assert main(["run", str(tmp_path / "nowhere.py")]) == 2
+    assert "there is no experiment file at" in capsys.readouterr().err

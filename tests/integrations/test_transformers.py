@@ -1,0 +1,449 @@
+"""headwise attention inside the real model classes of transformers, against their own attention."""
+
+import sys
+from inspect import signature
+
+import pytest
+import torch
+from support.tolerance import close, close_all, same, seeded
+
+from headwise.errors import UsageError
+from headwise.integrations import transformers as bridge
+from headwise.model import backends
+
+transformers = pytest.importorskip("transformers")
+eager_mask, sdpa_mask = (
+    getattr(pytest.importorskip("transformers.masking_utils"), name)
+    for name in ("eager_mask", "sdpa_mask")
+)
+bridge.register()
+
+
+def written(module, query, key, value, attention_mask, scaling, **kwargs):
+    """The formula in the dtype of its inputs; transformers' own takes every softmax in float32."""
+    groups = query.shape[1] // key.shape[1]
+    scores = query @ key.repeat_interleave(groups, 1).mT * scaling
+    weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
+    return (weights @ value.repeat_interleave(groups, 1)).transpose(1, 2), None
+
+
+transformers.AttentionInterface.register("written", written)
+transformers.AttentionMaskInterface.register("written", eager_mask)
+
+VOCAB = 97
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 42,
+    "intermediate_size": 39,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+}
+SIZES |= {"num_key_value_heads": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+MIXED = ["sliding_attention", "full_attention"]
+GPT2 = {"vocab_size": VOCAB, "n_embd": 15, "n_head": 3, "n_layer": 2, "n_positions": 64}
+GPT2 |= {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+MODELS = {
+    "llama 6": ("Llama", {**SIZES, "head_dim": 6}),
+    "llama 48": ("Llama", {**SIZES, "head_dim": 48, "num_key_value_heads": 6}),
+    "llama 320": (
+        "Llama",
+        {**SIZES, "head_dim": 320, "num_key_value_heads": 1, "num_hidden_layers": 1},
+    ),
+    "mistral window": (
+        "Mistral",
+        {**SIZES, "head_dim": 14, "sliding_window": 4, "num_key_value_heads": 2},
+    ),
+    "qwen2 mixed": (
+        "Qwen2",
+        {
+            **SIZES,
+            "head_dim": 10,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "max_window_layers": 1,
+            "layer_types": MIXED,
+        },
+    ),
+    "qwen3": ("Qwen3", {**SIZES, "head_dim": 22, "num_key_value_heads": 1}),
+    "gemma": ("Gemma", {**SIZES, "head_dim": 26}),
+    "gemma2 scaled": (
+        "Gemma2",
+        {
+            **SIZES,
+            "head_dim": 18,
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": None,
+            "sliding_window": 5,
+            "layer_types": MIXED,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            **SIZES,
+            "head_dim": 34,
+            "query_pre_attn_scalar": 11,
+            "sliding_window": 5,
+            "layer_types": MIXED,
+        },
+    ),
+    "gpt2 5": ("GPT2", GPT2),
+    "deepseek": (
+        "DeepseekV3",
+        {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+        | {
+            "num_key_value_heads": 6,
+            "kv_lora_rank": 9,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 7,
+            "v_head_dim": 5,
+        }
+        | {"first_k_dense_replace": 2},
+    ),
+}
+
+
+def make(name, how, dtype=torch.float32, **changes):
+    """A model with the weights that its seed draws, whatever computes its attention."""
+    family, sizes = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **changes})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation=how, dtype=dtype
+        )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)  # attention that is far from uniform
+    return model.eval()
+
+
+def tokens(batch=2, length=11, seed=0):
+    return torch.randint(2, VOCAB, (batch, length), generator=seeded(seed))
+
+
+def step(model, ids, **more):
+    """Logits, and the gradients of every parameter."""
+    logits = model(ids, **more).logits
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    return logits, [p.grad for p in model.parameters()]
+
+
+@pytest.fixture
+def paths(monkeypatch):
+    """The calls of `attend`, and how often scores are written out."""
+    calls = []
+
+    def spied(what, real):
+        return lambda *args, **kwargs: (calls.append((what, kwargs)), real(*args, **kwargs))[1]
+
+    monkeypatch.setattr(bridge, "attend", spied("attend", bridge.attend))
+    monkeypatch.setattr(bridge, "_masked", spied("masked", bridge._masked))
+    return calls
+
+
+# ---- whole sequences
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_are_those_of_the_formula(name, paths):
+    ids = tokens()
+    ours, gradients = step(make(name, "headwise", torch.float64), ids)
+    assert {what for what, _ in paths} == {"attend"}
+    theirs, wanted = step(make(name, "written", torch.float64), ids)
+    close(ours, theirs, name)
+    close_all(gradients, wanted, f"{name}, gradients")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_are_those_of_the_library(name):
+    ids = tokens(seed=1)
+    ours, gradients = step(make(name, "headwise"), ids)
+    theirs, wanted = step(make(name, "eager"), ids)
+    close(ours, theirs, name)
+    close_all(gradients, wanted, f"{name}, gradients")
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_every_number_of_kv_heads(kv_heads):
+    ids = tokens(seed=2)
+    ours, theirs = (
+        make("llama 6", how, torch.float64, num_key_value_heads=kv_heads)(ids).logits
+        for how in ("headwise", "written")
+    )
+    close(ours, theirs)
+
+
+def test_windows_are_told_and_not_written_out(paths):
+    make("gemma3", "headwise")(tokens())
+    assert paths[0] == ("attend", {"scale": 11**-0.5, "causal": True, "window": 5})
+    assert paths[1] == ("attend", {"scale": 11**-0.5, "causal": True, "window": 0})
+    paths.clear()
+    make("gemma3", "headwise")(tokens(length=4))
+    assert [what for what, _ in paths] == ["attend", "attend"]
+
+
+def test_half_precision():
+    ids = tokens(seed=3)
+    ours, theirs = (
+        make("llama 48", how, torch.bfloat16)(ids).logits for how in ("headwise", "eager")
+    )
+    close(ours, theirs)
+
+
+# ---- masks
+
+
+def padded(side, length=11):
+    """Two sequences, the second of them shorter."""
+    seen = torch.ones(2, length, dtype=torch.long)
+    seen[1, slice(0, 4) if side == "left" else slice(length - 4, length)] = 0
+    return seen
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama 6", "mistral window", "gemma3"])
+def test_padding_is_honoured(name, side, paths):
+    ids, seen = tokens(), padded(side)
+    ours, theirs = (
+        make(name, how)(ids, attention_mask=seen).logits for how in ("headwise", "eager")
+    )
+    assert {what for what, _ in paths} == {"masked"}
+    assert ours.isfinite().all()
+    close(ours[seen == 1], theirs[seen == 1])
+    other = ids.where(seen == 1, 5)
+    close(make(name, "headwise")(other, attention_mask=seen).logits[seen == 1], ours[seen == 1])
+
+
+def test_padding_has_the_right_gradients():
+    ids, seen, grads = tokens(), padded("left"), []
+    for how in ("headwise", "eager"):
+        model = make("llama 6", how)
+        logits = model(ids, attention_mask=seen).logits
+        both = (seen[:, :-1] == 1) & (seen[:, 1:] == 1)
+        torch.nn.functional.cross_entropy(logits[:, :-1][both], ids[:, 1:][both]).backward()
+        grads.append([p.grad for p in model.parameters()])
+    close_all(*grads)
+
+
+def test_padding_in_half_precision_has_its_softmax_in_single():
+    ids, seen = tokens(), padded("left")
+    ours, theirs = (
+        make("llama 48", how, torch.bfloat16)(ids, attention_mask=seen).logits[seen == 1]
+        for how in ("headwise", "eager")
+    )
+    same(ours, theirs)
+
+
+def test_a_mask_of_ones_is_no_mask(paths):
+    ids = tokens()
+    close(
+        make("llama 6", "headwise")(ids, attention_mask=torch.ones_like(ids)).logits,
+        make("llama 6", "headwise")(ids).logits,
+    )
+    assert {what for what, _ in paths} == {"attend"}
+
+
+def test_packed_sequences_do_not_see_each_other(paths):
+    ids, positions = tokens(1), torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]])
+    ours, theirs = (
+        make("llama 6", how)(ids, position_ids=positions, use_cache=False).logits
+        for how in ("headwise", "eager")
+    )
+    assert {what for what, _ in paths} == {"masked"}
+    close(ours, theirs)
+    close(ours[:, 5:], make("llama 6", "headwise")(ids[:, 5:]).logits)
+
+
+@pytest.mark.parametrize("kind", ["bool", "added", "for each head"])
+def test_masks_of_ones_own(kind):
+    ids, generator = tokens(), seeded(4)
+    seen = torch.rand(2, 6 if kind == "for each head" else 1, 11, 11, generator=generator) < 0.6
+    seen |= torch.eye(11, dtype=torch.bool)
+    added = torch.where(
+        seen,
+        torch.randn(seen.shape, generator=generator) * (kind == "added"),
+        torch.finfo(torch.float32).min,
+    )
+    ours = make("llama 6", "headwise")(
+        ids, attention_mask=added if kind == "added" else seen
+    ).logits
+    close(ours, make("llama 6", "eager")(ids, attention_mask=added).logits)
+
+
+def test_blocks_of_queries_change_nothing(monkeypatch):
+    ids, seen = tokens(), padded("left")
+    whole = step(make("mistral window", "headwise"), ids, attention_mask=seen)
+    monkeypatch.setattr(backends, "BLOCK_BYTES", 2 * 6 * 11 * 4 * 3)
+    parts = step(make("mistral window", "headwise"), ids, attention_mask=seen)
+    close(parts[0], whole[0])
+    close_all(parts[1], whole[1])
+
+
+@pytest.mark.parametrize("length", [5, 11])
+def test_what_sees_both_ways(length, paths):
+    ids, changes = tokens(length=length), {"use_bidirectional_attention": True, "sliding_window": 6}
+    ours, theirs = (make("gemma3", how, **changes)(ids).logits for how in ("headwise", "eager"))
+    close(ours, theirs)
+    assert {what for what, _ in paths} == {"attend"}
+    assert not any(kwargs["causal"] for _, kwargs in paths)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_an_encoder(pad, paths):
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 15,
+        "num_attention_heads": 3,
+        "num_hidden_layers": 2,
+        "intermediate_size": 13,
+    }
+    configs = [transformers.BertConfig(**sizes, pad_token_id=None) for _ in range(2)]
+    models = [
+        transformers.AutoModel.from_config(c, attn_implementation=how).eval()
+        for c, how in zip(configs, ("headwise", "eager"), strict=True)
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    seen = padded("right") if pad else torch.ones(2, 11, dtype=torch.long)
+    ours, theirs = (model(tokens(), attention_mask=seen).last_hidden_state for model in models)
+    close(ours[seen == 1], theirs[seen == 1])
+    assert {what for what, _ in paths} == {"masked" if pad else "attend"}
+
+
+# ---- generation
+
+
+def generate(name, how, ids, length=12, **more):
+    return make(name, how).generate(ids, max_new_tokens=length, do_sample=False, **more)
+
+
+@pytest.mark.parametrize("name", ["llama 6", "mistral window", "qwen2 mixed", "gemma3", "deepseek"])
+def test_generation_with_its_cache_gives_the_same_tokens(name):
+    ids = tokens(length=7, seed=5)
+    ours = generate(name, "headwise", ids)
+    assert ours.shape == (2, 19)
+    assert len(ours[:, 7:].unique()) > 3
+    assert torch.equal(ours, generate(name, "eager", ids))
+    assert torch.equal(ours, generate(name, "headwise", ids, use_cache=False))
+
+
+@pytest.mark.parametrize("name", ["llama 6", "mistral window"])
+def test_generation_from_prompts_of_two_lengths(name):
+    ids, seen = tokens(seed=6), padded("left")
+    ids = ids.where(seen == 1, 0)
+    ours = generate(name, "headwise", ids, attention_mask=seen)
+    assert torch.equal(ours, generate(name, "eager", ids, attention_mask=seen))
+    alone = generate(name, "headwise", ids[1:, 4:])
+    assert torch.equal(ours[1, 4:], alone[0])
+
+
+def test_generation_with_a_static_cache():
+    ids = tokens(length=7, seed=8)
+    ours = generate(
+        "mistral window", "headwise", ids, cache_implementation="static", disable_compile=True
+    )
+    assert torch.equal(ours, generate("mistral window", "eager", ids))
+
+
+@pytest.mark.parametrize("name", ["llama 48", "mistral window"])
+def test_a_prompt_in_two_parts(name, paths):
+    ids, model = tokens(), make(name, "headwise", torch.float64)
+    cache = transformers.DynamicCache(config=model.config)
+    first = model(ids[:, :4], past_key_values=cache).logits
+    paths.clear()
+    rest = model(ids[:, 4:], past_key_values=cache).logits
+    assert {what for what, _ in paths} == {"attend"}
+    close(torch.cat((first, rest), 1), model(ids).logits)
+
+
+# ---- what it says
+
+
+def test_a_cut_mask_is_taken_as_it_is():
+    place = (
+        {"q_length": 6}
+        if "q_length" in signature(sdpa_mask).parameters
+        else {"cache_position": torch.arange(6)}
+    )  # later versions, 5.0
+    seen = bridge.mask(
+        batch_size=1,
+        kv_length=6,
+        local_size=3,
+        mask_function=lambda b, h, q, k: (k <= q) & (k > q - 3),
+        **place,
+    )
+    assert seen.headwise == (True, 3)
+    q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
+    layer = torch.nn.Module()
+    told, _ = bridge.attention(layer, q, k, v, seen)
+    cut, _ = bridge.attention(layer, q, k, v, seen[:, :, :, :6])
+    close(cut, told)
+    part, _ = bridge.attention(layer, q[:, :, 4:], k, v, seen[:, :, 4:])
+    close(part, told[:, 4:])
+
+
+def test_without_a_mask_the_first_query_stands_at_the_first_key():
+    q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
+    layer = torch.nn.Module()
+    whole, _ = bridge.attention(layer, q, k, v, None, is_causal=True)
+    close(bridge.attention(layer, q[:, :, :4], k, v, None)[0], whole[:, :4])
+    close(bridge.attention(layer, q[:, :, 5:], k, v, None)[0], whole[:, 5:])
+    assert not torch.allclose(bridge.attention(layer, q, k, v, None, is_causal=False)[0], whole)
+
+
+def test_a_scale_is_derived_where_none_is_given():
+    q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
+    layer = torch.nn.Module()
+    close(
+        bridge.attention(layer, q, k, v, None)[0],
+        bridge.attention(layer, q, k, v, None, scaling=0.5)[0],
+    )
+
+
+REFUSED = [
+    ({"dropout": 0.1}, "headwise attention has no dropout: attention_dropout must be 0, got 0.1"),
+    ({"softcap": 50.0}, "a softcap of the scores: softcap must be left out"),
+    ({"s_aux": torch.zeros(2)}, "an attention sink: s_aux must be left out"),
+    ({"position_bias": torch.zeros(1, 2, 6, 6)}, "position_bias must be left out"),
+    ({"output_attentions": True}, "output_attentions must be left out"),
+    (
+        {"attention_mask": torch.ones(1, 6, dtype=torch.bool)},
+        r"a mask must be \(batch, heads or 1, 6 queries, 6 keys\), got \(1, 6\)",
+    ),
+    ({"attention_mask": torch.ones(1, 1, 6, 5, dtype=torch.bool)}, r"6 keys\), got \(1, 1, 6, 5\)"),
+    (
+        {"attention_mask": torch.ones(1, 1, 6, 6, dtype=torch.long)},
+        "must be bool .* or floating .*, got torch.int64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+def test_what_it_cannot_do_is_refused_in_one_line(given, message):
+    q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
+    with pytest.raises(UsageError, match=message) as caught:
+        bridge.attention(torch.nn.Module(), q, k, v, **{"attention_mask": None, **given})
+    assert "\n" not in str(caught.value)
+
+
+def test_models_with_what_is_refused_say_so():
+    with pytest.raises(UsageError, match="softcap"):
+        make("gemma2 scaled", "headwise", attn_logit_softcapping=50.0)(tokens())
+    with pytest.raises(UsageError, match=r"attention_dropout must be 0, got 0\.25"):
+        make("llama 6", "headwise", attention_dropout=0.25).train()(tokens())
+    make("llama 6", "headwise", attention_dropout=0.25)(tokens())
+
+
+def test_another_name():
+    assert bridge.register("wide heads") == "wide heads"
+    ids = tokens()
+    close(make("llama 6", "wide heads")(ids).logits, make("llama 6", "headwise")(ids).logits)
+
+
+def test_without_transformers_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        UsageError, match=r"transformers with its attention interface is needed \(5\.0 or newer\)"
+    ):
+        bridge.register()

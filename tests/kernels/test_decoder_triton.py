@@ -1,0 +1,552 @@
+"""Blocks of pre-norm models as kernels against the modules in float64. Without a GPU they run in
+Triton's interpreter."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from support.small_runs import after_overflows
+from support.tolerance import same, seeded
+
+pytest.importorskip("triton", reason="the kernels are written in triton")
+from support.gpu import DEVICE, FP16, FP32, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
+
+from headwise.kernels import embed_readout
+from headwise.model.attention import Norm
+from headwise.model.transformer import build
+from headwise.shape import Shape
+from headwise.tasks import Regression
+from headwise.training import engine, ensemble, fused_decoder
+from headwise.training.ensemble import _layout
+from headwise.training.fused_decoder import (
+    SPLIT,
+    TILE,
+    Narrow,
+    Trunk,
+    blocks,
+    decoder_refusal,
+    needs,
+    refusal,
+)
+from headwise.training.fused_encoder import STORED, gain_of
+from headwise.training.run import Recipe, Run
+
+pytestmark = pytest.mark.usefixtures("products_as_on_a_gpu")
+BOUND = {
+    "fp32": 1e-5,
+    "tf32": 1.5e-2,
+    "fp16": 5e-3,
+    "bf16": 4e-2,
+}  # of a gradient's norm, for each tensor
+GPT = Shape(
+    dim=48,
+    depth=12,
+    num_heads=4,
+    activation="gelu",
+    norm="layer",
+    norm_at="pre",
+    causal=True,
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+    positions="additive",
+    num_positions=82,
+    input_dim=20,
+    output_dim=1,
+)
+
+
+def blocks_only(heads, **changes):
+    """A shape without ends."""
+    sizes = {"dim": 48, "depth": 1, "num_heads": heads, "ffn_dim": 64, **changes}
+    names = ("activation", "norm", "norm_at", "causal", "qkv_bias", "out_bias", "ffn_bias")
+    return Shape(**{name: getattr(GPT, name) for name in names} | sizes)
+
+
+def held(made):
+    """Every tensor of some kernels."""
+    found, rest = {}, list(vars(made).values())
+    while rest:
+        value = rest.pop()
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = value
+        elif isinstance(value, list | tuple):
+            rest += value
+    return list(found.values())
+
+
+@dataclasses.dataclass
+class Net:
+    """Some models, their blocks as kernels, and the same in float64."""
+
+    splits: list
+    tokens: int
+    batch: int
+    precision: str
+    seed: int = 0
+
+    def __post_init__(self):
+        self.models = sum(n for n, _ in self.splits)
+        module = build(self.splits[0][1], models=self.models, splits=self.splits)
+        places, self.length = _layout(list(module.parameters()))
+        self.places = dict(
+            zip([name for name, _ in module.named_parameters()], places, strict=True)
+        )
+        kind = STORED[self.precision]
+        self.weights = torch.zeros(self.models, self.length, device=DEVICE)
+        self.module = module.double().to(DEVICE)
+        for i, (name, p) in enumerate(self.module.named_parameters()):
+            at, size = self.places[name]
+            drawn = normal(self.seed + i, self.models, size) * (0.3 if p.ndim > 2 else 0.2) + (
+                "norm" in name and name.endswith("weight")
+            )
+            self.weights[:, at : at + size] = drawn.to(kind).float()  # what the operands can hold
+            with torch.no_grad():
+                p.copy_(self.weights[:, at : at + size].view(p.shape))
+        self.half = self.weights if kind == FP32 else self.weights.to(kind)
+        dim = self.splits[0][1].dim
+        self.x, self.g = (
+            normal(100 + j, self.models, self.batch * self.tokens, dim) for j in (0, 1)
+        )
+        self.g /= self.batch * self.tokens  # as of a mean
+
+    def trunk(self, training=True):
+        made = blocks(
+            self.splits,
+            self.places,
+            self.weights,
+            self.half,
+            self.batch,
+            self.tokens,
+            self.precision,
+            training=training,
+        )
+        for t in held(made):  # what is read before it is written shows
+            if t.is_floating_point() and all(
+                t is not kept for kept in (self.weights, self.half, getattr(made, "copies", None))
+            ):
+                t.fill_(NAN)
+        return made
+
+    def exact(self):
+        """Output, the gradient of the input, and of each parameter."""
+        x = self.x.double().unflatten(1, (self.batch, self.tokens)).requires_grad_()
+        y = x
+        for block in self.module.blocks:
+            y, _ = block(y)
+        params = {
+            name: p for name, p in self.module.named_parameters() if name.startswith("blocks.")
+        }
+        found = torch.autograd.grad(y, [x, *params.values()], self.g.double().view(y.shape))
+        return (
+            y.detach().flatten(1, 2),
+            found[0].flatten(1, 2),
+            dict(zip(params, found[1:], strict=True)),
+        )
+
+
+def case(name, *args):
+    return pytest.param(*args, id=name)
+
+
+CASES = [
+    case("GPT-2's block, odd sizes", [(1, blocks_only(3)), (2, blocks_only(4))], 12, 16, "fp32"),
+    case(
+        "two layers, rank 1 and full",
+        [(1, blocks_only(16, dim=16, depth=2)), (1, blocks_only(1, dim=16, depth=2))],
+        8,
+        8,
+        "fp32",
+    ),
+    case(
+        "every token sees every other", [(2, blocks_only(5, dim=80, causal=False))], 16, 4, "fp32"
+    ),
+    case("ReLU", [(2, blocks_only(2, dim=32, activation="relu", ffn_dim=128))], 4, 16, "fp32"),
+    case("an inner width of its own", [(1, blocks_only(5, dim=32, head_dim=8))], 4, 16, "fp32"),
+    case(
+        "a hidden width of its own",
+        [(2, blocks_only(2, dim=16, ffn_dim=37)), (1, blocks_only(4, dim=16, ffn_dim=37))],
+        4,
+        16,
+        "fp32",
+    ),
+    case(
+        "a hidden width of its own, half precision",
+        [(1, blocks_only(2, dim=16, ffn_dim=101))],
+        4,
+        16,
+        "fp16",
+    ),
+    case("width 128", [(1, blocks_only(2, dim=128))], 2, 32, "fp32"),
+    case("half precision", [(1, blocks_only(3)), (1, blocks_only(16))], 12, 16, "fp16"),
+    case("brain floats", [(2, blocks_only(4, dim=64))], 8, 8, "bf16"),
+    case("TF32", [(2, blocks_only(4, dim=64, depth=2))], 8, 8, "tf32"),
+]
+
+
+@pytest.mark.parametrize(("splits", "tokens", "batch", "precision"), CASES)
+def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch, precision):
+    check_blocks(Net(splits, tokens, batch, precision))
+
+
+def check_blocks(net):
+    bound = BOUND[net.precision]
+    made, kept = net.trunk(), (net.weights.clone(), net.half.clone(), net.x.clone(), net.g.clone())
+    y, dx, grads = net.exact()
+    near(made.forward(net.x), y, bound, "output")
+    got_dx, rows = made.backward(net.g * made.gain)
+    near(got_dx / made.gain, dx, bound, "gradient of the input")
+    assert rows.isfinite().all()
+    gaps = torch.ones(net.length, dtype=torch.bool)
+    for name, (at, size) in net.places.items():
+        gaps[at : at + size] = not name.startswith("blocks.")
+        if name not in grads:
+            continue
+        ours, theirs = rows[:, at : at + size].double(), grads[name].flatten(1)
+        size_of = theirs.norm(dim=1)
+        if name.endswith("qkv.bias"):  # softmax does not see the keys' bias
+            ours, theirs = (
+                torch.cat((t[:, : size // 3], t[:, 2 * size // 3 :]), 1) for t in (ours, theirs)
+            )
+        worst = ((ours - theirs).norm(dim=1) / size_of).max().item()
+        assert worst <= bound, f"{name}: off by {worst:.3g}, allowed {bound:.3g} of its norm"
+    assert (rows[:, gaps.to(DEVICE)] == 0).all(), (
+        "something beside the blocks' own gradients is written"
+    )
+    for before, after in zip(kept, (net.weights, net.half, net.x, net.g), strict=True):
+        same(after, before, "what is given")
+    return made
+
+
+def test_blocks_again_give_the_same_bits_and_alone_the_outputs():
+    net = Net([(1, blocks_only(4, dim=16, depth=2, activation="relu"))], 8, 8, "fp32", seed=5)
+    made = net.trunk()
+    y = made.forward(net.x).clone()
+    dx, rows = (t.clone() for t in made.backward(net.g))
+    same(made.forward(net.x), y, "outputs")
+    for a, b in zip(made.backward(net.g), (dx, rows), strict=True):
+        same(a, b, "gradients")
+    same(net.trunk(training=False).forward(net.x), y, "outputs without training")
+
+
+def test_more_tiles_than_pieces_and_fewer_give_the_same_sums():
+    for batch in (8, 8 * (SPLIT + 1)):
+        splits = [(1, blocks_only(2, dim=16))]
+        net = Net(splits, 8, batch, "fp32")
+        made = net.trunk()
+        assert made.pieces == min(SPLIT, batch * 8 // TILE)
+        made.forward(net.x)
+        _, rows = made.backward(net.g)
+        grads = net.exact()[2]
+        for name in (
+            "blocks.0.feed.up.weight",
+            "blocks.0.attention.qkv.weight",
+            "blocks.0.attention.out.weight",
+        ):
+            at, size = net.places[name]
+            near(rows[:, at : at + size], grads[name].flatten(1), 1e-5, name)
+
+
+REFUSED = [
+    ({"norm": "rms"}, {}, "layer norms before each part, got rms pre"),
+    ({"norm_at": "post"}, {}, "layer norms before each part, got layer post"),
+    ({"num_kv_heads": 2}, {}, "plain heads"),
+    ({"kv_lora_rank": 8}, {}, "plain heads"),
+    ({"v_head_dim": 8}, {}, "plain heads"),
+    ({"average": 2}, {}, "no average"),
+    ({"windows": (0, 7)}, {}, "no windows"),
+    ({"qk_norm": "head"}, {}, "no query/key norm"),
+    ({"qk_rope_head_dim": 4}, {}, "no rotary positions"),
+    ({"activation": "swiglu"}, {}, "ReLU or GELU"),
+    ({"ffn_dim": 0}, {}, "ReLU or GELU feed-forward"),
+    ({"qkv_bias": False}, {}, "biases everywhere"),
+    ({"out_bias": False}, {}, "biases everywhere"),
+    ({"ffn_bias": False}, {}, "biases everywhere"),
+    ({"dim": 56}, {}, "dim in 16s up to 128, got 56"),
+    ({"dim": 144}, {}, "dim in 16s up to 128, got 144"),
+    (
+        {"head_dim": 65, "v_head_dim": 65},
+        {},
+        "at most 128 tokens and rank 64, got 82 tokens, rank 65",
+    ),
+    ({}, {"tokens": 129}, "at most 128 tokens and rank 64, got 129 tokens, rank 12"),
+    ({}, {"batch": 7}, "batch x tokens must be a multiple of 64, got 574"),
+]
+
+
+@pytest.mark.parametrize(("changes", "call", "why"), REFUSED)
+def test_it_says_why_it_cannot(changes, call, why):
+    usual = {"tokens": 82, "batch": 64}
+    assert refusal(GPT, **usual) == ""
+    assert why in refusal(GPT.replace(**changes), **{**usual, **call})
+
+
+def test_every_shape_that_was_computed_is_taken():
+    for splits, tokens, batch, precision in (c.values for c in CASES):
+        assert {refusal(shape, tokens, batch, precision) for _, shape in splits} == {""}
+
+
+@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize(
+    "shape",
+    [GPT, GPT.replace(dim=128, num_heads=2, num_kv_heads=2, head_dim=64, v_head_dim=64, depth=3)],
+)
+def test_needs_is_the_memory_of_a_model(shape, precision):
+    kind, kinds = (
+        STORED[precision],
+        [Trunk] if decoder_refusal(shape, 82, precision) else [Trunk, Narrow],
+    )
+    with torch.device("meta"):
+        params = dict(build(shape, models=3).named_parameters())
+        places, length = _layout(list(params.values()))
+        weights = torch.empty(3, length)
+        half = weights if kind == FP32 else weights.to(kind)
+        made = [
+            of(
+                [(3, shape)],
+                dict(zip(params, places, strict=True)),
+                weights,
+                half,
+                64,
+                82,
+                precision,
+            )
+            for of in kinds
+        ]
+    bytes_held = (
+        max(sum(t.numel() * t.element_size() for t in held(one)) for one in made)
+        + 3 * weights.numel() * 4
+    )  # moments, sums
+    told = 3 * needs(shape, 82, 64, precision)
+    assert bytes_held <= told <= 1.5 * bytes_held, f"{told / bytes_held:.2f} of what is held"
+
+
+def counted(name, monkeypatch):
+    """A list that grows when this function of `ends` is called."""
+    used, real = [], getattr(embed_readout, name)
+    monkeypatch.setattr(embed_readout, name, lambda *args: used.append(1) or real(*args))
+    return used
+
+
+def trained(runs, monkeypatch, blocks, kind=Trunk):
+    made, forward = [], kind.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(embed_readout, "possible", lambda x: blocks)
+        entered, left = (counted(name, patch) for name in ("enter", "leave"))
+        if kind is Trunk:  # on an H200 the other kind would take these
+            patch.setattr(fused_decoder, "decoder_refusal", lambda *given: "not now")
+        patch.setattr(ensemble, "HELD_OUT_BATCH", 16)
+        patch.setattr(ensemble, "fused_refusal", lambda run, device: "not now")
+        patch.setattr(ensemble, "trunk_refusal", lambda run, device: "" if blocks else "not now")
+        patch.setattr(kind, "forward", lambda *given: made.append(1) or forward(*given))
+        rows = engine.train(runs, device=DEVICE.type, advance=lambda n: None)
+    assert bool(made) == bool(entered) == bool(left) == blocks
+    return rows
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("fp16", 4e-3)])
+def test_training_on_the_blocks_is_training_on_the_modules(precision, bound, monkeypatch):
+    trained_alike(precision, bound, monkeypatch)
+
+
+def trained_alike(precision, bound, monkeypatch, kind=Trunk):
+    task = Regression(3, 2, curriculum=2, first_dim=1, first_points=1)
+    recipe = Recipe(
+        steps=4,
+        epoch=2,
+        batch=16,
+        held_out=16,
+        evals=1,
+        lr=0.03,
+        schedule="constant",
+        init="normal",
+        precision=precision,
+    )
+    shape = GPT.replace(
+        dim=16,
+        depth=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=8,
+        v_head_dim=8,
+        ffn_dim=64,
+        num_positions=4,
+        input_dim=3,
+    )
+    shapes = [shape, shape.replace(num_heads=4, num_kv_heads=4, head_dim=4, v_head_dim=4)]
+    runs = [
+        Run(s, task, dataclasses.replace(recipe, lr=lr), 3)
+        for s, lr in zip(shapes, (0.03, 0.02), strict=True)
+    ]
+    monkeypatch.setattr(engine, "_load", lambda folder, run: after_overflows(run))
+    ours = trained(runs, monkeypatch, True, kind)
+    exact = [
+        dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision="fp32"))
+        for run in runs
+    ]
+    for a, b in zip(ours, trained(exact, monkeypatch, False), strict=True):
+        assert a["models"] == len(runs)
+        assert a["curve"] == pytest.approx(b["curve"], rel=bound)
+        assert a["held_out"] == pytest.approx(b["held_out"], rel=bound)
+        assert a["held_out_profile"] == pytest.approx(b["held_out_profile"], rel=4 * bound)
+        assert abs(b["curve"][1] - b["curve"][0]) > 20 * bound * b["curve"][0], (
+            "it learns too little to be compared"
+        )
+
+
+@pytest.mark.parametrize(
+    ("models", "size", "dim"), [(3, (5, 17), 48), (1, (64,), 16), (2, (7, 3, 2), 101)]
+)
+def test_a_stacks_layer_norm_is_the_plain_one(models, size, dim, monkeypatch):
+    exact = Norm("layer", dim, models).double().to(DEVICE)
+    given = [normal(7, models, *size, dim) * 3 + 1, normal(8, models, dim), normal(9, models, dim)]
+    with torch.no_grad():
+        exact.weight.copy_(given[1]), exact.bias.copy_(given[2])
+    x, g = given[0].double().requires_grad_(), normal(10, models, *size, dim)
+    y = exact(x)
+    wanted = y, *torch.autograd.grad(y, [x, exact.weight, exact.bias], g.double())
+    ours = Norm("layer", dim, models).to(DEVICE)
+    ours.load_state_dict(exact.state_dict())
+    monkeypatch.setattr(embed_readout, "possible", lambda x: True)
+    used = counted("layer_norm", monkeypatch)
+    x = given[0].clone().requires_grad_()
+    for turned in (
+        x,
+        x.transpose(1, -2).contiguous().transpose(1, -2),
+    ):  # rows that do not follow each other too
+        y = ours(turned)
+        for got, want in zip(
+            (y, *torch.autograd.grad(y, [x, ours.weight, ours.bias], g)), wanted, strict=True
+        ):
+            near(got, want, 2e-6, "layer norm")
+    assert len(used) == 2
+
+
+def flat_rows(made):
+    """Parameters that lie in one row a model, as those of a stack do."""
+    params = dict(made.named_parameters())
+    places, length = _layout(list(params.values()))
+    rows = torch.full((made.models, length), NAN, device=DEVICE)
+    for (name, p), (at, size) in zip(params.items(), places, strict=True):
+        module, _, leaf = name.rpartition(".")
+        view = rows[:, at : at + size].view(p.shape)
+        view.copy_(p.detach())
+        setattr(made.get_submodule(module), leaf, torch.nn.Parameter(view))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("models", "batch", "tokens", "inputs", "dim", "places"),
+    [
+        (3, 5, 82, 20, 48, 82),
+        (1, 37, 7, 3, 16, 11),
+        (2, 2, 128, 64, 64, 128),
+        (2, 1, 1, 1, 37, 2),
+        (1, 70, 17, 5, 32, 17),
+    ],
+)
+def test_what_is_around_the_blocks_is_the_plain_one(
+    models, batch, tokens, inputs, dim, places, monkeypatch
+):
+    shape = GPT.replace(
+        dim=dim,
+        depth=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=dim,
+        v_head_dim=dim,
+        ffn_dim=16,
+        input_dim=inputs,
+        num_positions=places,
+    )
+    exact = build(shape, models=models)
+    for i, p in enumerate(exact.parameters()):
+        torch.nn.init.normal_(p, generator=seeded(i))
+    ours = flat_rows(copy.deepcopy(exact).to(DEVICE))
+    exact = exact.double().to(DEVICE)
+    x, h = normal(1, models, batch, tokens, inputs), normal(2, models, batch, tokens, dim) * 3 + 1
+    g, r = normal(3, models, batch, tokens, dim), normal(4, models, batch, tokens, 1)
+
+    def both(made, kind):
+        before = made.enter(x.to(kind))
+        inner = h.to(kind).requires_grad_()
+        after = made.leave(inner)
+        params = {name: p for name, p in made.named_parameters() if not name.startswith("blocks.")}
+        early, late = (
+            [name for name in params if name.startswith(starts)]
+            for starts in (("positions", "read_in"), ("final", "read_out"))
+        )
+        first = torch.autograd.grad(before, [params[name] for name in early], g.to(kind))
+        last = torch.autograd.grad(after, [inner, *(params[name] for name in late)], r.to(kind))
+        return dict(
+            zip(
+                ["enter", "leave", *early, "inner", *late],
+                [before, after, *first, *last],
+                strict=True,
+            )
+        )
+
+    wanted = both(exact, torch.float64)
+    monkeypatch.setattr(embed_readout, "possible", lambda x: True)
+    used = [counted(name, monkeypatch) for name in ("enter", "leave")]
+    got = both(ours, torch.float32)
+    assert used == [[1], [1]]
+    assert len(got) == 10
+    for name, want in wanted.items():
+        near(got[name], want, 3e-6, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({"positions": "none", "num_positions": 0}, 4),
+        ({"positions": "concatenated", "position_dim": 16}, 4),
+        ({"dim": 80, "num_heads": 1, "num_kv_heads": 1, "head_dim": 80, "v_head_dim": 80}, 4),
+        ({"input_dim": 65}, 4),
+        ({"num_positions": 200}, 130),
+    ],
+)
+def test_other_ways_in_stay_with_the_modules(changes, tokens, monkeypatch):
+    monkeypatch.setattr(embed_readout, "possible", lambda x: True)
+    shape = GPT.replace(depth=1, **changes)
+    made = build(shape, models=2).to(DEVICE)
+    used = counted("enter", monkeypatch)
+    x = normal(1, 2, 1, tokens, shape.input_dim)
+    assert made.enter(x).shape == (2, 1, tokens, shape.dim)
+    assert not used
+
+
+@pytest.mark.parametrize("changes", [{"output_dim": 2}, {"norm": "rms"}, {"norm": "layer-nobias"}])
+def test_other_ways_out_stay_with_the_modules(changes, monkeypatch):
+    monkeypatch.setattr(embed_readout, "possible", lambda x: True)
+    shape = GPT.replace(depth=1, **changes)
+    made, used = build(shape, models=2).to(DEVICE), counted("leave", monkeypatch)
+    assert made.leave(normal(1, 2, 1, 4, 48)).shape == (2, 1, 4, shape.output_dim)
+    assert not used
+
+
+@pytest.mark.parametrize(("models", "wide"), [(2, 19), (2, 21), (3, 20)])
+def test_inputs_of_another_size_are_refused_as_by_the_modules(models, wide, monkeypatch):
+    made = build(GPT.replace(depth=1), models=2).to(DEVICE)
+    monkeypatch.setattr(embed_readout, "possible", lambda x: True)
+    used = [counted(name, monkeypatch) for name in ("enter", "leave", "layer_norm")]
+    with pytest.raises(RuntimeError):
+        made.enter(normal(1, models, 1, 4, wide))
+    with pytest.raises(RuntimeError):
+        made.leave(normal(1, models, 1, 4, wide + 28))
+    assert used == [[], [], []]
+
+
+def test_inputs_that_have_a_gradient_stay_with_the_modules(monkeypatch):
+    monkeypatch.setattr(embed_readout, "possible", lambda x: True)
+    made = build(GPT.replace(depth=1), models=2).to(DEVICE)
+    x = normal(1, 2, 1, 4, 20).requires_grad_()
+    assert torch.autograd.grad(made.enter(x).sum(), x)[0].shape == x.shape
+
+
+def test_gradients_are_carried_times_the_tokens_only_where_half_precision_needs_it():
+    net = Net([(1, blocks_only(2, dim=16))], 8, 24, "fp16")
+    assert net.half.dtype == FP16
+    assert net.trunk().gain == 256.0
+    assert all(gain_of(192, precision) == 1.0 for precision in ("fp32", "tf32", "bf16"))

@@ -1,0 +1,147 @@
+"""The feed-forward in CUDA C++ (kernels/encoder_mlp_cuda.cu) against float64: compiled on a GPU,
+elsewhere the same lines on a CPU (warp.h)."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="what is around these kernels is written in triton")
+from kernels import test_encoder_attention_cuda
+from support.emulate import call, check_races, library, trusting
+from support.gpu import DEVICE, FP16, FP32, INTERPRETED, NAN
+from support.nets import Net, case, check_again, check_step, check_streams
+
+from headwise.kernels import encoder_attention_cuda, encoder_mlp_cuda
+
+
+def run(name, blocks, models, warps, shared, *args):
+    call(library("encoder_mlp_cuda"), name, (blocks, models), warps, shared, args)
+
+
+@pytest.fixture(autouse=True)
+def fed(monkeypatch):
+    monkeypatch.setattr(encoder_mlp_cuda, "ENOUGH", 1)
+    for _ in trusting(encoder_mlp_cuda, run, monkeypatch):
+        yield from trusting(encoder_attention_cuda, test_encoder_attention_cuda.run, monkeypatch)
+
+
+@pytest.fixture
+def trusted(monkeypatch):
+    """Without trials, which have tests of their own."""
+    for module in (encoder_attention_cuda, encoder_mlp_cuda):
+        monkeypatch.setattr(module, "proven", lambda *given: True)
+
+
+CASES = [
+    case("fp16", 64, (64, 8), batch=16, ffn_dim=256, depth=2),
+    case("fp16", 64, (16,), batch=32, ffn_dim=512, each=2, queries=1),
+    case("fp16", 64, (4,), batch=16, ffn_dim=256, width=2, positions="additive"),
+]
+
+
+@pytest.mark.parametrize("settings", CASES)
+def test_the_step_equals_the_module_through_autograd(settings, trusted):
+    assert check_step(Net(settings)).fed
+
+
+def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(trusted):
+    check_again(Net(CASES[1].values[0], seed=2))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
+@pytest.mark.parametrize("settings", CASES)
+def test_what_runs_beside_changes_no_bit(settings):
+    assert check_streams(Net(settings, seed=4)).fed
+
+
+@pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning"
+)  # of the interpreter's numpy: that is what is tested
+def test_a_gradient_that_overflows_is_seen_in_its_models_total_alone(trusted):
+    net = Net(CASES[1].values[0], seed=3)
+    step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
+    rows = step.gradient(net.x, net.target, losses)
+    assert step.totals(slice(None)).isfinite().all()
+    net.target[1] *= 1e6
+    step.gradient(net.x, net.target, losses)
+    assert step.totals(slice(None)).isfinite().tolist() == [True, False]
+    assert rows[0].isfinite().all()
+    assert not rows[1].isfinite().all()
+
+
+def test_the_kernels_are_trusted_after_a_trial():
+    assert encoder_mlp_cuda.proven(DEVICE)
+
+
+WRITTEN = [
+    ("feed", 8),
+    ("feed", 9),
+    ("feed", 10),
+    ("feed_back", 5),
+    ("feed_back", 6),
+    ("feed_back", 7),
+    ("feed_back", 8),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "amount"),
+    [*((*where, 10.0) for where in WRITTEN), ("feed", 8, NAN), ("feed_back", 9, math.inf)],
+)
+def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
+    real = encoder_mlp_cuda._run
+
+    def wrong(which, blocks, models, warps, shared, *args):
+        real(which, blocks, models, warps, shared, *args)
+        if which == name:
+            args[argument].view(-1)[:2] += amount
+
+    monkeypatch.setattr(encoder_mlp_cuda, "_run", wrong)
+    with pytest.warns(UserWarning, match=r"feed-forward of width 64 in CUDA C\+\+ is off by"):
+        assert not encoder_mlp_cuda.proven(DEVICE)
+    assert not encoder_mlp_cuda.proven(DEVICE), "and is not tried again"
+
+
+def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
+    monkeypatch.setattr(encoder_attention_cuda, "proven", lambda rank, device: True)
+    monkeypatch.setattr(encoder_mlp_cuda, "proven", lambda device: False)
+    step = Net(CASES[2].values[0]).fuse()
+    assert step.chained
+    assert not step.fed
+
+
+def test_few_models_do_not_fill_a_gpu(trusted, monkeypatch):
+    monkeypatch.setattr(encoder_mlp_cuda, "ENOUGH", 5)
+    assert not Net(CASES[0].values[0]).fuse().fed, "two models of two blocks"
+    assert Net(CASES[1].values[0]).fuse().fed, "two of four"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [((32, 256, 256, FP16), "32, 256 and 256"), ((64, 128, 256, FP16), "64, 256 and 128"), ((64, 256, 384, FP16), "64, 384 and 256"),
+     ((64, 256, 256, FP32), "got torch.float32"), ((64, 4096, 2048, FP16), "")],
+)  # fmt: skip
+def test_what_the_kernels_do_not_take_they_refuse(given, said):
+    refused = encoder_mlp_cuda.refusal(*given)
+    assert said in refused
+    assert bool(said) == bool(refused)
+
+
+def test_tiles_are_taken_two_at_a_time():
+    with pytest.raises(AssertionError, match="two at a time"):
+        encoder_mlp_cuda.back(1, 256, 2, *[None] * 10, 3 * encoder_mlp_cuda.EACH)
+
+
+BARRIERS = {  # waits that keep warps apart, by what is said of each
+    "": "",
+    "a part of the weights": "together();  // the next part of the weights",
+    "slopes": "meet(FULL, BACK_WARPS);",
+    "slopes that are written over": "meet(FREE + (tile & 1), BACK_WARPS);",
+    "a letter": "wait_for_post(now, tile >> 1);",
+}
+
+
+@pytest.mark.parametrize("dropped", BARRIERS)
+def test_warps_wait_for_each_other(dropped, tmp_path):
+    check_races("encoder_mlp_cuda", BARRIERS[dropped], tmp_path)

@@ -1,0 +1,681 @@
+"""Reading with a cache against reading everything anew: logits, text, bytes, and what is
+refused."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
+
+from headwise.cli import main
+from headwise.errors import UsageError
+from headwise.model import infer_bench
+from headwise.model.attention import Attention, decode_backend
+from headwise.model.backends import Call, forced
+from headwise.model.cache import Cache, LayerCache
+from headwise.model.generate import decode, generate, pick, prefill, read
+from headwise.model.transformer import Decoder, Encoder, build
+from headwise.shape import Shape
+
+VOCAB = 53
+BASE = Shape(
+    dim=22,
+    depth=2,
+    num_heads=6,
+    head_dim=4,
+    v_head_dim=7,
+    ffn_dim=13,
+    causal=True,
+    vocab_size=VOCAB,
+)
+LATENT = BASE.replace(kv_lora_rank=9, qk_rope_head_dim=2)
+FAMILY = {
+    "plain heads": BASE,
+    "3 KV heads": BASE.replace(num_kv_heads=3),
+    "2 KV heads": BASE.replace(num_kv_heads=2, v_head_dim=3),
+    "one KV head": BASE.replace(num_kv_heads=1, head_dim=10, v_head_dim=5),
+    "rank 1": BASE.replace(head_dim=1, v_head_dim=1),
+    "rank above dim": BASE.replace(num_heads=2, num_kv_heads=1, head_dim=26, v_head_dim=2),
+    "rotary": BASE.replace(num_kv_heads=2, qk_rope_head_dim=4, rope_theta=50.0),
+    "partly rotary": BASE.replace(head_dim=6, qk_rope_head_dim=2, rope_theta=50.0),
+    "norms of queries and keys": BASE.replace(num_kv_heads=3, qk_norm="head", max_logit=9.0),
+    "rotary, free norms": BASE.replace(qk_norm="free", qk_rope_head_dim=4),
+    "learned positions": BASE.replace(num_kv_heads=2, positions="additive", num_positions=31),
+    "biases, averaged modules": BASE.replace(
+        average=2, qkv_bias=True, out_bias=True, ffn_bias=True, num_kv_heads=3
+    ),
+    "windows": BASE.replace(depth=3, windows=(3, 0, 5), num_kv_heads=3, qk_rope_head_dim=4),
+    "narrow windows": BASE.replace(windows=(1, 2)),
+    "windows, biases, norms": BASE.replace(windows=(4,), qkv_bias=True, qk_norm="head"),
+    "latent": LATENT,
+    "latent, no rotation": BASE.replace(kv_lora_rank=9, qkv_bias=True),
+    "latent of queries too": LATENT.replace(q_lora_rank=5, qkv_bias=True),
+    "latent, all rotary": LATENT.replace(qk_rope_head_dim=4, v_head_dim=2),
+    "latent, normed": LATENT.replace(qk_norm="free", max_logit=7.0),
+    "latent in windows": LATENT.replace(q_lora_rank=11, windows=(3, 0)),
+    "latent above dim": LATENT.replace(kv_lora_rank=31, windows=(0, 4)),
+    "norms behind": BASE.replace(norm_at="post", norm="layer", activation="gelu"),
+    "parallel, untied": BASE.replace(norm_at="parallel", activation="swiglu", tied=False),
+    "sandwich, no feed-forward": BASE.replace(norm_at="sandwich", ffn_dim=0),
+}
+VECTORS = BASE.replace(
+    vocab_size=0,
+    input_dim=5,
+    output_dim=3,
+    positions="concatenated",
+    num_positions=31,
+    position_dim=2,
+)
+
+
+def filled(model, seed=0, spread=0.4):
+    """Every parameter drawn, gains and biases too."""
+    generator = seeded(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0.0, spread, generator=generator)
+    return model
+
+
+def ids(batch, tokens, seed=1):
+    return torch.randint(VOCAB, (batch, tokens), generator=seeded(seed))
+
+
+def cut(total, sizes):
+    """Pieces of these sizes, again and again, that sum to total."""
+    out = []
+    while sum(out) < total:
+        out.append(min(sizes[len(out) % len(sizes)], total - sum(out)))
+    return out
+
+
+def poisoned(cache):
+    """A cache whose memory is NaN until something is written: what is read before shows."""
+    for layer in cache.layers:
+        for part in layer.parts:
+            part.fill_(float("nan"))
+    return cache
+
+
+def check_reading(model, x, pieces, **options):
+    """Pieces read one after the other give what the whole gives at their last tokens, with the
+    bytes that were promised."""
+    shape, (batch, tokens) = model.shape, x.shape[:2]
+    dtype = next(model.parameters()).dtype
+    with torch.no_grad():
+        whole = model(x)[0]
+    cache = poisoned(Cache(shape, batch, tokens, dtype=dtype, **options))
+    promised = shape.kv_bytes(
+        tokens, batch=batch, bytes_per=dtype.itemsize, inputs=options.get("inputs", False)
+    )
+    assert (
+        cache.bytes
+        == sum(p.untyped_storage().nbytes() for layer in cache.layers for p in layer.parts)
+        == promised
+    )
+    at = 0
+    for size in pieces:
+        piece, at = x[:, at : at + size], at + size
+        y = decode(model, piece[:, 0], cache) if size == 1 else prefill(model, piece, cache)
+        close(y, whole[:, at - 1], f"after {at} tokens of {shape}")
+        assert cache.length == at
+    assert at == tokens
+
+
+# ---- one answer, with and without a cache
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+@pytest.mark.parametrize("name", FAMILY)
+def test_reading_in_pieces_equals_reading_at_once(name, inputs):
+    model = filled(Decoder(FAMILY[name])).double()
+    x = ids(3, 19)
+    for pieces in ([7] + [1] * 12, [4, 5, 1, 1, 6, 2], [1] * 3 + [16], [19]):
+        check_reading(model, x, pieces, inputs=inputs)
+    check_reading(model, x, [7] + [1] * 12, inputs=inputs, absorb=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_same_text_with_and_without_a_cache(name, dtype):
+    model = filled(Decoder(FAMILY[name]), seed=2).to(dtype)
+    for batch, length in ((1, 1), (5, 6)):
+        prompt = ids(batch, length, seed=batch)
+        anew = generate(model, prompt, 11, cached=False)
+        same(anew[:, :length], prompt)
+        assert anew.shape == (batch, length + 11)
+        same(generate(model, prompt, 11), anew)
+        same(generate(model, prompt, 11, inputs=True, chunk=4), anew)
+        for i in range(length, length + 11):  # the likeliest token is what the whole says it is
+            assert torch.equal(model(anew[:, :i])[0][:, -1].argmax(-1), anew[:, i])
+
+
+def test_drawn_text_is_the_same_too():
+    model = filled(Decoder(FAMILY["windows"]), spread=0.1).double()
+    prompt = ids(4, 3)
+    texts = [
+        generate(model, prompt, 20, temperature=1.3, top_k=k, generator=seeded(7), cached=c)
+        for k in (0, 9)
+        for c in (True, False)
+    ]
+    same(texts[0], texts[1])
+    same(texts[2], texts[3])
+    assert not torch.equal(texts[0], texts[2])
+    assert not torch.equal(
+        texts[0], generate(model, prompt, 20, temperature=1.3, generator=seeded(8))
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["2 KV heads", "rotary", "latent of queries too", "latent above dim", "windows"]
+)
+def test_half_precision_is_near(name):
+    model, x = filled(Decoder(FAMILY[name])).bfloat16(), ids(2, 13)
+    with torch.no_grad():
+        whole = filled(Decoder(FAMILY[name])).bfloat16().double()(x)[0]
+    cache = Cache(model.shape, 2, 13, dtype=torch.bfloat16)
+    y = prefill(model, x[:, :6], cache)
+    for i in range(6, 13):
+        y = decode(model, x[:, i], cache)
+    assert (y.double() - whole[:, -1]).norm() < 0.05 * whole[:, -1].norm()
+
+
+def test_vectors_are_read_as_tokens_are():
+    model = filled(build(VECTORS)).double()
+    x = torch.randn(3, 11, 5, generator=seeded(1), dtype=torch.float64)
+    check_reading(model, x, [4, 1, 1, 3, 2])
+    check_reading(model, x, [1] * 11, inputs=True)
+
+
+def test_hardmax_reads_with_a_cache():
+    model = filled(Decoder(FAMILY["rotary"], hard=True)).double()
+    check_reading(model, ids(3, 11), [4, 1, 1, 3, 1, 1])
+
+
+@st.composite
+def shapes(draw):
+    kv, rank = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    latent = draw(st.integers(0, 9))
+    heads = kv * draw(st.integers(1, 3))
+    rope = 2 * draw(st.integers(0, rank // 2))
+    return Shape(
+        dim=draw(st.sampled_from((5, 7, 11, 24))),
+        depth=draw(st.integers(2, 3)),
+        num_heads=heads,
+        num_kv_heads=heads if latent else kv,
+        head_dim=rank,
+        v_head_dim=draw(st.integers(1, 6)),
+        kv_lora_rank=latent,
+        q_lora_rank=draw(st.integers(0, 4)) if latent else 0,
+        qk_rope_head_dim=rope,
+        rope_theta=20.0,
+        windows=tuple(draw(st.lists(st.sampled_from((0, 1, 2, 3, 7)), min_size=1, max_size=2))),
+        qk_norm=draw(st.sampled_from(("none", "free") if latent else ("none", "head", "free"))),
+        qkv_bias=draw(st.booleans()),
+        ffn_dim=0,
+        causal=True,
+        vocab_size=VOCAB,
+        positions=(p := draw(st.sampled_from(("none", "additive")))),
+        num_positions=17 if p != "none" else 0,
+    )
+
+
+@examples(100)
+@given(
+    shapes(),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_any_shape_in_any_pieces(shape, batch, sizes, inputs, absorb, seed):
+    model = filled(Decoder(shape), seed).double()
+    check_reading(model, ids(batch, 13, seed), cut(13, sizes), inputs=inputs, absorb=absorb)
+
+
+# ---- what is kept
+
+
+@examples(200)
+@given(
+    shapes(),
+    st.integers(1, 5),
+    st.integers(1, 23),
+    st.sampled_from((torch.float64, torch.float32, torch.bfloat16)),
+    st.booleans(),
+)
+def test_bytes_are_those_of_the_shape(shape, batch, tokens, dtype, inputs):
+    cache = Cache(shape, batch, tokens, dtype=dtype, inputs=inputs, device="meta")
+    held = sum(part.numel() * part.element_size() for layer in cache.layers for part in layer.parts)
+    assert (
+        cache.bytes
+        == held
+        == shape.kv_bytes(tokens, batch=batch, bytes_per=dtype.itemsize, inputs=inputs)
+    )
+    a_token = sum(
+        part.shape[-1] * (part.shape[1] if part.ndim == 4 else 1) for part in cache.layers[0].parts
+    )
+    made = (
+        shape.kv_lora_rank + shape.qk_rope_head_dim
+        if shape.latent
+        else shape.num_kv_heads * (shape.head_dim + shape.v_head_dim)
+    )
+    assert a_token == (min(made, shape.dim) if inputs else made)
+    for i, layer in enumerate(cache.layers):
+        assert all(part.shape[-2] == min(tokens, shape.window(i) or tokens) for part in layer.parts)
+
+
+def test_what_each_shape_keeps():
+    for name, shape in FAMILY.items():
+        for inputs in (False, True):
+            kinds = {layer.kind for layer in Cache(shape, 1, 5, inputs=inputs).layers}
+            fewer = inputs and shape.dim < (11 if name == "latent" else shape.kv_width())
+            assert kinds == {"input" if fewer else "latent" if shape.latent else "keys"}, name
+    assert (
+        BASE.kv_bytes(5, inputs=True)
+        == 5 * 2 * 22 * 2
+        < BASE.kv_bytes(5)
+        == 5 * 2 * 6 * (4 + 7) * 2
+    )
+    assert LATENT.kv_bytes(5, inputs=True) == LATENT.kv_bytes(5) == 5 * 2 * 11 * 2
+
+
+@pytest.mark.parametrize("name", ["3 KV heads", "windows", "latent"])
+def test_every_token_is_projected_once(name):
+    model = filled(Decoder(FAMILY[name]))
+    rows = []
+    for block in model.blocks:
+        part = block.attention.kv_down if model.shape.latent else block.attention.qkv
+        part.register_forward_hook(lambda module, given, y: rows.append(y.shape[0] * y.shape[1]))
+    generate(model, ids(2, 5), 8)
+    assert sum(rows) == model.shape.depth * 2 * (5 + 8 - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [("latent in windows", False), ("latent of queries too", False), ("plain heads", True)],
+)
+def test_a_single_query_goes_to_what_is_kept_and_no_key_is_made(name, inputs, monkeypatch):
+    seen = []
+    plain = Attention._look
+    monkeypatch.setattr(
+        Attention, "_look", lambda self, q, k, v: seen.append(q.shape[-2]) or plain(self, q, k, v)
+    )
+    model = filled(Decoder(FAMILY[name])).double()
+    check_reading(model, ids(2, 9), [3, 1, 1, 1, 2, 1], inputs=inputs)
+    assert set(seen) == {3, 2}
+    check_reading(model, ids(2, 9), [3, 1, 1, 1, 2, 1], inputs=inputs, absorb=False)
+    assert set(seen) == {3, 2, 1}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_one_token_copies_nothing_that_is_kept(name, monkeypatch):
+    """No backend pads or repeats keys and values, which would move all of them at every token."""
+    model = filled(Decoder(FAMILY[name]))
+    cache = Cache(model.shape, 2, 9)
+    prefill(model, ids(2, 5), cache)
+
+    def never(*args, **options):
+        raise AssertionError("copied")
+
+    monkeypatch.setattr("headwise.model.attention.F.pad", never)
+    monkeypatch.setattr(torch.Tensor, "repeat_interleave", never)
+    decode(model, ids(2, 1)[:, 0], cache)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rank", "width"), [(1, 1), (64, 64), (128, 96), (256, 256), (264, 264), (576, 576)]
+)
+def test_the_backend_of_one_token_takes_keys_as_they_are(device, dtype, rank, width):
+    for hard in (False, True):
+        call = Call(device, dtype, 3, 2, 2, 5, 1000, rank, width, hard=hard)
+        choice = forced(decode_backend(device, dtype, rank, width, hard), call)
+        assert choice.pad == (0, 0)
+        assert not choice.repeat_kv
+        fused = (
+            not hard
+            and rank == width
+            and (device == "cpu" or (dtype == torch.bfloat16 and rank in (64, 256)))
+        )
+        assert choice.backend == ("flash" if fused else "plain")
+
+
+@examples(80)
+@given(st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.booleans())
+def test_a_window_is_a_ring(window, sizes, ordered):
+    """Against a list of all tokens: queries get at least their windows, oldest first; a single one
+    exactly its own."""
+    shape = BASE.replace(windows=(window,), num_kv_heads=1, v_head_dim=1, head_dim=1)
+    layer = LayerCache(shape, 0, 1, sum(sizes), torch.float64, "cpu", False, True)
+    at = 0
+    for size in sizes:
+        new = torch.arange(at, at + size, dtype=torch.float64).view(1, 1, size, 1)
+        at += size
+        k, v = layer.append(new, new + 0.5, ordered=ordered)
+        same(v, k + 0.5)
+        got, needed = k.flatten().tolist(), list(range(max(0, at - size - window + 1), at))
+        if size == 1:
+            got, needed = (got if ordered else sorted(got)), needed[-window:]
+        assert got[-len(needed) :] == needed
+        assert size > 1 or got == needed
+        assert got == list(range(at - len(got), at))
+    assert layer.length == at
+    kept = sorted(layer.parts[0].flatten().tolist())[-min(at, window) :]
+    assert kept == list(range(max(0, at - window), at))
+
+
+def test_a_cleared_cache_starts_again():
+    model = filled(Decoder(FAMILY["windows"])).double()
+    cache = Cache(model.shape, 2, 9, dtype=torch.float64)
+    before = [part.data_ptr() for layer in cache.layers for part in layer.parts]
+    first = prefill(model, ids(2, 9, seed=3), cache, chunk=2)
+    cache.clear()
+    assert cache.length == 0
+    prefill(model, ids(2, 9, seed=4), cache)
+    cache.clear()
+    same(prefill(model, ids(2, 9, seed=3), cache, chunk=2), first)
+    assert before == [part.data_ptr() for layer in cache.layers for part in layer.parts]
+
+
+def test_a_layer_alone_reads_with_its_own_cache():
+    shape = FAMILY["rotary"]
+    layer = filled(Attention(shape, layer=1)).double()
+    x = torch.randn(2, 7, 22, generator=seeded(1), dtype=torch.float64)
+    cache = Cache(shape, 2, 7, dtype=torch.float64).layers[1]
+    with torch.no_grad():
+        parts = [layer(piece, cache=cache) for piece in x.split([3, 1, 1, 2], 1)]
+        close(torch.cat(parts, 1), layer(x))
+
+
+# ---- picking a token
+
+
+def test_pick():
+    logits = torch.tensor([[0.1, 2.0, -1.0, 1.0], [3.0, 0.0, 2.9, 1.0]])
+    assert pick(logits).tolist() == [1, 0]
+    assert pick(logits, 0.7, 1, seeded(0)).tolist() == [1, 0]
+    count, temperature = 20_000, 0.7
+    for top_k in (0, 3):
+        drawn = pick(logits[:1].expand(count, 4), temperature, top_k, seeded(3))
+        weights = (logits[0].double() / temperature).exp()
+        if top_k:
+            weights[logits[0].argmin()] = 0
+        p = weights / weights.sum()
+        share = torch.bincount(drawn, minlength=4) / count
+        bound = STANDARD_ERRORS * (p * (1 - p) / count).sqrt()
+        assert ((share - p).abs() <= bound).all(), f"{share} for {p}, n {count}, seed 3"
+
+
+# ---- what is refused
+
+
+def refused(message, function, *args, **options):
+    with pytest.raises(UsageError) as error:
+        function(*args, **options)
+    assert str(error.value) == message
+
+
+def test_what_a_cache_refuses():
+    refused(
+        "num_heads must be a multiple of num_kv_heads, got num_heads 6, num_kv_heads 12",
+        lambda: Cache(BASE.replace(num_kv_heads=12), 1, 5),
+    )
+    refused(
+        "a cache needs a causal shape: earlier tokens must not depend on later ones, got causal "
+        "False",
+        Cache, BASE.replace(causal=False), 1, 5,
+    )  # fmt: skip
+    refused("batch of a cache must be at least 1, got 0", Cache, BASE, 0, 5)
+    refused("tokens of a cache must be at least 1, got 0", Cache, BASE, 1, 0)
+
+
+def test_a_cache_of_another_model_is_refused():
+    model = filled(Decoder(BASE))
+    x = ids(2, 4)
+    refused(
+        "cache and model must have one shape, got num_kv_heads 3 and 6",
+        prefill,
+        model,
+        x,
+        Cache(FAMILY["3 KV heads"], 2, 5),
+    )
+    refused("the cache is for a batch of 3, got 2", prefill, model, x, Cache(BASE, 3, 5))
+    refused(
+        "cache and model must share dtype and device, got torch.float64 on cpu, torch.float32 on "
+        "cpu",
+        prefill, model, x, Cache(BASE, 2, 5, dtype=torch.float64),
+    )  # fmt: skip
+    refused(
+        "a cache is for one model, got 2 stacked",
+        prefill,
+        Decoder(BASE, models=2),
+        x,
+        Cache(BASE, 2, 5),
+    )
+    layer, one = Attention(BASE), torch.zeros(2, 3, 22)
+    with torch.no_grad():
+        refused(
+            "the cache was made for another batch or shape: keys of (2, 3, 4) a token, got (2, 6, "
+            "4)",
+            layer, one, cache=Cache(FAMILY["3 KV heads"], 2, 5).layers[0],
+        )  # fmt: skip
+    refused(
+        "a cache is for inference: read into it under torch.no_grad()",
+        layer,
+        one,
+        cache=Cache(BASE, 2, 5).layers[0],
+    )
+
+
+def test_an_interrupted_step_is_noticed(monkeypatch):
+    model = filled(Decoder(BASE)).double()
+    cache = Cache(BASE, 2, 9, dtype=torch.float64)
+    first = prefill(model, ids(2, 5), cache)
+    with monkeypatch.context() as broken:
+        broken.setattr(model.blocks[1].attention, "_cached", lambda x, cache: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            decode(model, ids(2, 1)[:, 0], cache)
+    refused(
+        "a step was interrupted and the layers of the cache hold 6, 5 tokens: clear() it and read "
+        "again",
+        decode, model, ids(2, 1)[:, 0], cache,
+    )  # fmt: skip
+    cache.clear()
+    same(prefill(model, ids(2, 5), cache), first)
+
+
+@pytest.mark.parametrize("name", ["plain heads", "narrow windows", "latent"])
+def test_a_full_cache_says_so_and_stays_as_it_was(name):
+    model = filled(Decoder(FAMILY[name])).double()
+    x, cache = ids(1, 7), Cache(FAMILY[name], 1, 5, dtype=torch.float64)
+    prefill(model, x[:, :4], cache)
+    refused("a cache of 5 tokens is full: it holds 4, got 2 more", prefill, model, x[:, 4:6], cache)
+    close(decode(model, x[:, 4], cache), model(x[:, :5])[0][:, -1])
+    refused("a cache of 5 tokens is full: it holds 5, got 1 more", decode, model, x[:, 5], cache)
+
+
+def test_positions_end():
+    model = filled(Decoder(BASE.replace(positions="additive", num_positions=6)))
+    refused(
+        "at most num_positions 6 tokens fit the position table, got 7",
+        generate,
+        model,
+        ids(1, 4),
+        4,
+    )
+    assert generate(model, ids(1, 4), 3).shape == (1, 7)
+
+
+def test_bad_prompts_are_refused():
+    model = Decoder(BASE)
+    kind = "a prompt must be (batch, tokens) whole numbers, one token or more, got"
+    refused(f"{kind} (2, 0) of int64", generate, model, ids(2, 0), 3)
+    refused(f"{kind} (4,) of int64", generate, model, ids(2, 4)[0], 3)
+    refused(f"{kind} (2, 4) of float32", generate, model, torch.zeros(2, 4), 3)
+    for wrong in (VOCAB, -1):
+        prompt = ids(2, 4)
+        prompt[1, 2] = wrong
+        refused(f"token ids must be 0 to {VOCAB - 1}, got {wrong}", generate, model, prompt, 3)
+        refused(
+            f"token ids must be 0 to {VOCAB - 1}, got {wrong}",
+            decode,
+            model,
+            prompt[:, 2],
+            Cache(BASE, 2, 3),
+        )
+    vectors = "inputs must be (batch, tokens, 5) vectors, one token or more, got"
+    refused(f"{vectors} (2, 3)", prefill, build(VECTORS), torch.zeros(2, 3), Cache(VECTORS, 2, 3))
+    refused(
+        "only tokens can be generated, got vocab_size 0, output_dim 3",
+        generate,
+        build(VECTORS),
+        torch.zeros(2, 3, 5),
+        3,
+    )
+    refused(
+        "only tokens can be generated, got vocab_size 53, output_dim 3",
+        generate,
+        Decoder(BASE.replace(output_dim=3)),
+        ids(1, 2),
+        3,
+    )
+    for bad in (0, -3, 2.5, True, "2"):
+        refused(
+            f"tokens to generate must be a whole number of at least 1, got {bad!r}",
+            generate,
+            model,
+            ids(1, 2),
+            bad,
+        )
+    refused(
+        "temperature must be 0 (the likeliest token) or a positive number, got -1",
+        generate,
+        model,
+        ids(1, 2),
+        3,
+        temperature=-1,
+    )
+    refused(
+        "top_k must be 0 (all) to vocab_size 53, got 54",
+        generate,
+        model,
+        ids(1, 2),
+        3,
+        temperature=1,
+        top_k=54,
+    )
+    refused(
+        "chunk must be 0 (all at once) or more tokens, got -1",
+        prefill,
+        model,
+        ids(1, 2),
+        Cache(BASE, 1, 3),
+        chunk=-1,
+    )
+    refused((
+        "a cache needs a causal shape: earlier tokens must not depend on later ones, got causal "
+        "False"
+    ),
+            generate, Encoder(BASE.replace(causal=False)), ids(1, 2), 3)  # fmt: skip
+
+
+# ---- measured
+
+
+def test_measured_rows():
+    shape, cpu = (
+        BASE.replace(tied=False, positions="additive", num_positions=40),
+        torch.device("cpu"),
+    )
+    rows = infer_bench.measure(shape, 3, 24, 5, cpu, torch.float64, rate=1e9)
+    assert [row["keeps"] for row in rows] == ["keys, values", "inputs", "nothing"]
+    assert [row["bytes_per_token"] for row in rows] == [2 * 66 * 8, 2 * 22 * 8, 0]
+    assert [row["cache_bytes"] for row in rows] == [3 * 24 * row["bytes_per_token"] for row in rows]
+    weights = 8 * sum(
+        p.numel()
+        for name, p in build(shape).named_parameters()
+        if name not in ("embedding", "positions")
+    )
+    for row in rows:
+        assert row["step_bytes"] == weights + row["cache_bytes"]
+        assert row["bandwidth_share"] == pytest.approx(row["step_bytes"] / row["step_s"] / 1e9)
+        assert row["decode_tokens_per_s"] == pytest.approx(3 / row["step_s"])
+        assert row["faster"] == pytest.approx(rows[-1]["step_s"] / row["step_s"])
+    assert (
+        infer_bench.measure(LATENT, 1, 24, 5, cpu, torch.float32, rate=1e9)[0]["keeps"] == "latents"
+    )
+    assert infer_bench.bandwidth(cpu, 1 << 16) > 0
+    for steps in (2, 24):
+        refused(
+            f"steps must be more than 2 and fewer than the 24 tokens, got {steps}",
+            infer_bench.measure,
+            BASE,
+            1,
+            24,
+            steps,
+            cpu,
+            torch.float32,
+            1e9,
+        )
+    refused(
+        "only a causal shape decodes token by token, got causal False",
+        infer_bench.measure, BASE.replace(causal=False), 1, 24, 5, cpu, torch.float32, 1e9,
+    )  # fmt: skip
+
+
+def test_the_command_says_what_is_wrong(capsys):
+    words = ["infer", "--set", "dim=22", "depth=1", "num_heads=2"]
+    for extra, message in (
+        ([], "only a causal shape decodes token by token, got causal False"),
+        (
+            ["causal=true", "num_kv_heads=4"],
+            "num_heads must be a multiple of num_kv_heads, got num_heads 2, num_kv_heads 4",
+        ),
+        (
+            ["causal=true", "--dtype", "int8"],
+            "unknown dtype 'int8'; choices: bfloat16, float16, float32, float64",
+        ),
+        (
+            ["causal=true", "--steps", "16", "--tokens", "9"],
+            "steps must be more than 2 and fewer than the 9 tokens, got 16",
+        ),
+    ):
+        assert main([*words, *extra]) == 2
+        assert capsys.readouterr().err == f"headwise: error: {message}\n"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_captured_step_is_the_step(name):
+    device = torch.device("cuda")
+    model, x = filled(Decoder(FAMILY[name])).double().to(device), ids(3, 9).to(device)
+    with torch.no_grad():
+        whole = model(x)[0][:, -1]
+    cache, newest, found = (
+        Cache(model.shape, 3, 12, dtype=torch.float64, device=device),
+        x[:, -1:].clone(),
+        {},
+    )
+    prefill(model, x[:, :-1], cache)
+
+    def step():
+        found["y"] = read(model, newest, cache)
+
+    step()
+    close(found["y"], whole)
+    cache.clear()
+    prefill(model, x[:, :-3], cache)  # two steps warm it up, the third is captured
+    warm = iter((x[:, -3:-2], x[:, -2:-1]))
+
+    def next_step():
+        newest.copy_(next(warm, x[:, -1:]))
+        step()
+
+    replay = infer_bench.captured(next_step)
+    found["y"].zero_()
+    replay()
+    torch.cuda.synchronize()
+    close(found["y"], whole)

@@ -1,0 +1,510 @@
+"""Figures and the page: the same rows give the same bytes, and the page works alone, in a real
+browser without a network."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Error, Page, sync_playwright
+
+from headwise.cli import main
+from headwise.experiments.rank_paper import fig1
+from headwise.show import figure, report
+from headwise.show.report import write_report
+from headwise.store import Store
+
+TINY = [
+    "dim=8",
+    "points=4",
+    "ffn_dim=8",
+    "ranks=8,2,1",
+    "depths=1,2",
+    "widths=1,2",
+    "steps=16",
+    "epoch=2",
+    "batch=8",
+    "held_out=128",
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real store: 24 runs, 12 points, two of each point."""
+    path = tmp_path_factory.mktemp("report") / "store"
+    words = [word for change in TINY for word in ("--set", change)]
+    assert (
+        main(
+            [
+                "run",
+                "fig1",
+                "--device",
+                "cpu",
+                "--seeds",
+                "2",
+                "--workers",
+                "1",
+                "--store",
+                str(path),
+                *words,
+            ]
+        )
+        == 0
+    )
+    return path
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Store:
+    """A copy of it to play with."""
+    shutil.copytree(made, tmp_path / "store")
+    return Store(tmp_path / "store")
+
+
+def points_of(store: Store) -> list[dict[str, Any]]:
+    return fig1.summary(store.rows(store.experiments()["fig1"]["ids"]))
+
+
+# ---- figures
+
+MAGIC = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
+
+
+@pytest.mark.parametrize("kind", MAGIC)
+def test_the_same_rows_give_the_same_picture(kind: str, made: Path, tmp_path: Path) -> None:
+    description = fig1.figure(points_of(Store(made)))
+    first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    figure.save(description, first)
+    figure.save(json.loads(json.dumps(description)), second)
+    assert first.read_bytes().startswith(MAGIC[kind])
+    assert len(first.read_bytes()) > 5000
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_other_rows_give_another_picture(made: Path, tmp_path: Path) -> None:
+    points = points_of(Store(made))
+    figure.save(fig1.figure(points), tmp_path / "a.png")
+    figure.save(
+        fig1.figure([{**p, "held_out": p["held_out"] / 2} for p in points]), tmp_path / "b.png"
+    )
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
+    assert (tmp_path / "a.png").read_bytes() == (made / "fig1.png").read_bytes()
+
+
+def point(
+    rank: int, value: float | None, low: float | None = None, high: float | None = None, **more: Any
+) -> dict[str, Any]:
+    base = {
+        "protocol": "stream",
+        "layers": 1,
+        "width": 1,
+        "budget": "d^2",
+        "heads": 64 // rank,
+        "dim": 64,
+        "params": 7,
+        "lr": 0.1,
+        "rates": 1,
+        "n": 2,
+    }
+    return {
+        **base,
+        "rank": rank,
+        "held_out": value,
+        "low": low,
+        "high": high,
+        "train_best": value,
+        "diverged": 0,
+        "published": None,
+        **more,
+    }
+
+
+CASES = {
+    "one point": [point(64, 0.5)],
+    "no interval": [point(64, 0.5), point(32, 0.7)],
+    "an interval that reaches zero": [point(64, 0.5, -3.0, 4.0), point(32, 0.7, 0.6, 0.8)],
+    "one diverged": [point(64, None), point(32, 0.7, 0.6, 0.8)],
+    "all diverged": [point(64, None), point(32, None)],
+    "five panels": [
+        point(r, 0.5, layers=n, protocol=p)
+        for r in (64, 1)
+        for n in (1, 2, 3)
+        for p in "ab"
+        if (n, p) != (3, "b")
+    ],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_kind_of_points_is_drawn(case: str, tmp_path: Path) -> None:
+    points = sorted(CASES[case], key=lambda p: (p["protocol"], p["layers"], p["rank"]))
+    description = fig1.figure(points)
+    figure.save(description, tmp_path / "a.png")
+    page = figure.plotly_figure(description)
+    json.dumps(page, allow_nan=False)
+    assert len(page["data"]) == sum(len(panel["lines"]) for panel in description["panels"])
+    names = [trace["name"] for trace in page["data"] if trace["showlegend"]]
+    assert len(names) == len(set(names)), "a name is twice in the legend"
+
+
+def test_panels_show_all_of_their_points_and_the_references_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib.pyplot as plt
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    points = [
+        point(r, value, layers=n)
+        for n, low in ((1, 0.5), (2, 0.003))
+        for r, value in ((64, low), (32, 0.9))
+    ]
+    figure.save(fig1.figure(points), tmp_path / "a.png")
+    ((low, high),) = {ax.get_ylim() for ax in drawn[0].axes}
+    monkeypatch.undo()
+    plt.close(drawn[0])
+    assert low < 0.003
+    assert high >= 2.0
+
+
+def test_an_interval_that_reaches_zero_does_not_stretch_the_axis() -> None:
+    page = figure.plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))
+    (bars,) = (trace for trace in page["data"] if "error_y" in trace)
+    lows = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
+    highs = [y + up for y, up in zip(bars["y"], bars["error_y"]["array"], strict=True)]
+    smallest = min(y for trace in page["data"] for y in trace["y"])
+    assert lows == pytest.approx([0.6, smallest / 20]), "from low rank to high, out of the picture"
+    assert page["layout"]["yaxis"]["autorangeoptions"]["minallowed"] == pytest.approx(
+        math.log10(smallest / 2)
+    ), "where that ends"
+    assert highs == pytest.approx([0.8, 4.0])
+
+
+# ---- the page is a pure function of the store
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_page_is_a_pure_function_of_the_store(store: Store, tmp_path: Path) -> None:
+    first = snapshot(store.path)
+    (store.path / "report.html").unlink()
+    write_report(store)
+    assert snapshot(store.path) == first
+    code = (
+        "import sys; from headwise.cli import main; raise SystemExit(main(['report', '--store', "
+        "sys.argv[1], '--output', sys.argv[2]]))"
+    )
+    for seed in ("1", "2"):
+        other = tmp_path / f"{seed}.html"
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "TZ": "Pacific/Auckland"}
+        subprocess.run(
+            [sys.executable, "-c", code, store.path, other],
+            check=True,
+            capture_output=True,
+            env=environment,
+        )
+        assert other.read_bytes() == first["report.html"]
+    assert snapshot(store.path) == first
+
+
+def test_the_page_loads_nothing(made: Path) -> None:
+    page = (made / "report.html").read_text()
+    ours = page[page.index("</script>") :]  # after the library
+    assert "http://" not in ours
+    assert "https://" not in ours
+    head = page[: page.index("<script>")]
+    assert 'src="' not in head
+    assert "@import" not in head
+    assert "url(" not in head
+
+
+def test_a_store_that_has_nothing_yet(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    page = write_report(store).read_text()
+    assert "This store has no experiment yet" in page
+    store.note(
+        "fig1",
+        {"command": "headwise run fig1", "preset": "quick", "settings": {}, "ids": ["a" * 16]},
+    )
+    assert "0 of 1 runs finished" in write_report(store).read_text()
+
+
+def test_an_unfinished_experiment_says_how_far_it_is(store: Store) -> None:
+    ids = store.experiments()["fig1"]["ids"]
+    shutil.rmtree(store.runs_path / ids[0])
+    assert "23 of 24 runs finished" in write_report(store).read_text()
+
+
+def test_rows_of_another_version_have_other_columns(store: Store) -> None:
+    first, second, *_ = store.rows()
+    store.add({**first, "invented": 7})
+    store.add({k: v for k, v in second.items() if k != "host_cpus"})
+    page = write_report(store).read_text()
+    assert "<th>invented</th>" in page
+    assert "<th>host_cpus</th>" in page
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = next(
+        (
+            path
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (path := shutil.which(name))
+        ),
+        None,
+    )
+    with sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except Error:
+            if found or "CI" in os.environ:
+                raise
+            pytest.skip(
+                "there is no browser: install Debian's chromium, or run `playwright install "
+                "chromium`"
+            )
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A page that was opened offline, with everything it asked for and said."""
+
+    def __init__(self, browser: Browser, path: Path) -> None:
+        self.context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+        self.page: Page = self.context.new_page()
+        self.requests: list[str] = []
+        self.said: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
+        self.page.goto(path.as_uri())
+        self.path = path
+
+    def assert_quiet(self) -> None:
+        assert self.requests == [self.path.as_uri()]
+        assert self.said == []
+
+    def cells(self, table: str, column: int) -> list[str]:
+        return self.page.locator(
+            f"table[data-name={table}] tbody tr td:nth-child({column + 1})"
+        ).all_inner_texts()
+
+    def heading(self, text: str) -> int:
+        return self.page.locator("table[data-name=points] th").all_inner_texts().index(text)
+
+    def sort_by(self, text: str) -> list[str]:
+        self.page.locator("table[data-name=points] th button").get_by_text(text, exact=True).click()
+        return self.cells("points", self.heading(text))
+
+    def value(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+
+@pytest.fixture
+def opened(browser: Browser, made: Path) -> Iterator[Watched]:
+    watched = Watched(browser, made / "report.html")
+    yield watched
+    watched.assert_quiet()
+    watched.context.close()
+
+
+TRACES = "document.querySelectorAll('#plot-fig1 .scatterlayer .trace').length"
+
+
+def test_the_figure_is_drawn_offline(opened: Watched, made: Path) -> None:
+    description = fig1.figure(points_of(Store(made)))
+    opened.page.wait_for_function(f"{TRACES} > 0")
+    assert opened.value(TRACES) == sum(
+        bool(line["x"]) for panel in description["panels"] for line in panel["lines"]
+    )
+    dots = opened.value("document.querySelectorAll('#plot-fig1 .scatterlayer .point').length")
+    assert dots == sum(len(line["x"]) for panel in description["panels"] for line in panel["lines"])
+    bars = opened.value("document.querySelectorAll('#plot-fig1 .errorbar').length")
+    assert bars == 12, "an interval a point"
+    titles = opened.page.locator("#plot-fig1 .annotation-text").all_text_contents()
+    assert titles == ["1 layer", "predicting zero", "2 layers"]
+
+
+def test_nothing_overlaps_or_is_cut_off(opened: Watched) -> None:
+    opened.page.wait_for_function(f"{TRACES} > 0")
+    boxes: dict[str, list[float]] = opened.value(
+        """Object.fromEntries(Object.entries({plot: '#plot-fig1', legend: '#plot-fig1 .legend', title: '#plot-fig1 .g-gtitle',
+        y: '#plot-fig1 .g-ytitle', ticks: '#plot-fig1 .yaxislayer-above', x: '#plot-fig1 .g-xtitle', panel: '#plot-fig1 .annotation-text'})
+        .map(([k, s]) => [k, (r => [r.left, r.top, r.right, r.bottom])(document.querySelector(s).getBoundingClientRect())]))"""
+    )
+    left, top, right, bottom = boxes.pop("plot")
+    for name, (x0, y0, x1, y1) in boxes.items():
+        assert left - 1 <= x0 < x1 <= right + 1, name
+        assert top - 1 <= y0 < y1 <= bottom + 1, name
+    names = list(boxes)
+    for i, one in enumerate(names):
+        for two in names[i + 1 :]:
+            a, b = boxes[one], boxes[two]
+            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+            assert apart, (one, two, a, b)
+    assert opened.value("document.documentElement.scrollWidth <= window.innerWidth"), (
+        "the page is wider than its window"
+    )
+
+
+def test_the_table_has_a_row_for_every_point_with_its_interval(opened: Watched, made: Path) -> None:
+    points = points_of(Store(made))
+    assert opened.cells("points", opened.heading("rank")) == [str(p["rank"]) for p in points]
+    errors = opened.cells("points", opened.heading("held-out error"))
+    assert errors == [f"{p['held_out']:.4f} ± {(p['high'] - p['low']) / 2:.4f}" for p in points]
+    assert set(opened.cells("points", opened.heading("n"))) == {"2"}
+    assert opened.cells("points", opened.heading("budget")) == [
+        p["budget"].replace("^", "") for p in points
+    ]
+    assert opened.page.locator("table[data-name=points] sup").count() == len(points)
+
+
+def test_a_click_on_a_name_hides_its_lines_and_another_brings_them_back(opened: Watched) -> None:
+    opened.page.wait_for_function(f"{TRACES} > 0")
+    before = opened.value(TRACES)
+    item = opened.page.locator("#plot-fig1 .legendtoggle").first
+    item.click()
+    opened.page.wait_for_function(f"{TRACES} == {before - 2}")  # the same name in both panels
+    opened.page.wait_for_timeout(500)  # two clicks at once would be a double-click
+    item.click()
+    opened.page.wait_for_function(f"{TRACES} == {before}")
+
+
+def test_columns_sort_both_ways_by_number(opened: Watched, made: Path) -> None:
+    ranks = sorted(p["rank"] for p in points_of(Store(made)))
+    assert opened.sort_by("rank") == [str(r) for r in ranks]
+    assert opened.sort_by("rank") == [str(r) for r in reversed(ranks)]
+    errors = [float(text.split()[0]) for text in opened.sort_by("held-out error")]
+    assert errors == sorted(errors)
+    params = [int(text.replace(",", "")) for text in opened.sort_by("parameters")]
+    assert params == sorted(params)
+    assert len(set(params)) > 1
+
+
+def test_another_run_has_another_learning_curve(opened: Watched, made: Path) -> None:
+    rows = Store(made).rows(Store(made).experiments()["fig1"]["ids"])
+    select = opened.page.locator("#pick-fig1")
+    assert select.locator("option").count() == len(rows) == 24
+    for index in (0, 5, 23):
+        select.select_option(index=index)
+        shown = opened.value(
+            "document.getElementById('curve-fig1').data.map(line => [line.x, line.y])"
+        )
+        row = rows[index]
+        assert shown[0][1] == pytest.approx(row["curve"], rel=1e-3)
+        assert shown[0][0] == [2 * (e + 1) for e in range(8)]
+        assert shown[1][0] == [2 * e for e, _ in row["held_out_curve"]]
+        assert shown[1][1] == pytest.approx([v for _, v in row["held_out_curve"]], rel=1e-3)
+        label = select.locator("option").nth(index).inner_text()
+        assert label.endswith(
+            f"of rank {row['head_dim']}, stream, rate {row['lr']:g}, seed {row['seed']}"
+        )
+    assert opened.value("document.querySelectorAll('#curve-fig1 .scatterlayer .trace').length") == 2
+
+
+def test_all_settings_are_there_once(opened: Watched, made: Path) -> None:
+    opened.page.locator("summary").click()
+    row = Store(made).rows()[0]
+    text = opened.page.locator("details").inner_text()
+    for name in set(row) - report.HIDDEN:
+        assert name in text, name
+    assert opened.page.locator("table[data-name=rows] tbody tr").count() == 24
+
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}\u2028"
+
+
+def test_hostile_strings_are_text(browser: Browser, store: Store) -> None:
+    """In the command, in settings, and in every text of every row."""
+    asked = store.experiments()["fig1"]
+    store.note(
+        "fig1",
+        {**asked, "command": f"headwise run {EVIL}", "preset": EVIL, "settings": {EVIL: EVIL}},
+    )
+    for row in store.rows():
+        store.add(
+            {
+                **row,
+                "device": EVIL,
+                "commit": EVIL,
+                "protocol": EVIL,
+                "init": EVIL,
+                EVIL: f"{EVIL}{row['seed']}",
+            }
+        )
+    watched = Watched(browser, write_report(store))
+    page = watched.page
+    page.wait_for_function(f"{TRACES} > 0")
+    assert page.locator("img").count() == 0
+    assert page.locator("pre").inner_text() == f"headwise run {EVIL}"
+    assert set(watched.cells("points", 0)) == {EVIL}
+    page.locator("summary").click()
+    page.locator("table[data-name=rows] th button").last.click()
+    page.locator("#pick-fig1").select_option(index=3)
+    watched.assert_quiet()
+    watched.context.close()
+
+
+def test_diverged_runs_are_shown_and_sorted_last(browser: Browser, store: Store) -> None:
+    gone = [row for row in store.rows() if row["head_dim"] == 8 and row["depth"] == 1]
+    for row in gone:
+        curve = [2.5, None]
+        store.add(
+            {
+                **row,
+                "status": "diverged",
+                "held_out": None,
+                "train_last": None,
+                "curve": curve,
+                "held_out_curve": [[1, None]],
+            }
+        )
+    watched = Watched(browser, write_report(store))
+    watched.page.wait_for_function(f"{TRACES} > 0")
+    texts = watched.sort_by("held-out error")
+    assert texts[-2:] == ["diverged", "diverged"]
+    numbers = [float(text.split()[0]) for text in texts[:-2]]
+    assert numbers == sorted(numbers)
+    assert all(math.isfinite(x) for x in numbers)
+    watched.assert_quiet()
+    watched.context.close()
+
+
+def test_an_empty_store_opens_too(browser: Browser, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.note(
+        "fig1",
+        {"command": "headwise run fig1", "preset": "quick", "settings": {}, "ids": ["a" * 16]},
+    )
+    watched = Watched(browser, write_report(store))
+    assert "0 of 1 runs finished" in watched.page.locator("body").inner_text()
+    watched.assert_quiet()
+    watched.context.close()
+
+
+def test_a_panels_title_stands_in_the_middle_above_it() -> None:
+    """Plotly's own choice moves titles to the middle of the page, one over the other."""
+    layout = figure.plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))["layout"]
+    panels = [layout[name]["domain"] for name in sorted(layout) if name.startswith("xaxis")]
+    titles = [
+        a for a in layout["annotations"] if a["xref"] == "paper" and a.get("yanchor") == "bottom"
+    ]
+    assert len(titles) == len(panels)
+    assert [(a["xanchor"], a["x"]) for a in titles] == [
+        ("center", pytest.approx(sum(domain) / 2)) for domain in panels
+    ]

@@ -1,0 +1,115 @@
+"""Our CUDA C++ on a CPU: the same lines with a warp as a vector of 32 (warp.h)."""
+
+import ctypes
+import functools
+import getpass
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.gpu import INTERPRETED
+
+from headwise.kernels import nvrtc
+
+HERE = Path(__file__).parent
+
+
+@functools.cache
+def library(name, **defined):
+    """kernels/<name>.cu by way of <name>.cpp, made once for all workers and tests of the same
+    sources."""
+    words = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        *(f"-D{key}={value}" for key, value in defined.items()),
+    ]
+    kernels = Path(nvrtc.__file__).parent
+    sources = [
+        HERE / f"{name}.cpp",
+        HERE / "warp.h",
+        kernels / "encoder.cuh",
+        kernels / f"{name}.cu",
+    ]
+    key = hashlib.sha256(
+        b"".join([" ".join(words).encode(), *(p.read_bytes() for p in sources)])
+    ).hexdigest()[:16]
+    made = Path(tempfile.gettempdir()) / f"headwise-{name}-{getpass.getuser()}-{key}.so"
+    if not made.exists():
+        unfinished = made.with_suffix(f".{os.getpid()}")
+        subprocess.run(
+            [
+                *words,
+                f"-I{HERE}",
+                f"-I{sources[-1].parent}",
+                "-o",
+                str(unfinished),
+                str(sources[0]),
+            ],
+            check=True,
+        )
+        unfinished.rename(made)
+    return ctypes.CDLL(str(made))
+
+
+def call(made, name, grid, warps, shared, args):
+    """A kernel of such a library on a grid of blocks."""
+    getattr(made, f"run_{name}")(*grid, warps, shared, *map(nvrtc._argument, args))
+
+
+def trusting(module, run, monkeypatch):
+    """For a fixture: a module's kernels, which nobody has tried yet, without a GPU by `run`."""
+    if INTERPRETED:
+        if not shutil.which("g++"):
+            pytest.skip("needs a GPU, or g++")
+        monkeypatch.setattr(module, "_run", run)
+        monkeypatch.setattr(nvrtc, "missing", lambda device: "")
+    module._proven.cache_clear()
+    yield
+    module._proven.cache_clear()
+
+
+def check_races(name, dropped, folder, **defined):
+    """<name>_races.cpp under a sanitizer that sees what two threads do to one place: nothing, but
+    where one of the waits is dropped."""
+    if not INTERPRETED:
+        pytest.skip("races are looked for on a CPU")
+    source = (Path(nvrtc.__file__).parent / f"{name}.cu").read_text()
+    assert not dropped or source.count(dropped) == 1
+    waits = re.sub(r"\b(together|meet|wait_for_post)(?=\()", "left_out", dropped)
+    (folder / f"{name}.cu").write_text(source.replace(dropped, waits) if dropped else source)
+    words = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-fsanitize=thread",
+        "-pthread",
+        *(f"-D{key}={value}" for key, value in defined.items()),
+    ]
+    words += [
+        f"-I{folder}",
+        f"-I{HERE}",
+        f"-I{Path(nvrtc.__file__).parent}",
+        "-o",
+        folder / "races",
+        HERE / f"{name}_races.cpp",
+    ]
+    made = subprocess.run(words, capture_output=True, text=True)
+    if made.returncode:
+        assert "tsan" in made.stderr, made.stderr
+        pytest.skip("g++ has no thread sanitizer here")
+    ran = subprocess.run(
+        [folder / "races"], capture_output=True, text=True, env={"TSAN_OPTIONS": "halt_on_error=1"}
+    )
+    if "unexpected memory mapping" in ran.stderr:
+        pytest.skip("the thread sanitizer does not know this kernel's memory")
+    assert ("data race" in ran.stderr) == bool(dropped), ran.stdout + ran.stderr
+    assert dropped or ran.stdout == "finite\n"

@@ -1,0 +1,797 @@
+"""Linear regression in context: prompts by brute force, baselines by Monte Carlo, the decoder
+against GPT-2's."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from support.small_runs import bits
+from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
+from torch import Tensor
+
+from headwise.errors import UsageError
+from headwise.experiments import settings_of
+from headwise.experiments.rank_paper import regression
+from headwise.model.transformer import INITS, build, fresh, initialise, paper_shape
+from headwise.shape import Shape
+from headwise.tasks import Farthest, Regression
+from headwise.training.engine import most_models, train
+from headwise.training.ensemble import HELD_OUT_BATCH, HELD_OUT_SEED, Stack, begin
+from headwise.training.fused_encoder import refusal
+from headwise.training.run import ADDED, Recipe, Run, block_steps, derive, draw_block
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+TASK = Regression(dim=5, points=7, curriculum=3, first_dim=2, first_points=3)
+
+
+def together(runs: list[Run], **options: Any) -> list[dict[str, Any]]:
+    return train(runs, device="cpu", advance=lambda _: None, **options)
+
+
+# ---- prompts
+
+
+def check_prompt(x_TD: Tensor, target_P2: Tensor, dim: int, points: int) -> None:
+    """One prompt token by token: x, y, x, y, ...; one w for all; what is not in play is zero or
+    does not count."""
+    xs, ys = x_TD[0::2].double().numpy(), x_TD[1::2].double().numpy()
+    count, width = xs.shape
+    for i in range(count):
+        assert all(xs[i, :dim] != 0)
+        assert all(xs[i, dim:] == 0), "coordinates beyond those in play"
+        assert all(ys[i, 1:] == 0), "a y token has one number"
+        assert ys[i, 0] == target_P2[i, 0]
+        assert target_P2[i, 1] == pytest.approx(count / points if i < points else 0.0)
+    seen = xs[:, :dim]
+    w, *_ = np.linalg.lstsq(seen[:dim], ys[:dim, 0], rcond=None)
+    if count > dim and np.linalg.cond(seen[:dim]) < 100:
+        assert np.allclose(seen @ w, ys[:, 0], atol=1e-3), "no w explains all pairs"
+        assert np.abs(w).max() < 8
+    assert width == x_TD.shape[1]
+
+
+@examples(60)
+@given(
+    st.tuples(
+        st.integers(1, 7),
+        st.integers(2, 11),
+        st.integers(0, 5),
+        st.integers(1, 8),
+        st.integers(1, 12),
+    ),
+    st.integers(0, 40),
+    st.integers(0, 2**16),
+)
+def test_prompts_are_right_at_every_size_and_stage(sizes, step, seed):
+    dim, points, curriculum, first_dim, first_points = sizes
+    task = Regression(*sizes)
+    x, target = task.sample(seeded(seed), 3, step)
+    assert x.shape == (3, task.tokens, dim)
+    assert task.tokens == 2 * points
+    assert target.shape == (3, points, 2)
+    stages = 0 if curriculum == 0 else step // curriculum
+    active = (
+        (min(dim, first_dim + stages), min(points, first_points + 2 * stages))
+        if curriculum
+        else (dim, points)
+    )
+    for b in range(3):
+        check_prompt(x[b], target[b], *active)
+    x, target = task.sample(seeded(seed), 3)
+    for b in range(3):
+        check_prompt(x[b], target[b], dim, points)  # what is judged is never the easier task
+
+
+def test_every_prompt_has_a_function_of_its_own_and_all_are_standard_normal():
+    """x and w have mean 0 and covariance I, w is independent of x; n = 20000 prompts, seed 3."""
+    n, d, points = 20_000, 3, 5
+    x_BTD, target = Regression(d, points).sample(seeded(3), n)
+    x_BPD, y_BP = x_BTD[:, ::2].double(), target[..., 0].double()
+    w_BD = torch.linalg.solve(x_BPD[:, :d], y_BP[:, :d])
+    well = (
+        torch.linalg.cond(x_BPD[:, :d]) < 100
+    )  # where single precision tells w; that depends on x alone
+    for what, t in (("w", w_BD[well]), *((f"x_{i}", x_BPD[:, i]) for i in range(points))):
+        m = len(t)
+        assert t.mean(0).abs().max() < STANDARD_ERRORS / math.sqrt(m), what
+        off = (t.T @ t / m - torch.eye(d)).abs()
+        assert off.max() < STANDARD_ERRORS * math.sqrt(2 / m), what
+    cross = w_BD[well].T @ x_BPD[well, -1] / well.sum()
+    assert cross.abs().max() < STANDARD_ERRORS / math.sqrt(well.sum())
+    between = (w_BD[:-1] * w_BD[1:])[well[:-1] & well[1:]].mean(0)
+    assert between.abs().max() < STANDARD_ERRORS / math.sqrt(0.8 * n), (
+        "neighbouring prompts share a function"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (0, (2, 3)),
+        (2, (2, 3)),
+        (3, (3, 5)),
+        (5, (3, 5)),
+        (6, (4, 7)),
+        (8, (4, 7)),
+        (9, (5, 7)),
+        (10**9, (5, 7)),
+        (None, (5, 7)),
+    ],
+)
+def test_the_curriculum_moves_at_the_multiples_of_its_length(step, expected):
+    assert TASK.active(step) == expected
+    assert dataclasses.replace(TASK, curriculum=0).active(step) == (5, 7)
+
+
+def test_the_paper_s_curriculum_is_garg_s():
+    """Fact sheet d.10: dimensions 5 -> 20 by 1 and points 11 -> 41 by 2 every 2000 steps: both are
+    there at step 30,000."""
+    (task,) = {run.task for run in regression.runs(regression.PRESETS["paper"])}
+    assert isinstance(task, Regression)
+    for step, expected in (
+        (0, (5, 11)),
+        (1999, (5, 11)),
+        (2000, (6, 13)),
+        (29_999, (19, 39)),
+        (30_000, (20, 41)),
+        (499_999, (20, 41)),
+    ):
+        assert task.active(step) == expected
+
+
+def in_play(x: Tensor, target: Tensor) -> tuple[int, int]:
+    """How many coordinates and pairs of (batch, tokens, dim) prompts are in play."""
+    return int((x[:, ::2] != 0).any(0).any(0).sum()), int((target[..., 1] != 0).any(0).sum())
+
+
+@pytest.mark.parametrize("protocol", ["stream", "replay"])
+@pytest.mark.parametrize(
+    ("curriculum", "epoch"), [(3, 6), (3, 5), (4, 6), (7, 20), (1, 4), (60, 20), (0, 20)]
+)
+def test_every_step_of_training_sees_its_own_stage(protocol, curriculum, epoch):
+    """Also where a stage ends within an epoch, or within what would be drawn at once; under replay
+    only the stage changes."""
+    task = dataclasses.replace(TASK, curriculum=curriculum)
+    recipe = Recipe(steps=4 * epoch, epoch=epoch, batch=11, protocol=protocol)
+    run = Run(regression.decoder(16, 1, 2, task), task, recipe, seed=5)
+    per_block = block_steps(task, recipe)
+    assert epoch % per_block == 0
+    drawn = []
+    for step in range(recipe.steps):
+        x, target = draw_block(run, step // per_block, CPU)
+        assert x.shape == (per_block, 11, 14, 5)
+        assert target.shape == (per_block, 11, 7, 2)
+        x, target = x[step % per_block], target[step % per_block]
+        stage = step // curriculum if curriculum else 99
+        assert in_play(x, target) == (min(5, 2 + stage), min(7, 3 + 2 * stage)), f"step {step}"
+        drawn.append(x)
+    first = [x[:, ::2, :2] for x in drawn]  # the coordinates that are always in play
+    for step in range(epoch, recipe.steps):
+        assert torch.equal(first[step], first[step % epoch]) == (protocol == "replay"), (
+            f"step {step}"
+        )
+
+
+def test_without_a_curriculum_as_much_is_drawn_at_once_as_ever():
+    recipe = Recipe(steps=100, epoch=50, batch=8)
+    assert block_steps(Regression(5, 7), recipe) == block_steps(Farthest(5, 14), recipe) == 25
+    assert block_steps(Regression(5, 7, curriculum=2000), recipe) == 25
+
+
+# ---- the error
+
+
+def loop(outputs: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The error of each query of one model's (batch, tokens, width) outputs, one prompt and one
+    pair at a time."""
+    batch, points = target.shape[:2]
+    out = np.zeros(points)
+    for b in range(batch):
+        for i in range(points):
+            answer, weight = target[b, i]
+            out[i] += weight * (outputs[b, 2 * i, 0] - answer) ** 2 / batch
+    return out
+
+
+@pytest.mark.parametrize("step", [0, 4, None])
+@pytest.mark.parametrize("width", [1, 3])
+def test_loss_and_profile_equal_a_loop(step, width):
+    _, target = TASK.sample(seeded(4), 13, step)
+    outputs = torch.randn(2, 13, 14, width, generator=seeded(5))
+    expected = torch.tensor(
+        np.stack([loop(o.double().numpy(), target.double().numpy()) for o in outputs])
+    )
+    for given_target in (target, target.expand(2, *target.shape)):
+        told, loss = TASK.measures(outputs, given_target), TASK.loss(outputs, given_target)
+        assert set(told) == {"profile"}
+        profile = told["profile"]
+        assert (profile.shape, loss.shape) == ((2, 7), (2,))
+        close(profile, expected)
+        close(loss, expected.mean(1))
+    close(TASK.loss(outputs[1], target), expected[1].mean())
+    close(TASK.measures(outputs[1], target)["profile"], expected[1])
+    points = TASK.active(step)[1]
+    plain = (outputs[..., 0:14:2, 0] - target[..., 0])[..., :points].square().double()
+    close(TASK.loss(outputs, target), plain.mean((1, 2)), "the mean over what is in play")
+
+
+def test_the_error_judges_the_first_number_at_each_x_alone():
+    _, target = TASK.sample(seeded(4), 13)
+    outputs = torch.randn(2, 13, 14, 3, generator=seeded(5))
+    spoiled = outputs.clone()
+    spoiled[..., 1::2, :] = math.nan
+    spoiled[..., 1:] = math.nan
+    same(TASK.loss(spoiled, target), TASK.loss(outputs, target))
+    same(TASK.measures(spoiled, target)["profile"], TASK.measures(outputs, target)["profile"])
+    outputs[..., ::2, 0] = target[..., 0]
+    same(TASK.loss(outputs, target), torch.zeros(2))
+
+
+# ---- baselines
+
+
+def test_least_squares_is_what_it_says():
+    """After k pairs the solution of least norm errs by d - k, then by nothing: numpy's own solver,
+    n = 1500, seed 7."""
+    task, n = Regression(5, 8), 1500
+    x, target = (t.double().numpy() for t in task.sample(seeded(7), n))
+    xs, ys, told = x[:, ::2], target[..., 0], task.baseline_profile()["least squares"]
+    assert told == [5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0]
+    for k in range(8):
+        errors = np.array(
+            [
+                (xs[b, k] @ np.linalg.lstsq(xs[b, :k], ys[b, :k], rcond=None)[0] - ys[b, k]) ** 2
+                for b in range(n)
+            ]
+        )
+        if k < 5:
+            assert abs(errors.mean() - told[k]) < STANDARD_ERRORS * errors.std() / math.sqrt(n), (
+                f"k {k}"
+            )
+        else:
+            assert np.median(errors) < 1e-8, (
+                f"k {k}"
+            )  # rounding, which a nearly singular prompt makes large
+
+
+def test_averaging_is_what_it_says():
+    """w = mean of y_i x_i errs by d (d + 1)/k: n = 20000, seed 8."""
+    task, n = Regression(5, 9), 20_000
+    x, target = (t.double() for t in task.sample(seeded(8), n))
+    xs, ys, told = x[:, ::2], target[..., 0], task.baseline_profile()["averaging"]
+    for k in range(9):
+        w = (ys[:, :k, None] * xs[:, :k]).sum(1) / max(k, 1)
+        errors = ((w * xs[:, k]).sum(-1) - ys[:, k]).square()
+        assert abs(errors.mean() - told[k]) < STANDARD_ERRORS * errors.std() / math.sqrt(n), (
+            f"k {k}: {errors.mean():.3f}, told {told[k]}"
+        )
+
+
+def test_three_nearest_is_what_it_says():
+    """The mean answer of the nearest three pairs before, one distance at a time, on the same 4,096
+    prompts; and n = 20000 others."""
+    task, generator = Regression(3, 7), seeded(0)
+    told, total = np.array(task.baseline_profile()["3 nearest"]), np.zeros(7)
+    for _ in range(16):
+        x, target = (t.double().numpy() for t in task.sample(generator, 256))
+        for xs, ys in zip(x[:, ::2], target[..., 0], strict=True):
+            for k in range(7):
+                near = sorted(
+                    range(k), key=lambda i, xs=xs, k=k: float(((xs[i] - xs[k]) ** 2).sum())
+                )[:3]
+                total[k] += (sum(ys[i] for i in near) / max(len(near), 1) - ys[k]) ** 2
+    assert total / 4096 == pytest.approx(told, rel=1e-9)
+    n = 20_000
+    x, target = (t.double().numpy() for t in task.sample(seeded(9), n))
+    xs, ys = x[:, ::2], target[..., 0]
+    near = np.argsort(((xs[:, :6] - xs[:, 6:]) ** 2).sum(-1), 1)[:, :3]
+    errors = (np.take_along_axis(ys, near, 1).mean(1) - ys[:, 6]) ** 2
+    assert abs(errors.mean() - told[6]) < STANDARD_ERRORS * errors.std() * math.sqrt(
+        1 / n + 1 / 4096
+    ), "seed 9"
+
+
+@pytest.mark.parametrize(
+    "task", [Regression(1, 2), Regression(5, 3), Regression(3, 11, curriculum=7)], ids=str
+)
+def test_baselines_are_the_means_of_their_profiles(task):
+    profile, means = task.baseline_profile(), task.baselines()
+    assert set(profile) == set(means) == {"zero", "least squares", "averaging", "3 nearest"}
+    for name, errors in profile.items():
+        assert len(errors) == task.points
+        assert means[name] == pytest.approx(np.mean(errors))
+        if name != "3 nearest":
+            assert errors[0] == task.dim, "before the first pair nothing is known"
+    assert set(profile["zero"]) == {float(task.dim)}
+    profile["3 nearest"].clear()
+    assert len(task.baseline_profile()["3 nearest"]) == task.points, "the caller's list is its own"
+
+
+# ---- what does not fit is refused in one line
+
+SHAPE = regression.decoder(16, 1, 2, TASK)
+
+
+def refused(make: Any, **fields: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        make(**fields)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("dim", 1), ("first_dim", 1), ("first_points", 1), ("points", 2), ("curriculum", 0)],
+)
+def test_sizes_of_the_task_are_whole_numbers(name, least):
+    for bad in (least - 1, -3, 2.0, "7", True, None):
+        told = refused(Regression, **{"dim": 5, "points": 7, name: bad})
+        assert told == f"{name} must be a whole number of at least {least}, got {bad!r}"
+
+
+CAUSAL = (
+    "a shape for this task must be causal, because later tokens hold the answers; got causal False"
+)
+BESIDE = {"dim": 19, "head_dim": 3, "v_head_dim": 3, "positions": "concatenated", "position_dim": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"input_dim": 6},
+            "a shape's input_dim must be its task's dim, got input_dim 6, task dim 5",
+        ),
+        (
+            {"input_dim": 6} | BESIDE,
+            "a shape's input_dim must be its task's dim, got input_dim 6, task dim 5",
+        ),
+        ({"input_dim": 0}, "a shape's dim must be its task's dim, got dim 16, task dim 5"),
+        (
+            {"input_dim": 0} | BESIDE,
+            "a shape's dim must be its task's dim beside 3 of positions, got dim 19, task dim 5",
+        ),
+        ({"output_dim": 2}, "output_dim must be the width of the task's answers, 1, got 2"),
+        ({"causal": False}, CAUSAL),
+        ({"num_positions": 13}, "num_positions must be at least the task's 14 tokens, got 13"),
+    ],
+)
+def test_a_shape_that_does_not_fit_the_task_is_refused_in_one_line(changes, message):
+    assert (
+        refused(Run, shape=SHAPE.replace(**changes), task=TASK, recipe=Recipe(steps=100)) == message
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"dim": 8, "input_dim": 12},
+            "outputs must be at least as wide as the task's answers, 12, got 8",
+        ),
+        (
+            {"dim": 1, "num_heads": 1, "input_dim": 12},
+            "outputs must be at least as wide as the task's answers, 12, got 1",
+        ),
+        (
+            {"dim": 12, "output_dim": 5},
+            "output_dim must be the width of the task's answers, 12, got 5",
+        ),
+    ],
+)
+def test_answers_that_do_not_fit_in_the_outputs_are_refused_in_one_line(fields, message):
+    shape = Shape(**{"depth": 1, "num_heads": 2, **fields})
+    assert refused(Run, shape=shape, task=Farthest(12, 5), recipe=Recipe(steps=100)) == message
+    Run(
+        Shape(dim=14, depth=1, num_heads=2, input_dim=12), Farthest(12, 5), Recipe(steps=100)
+    )  # the first twelve are judged
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "16",
+        "16x3",
+        "16x3x0",
+        "16x3x-1",
+        "16x3x1x1",
+        "16xax1",
+        "16 x3x1",
+        "16x3x²",
+        "16X3X1",
+        "x3x1",
+    ],
+)
+def test_what_names_no_shape_is_refused_in_one_line(word):
+    told = refused(settings_of, module=regression, preset="quick", changes=[f"shapes={word}"])
+    assert told == f"shapes are width x layers x heads like 48x12x2, got {word!r}"
+
+
+def test_lists_of_shapes_that_make_no_sense_are_refused_in_one_line():
+    for changes, message in (
+        (["shapes="], "shapes must not be empty"),
+        (["shapes=16x3x1,16x3x1"], "shapes must differ from each other, got 16x3x1, 16x3x1"),
+        (["protocols="], "protocols must not be empty"),
+        (["shapes=16x3x3"], "heads must divide the width, got 3 heads and width 16 in '16x3x3'"),
+    ):
+        assert refused(settings_of, module=regression, preset="quick", changes=changes) == message
+
+
+def test_the_kernels_of_the_gpu_step_refuse_maps_at_the_ends():
+    plain = paper_shape(16, 1, 8, 1, ffn_dim=64)
+    assert refusal(plain, 16, 64) == ""
+    for name in ("input_dim", "output_dim"):
+        assert (
+            refusal(plain.replace(**{name: 16}), 16, 64)
+            == "it has no maps that read vectors in or out"
+        )
+
+
+# ---- the decoder
+
+
+def filled(model: Any, seed: int = 0, spread: float = 0.3) -> Any:
+    generator = seeded(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0.0, spread, generator=generator)
+    return model
+
+
+class Garg(torch.nn.Module):
+    """The model of Garg et al. 2022 out of library parts, with the exact GELU and our norm's
+    epsilon."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        config = transformers.GPT2Config(
+            n_positions=shape.num_positions,
+            n_embd=shape.dim,
+            n_layer=shape.depth,
+            n_head=shape.num_heads,
+            vocab_size=1,
+            activation_function="gelu",
+            layer_norm_epsilon=1e-6,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+        )
+        self.read_in = torch.nn.Linear(shape.input_dim, shape.dim)
+        self.backbone = transformers.GPT2Model(config)
+        self.read_out = torch.nn.Linear(shape.dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read_out(self.backbone(inputs_embeds=self.read_in(x)).last_hidden_state)
+
+    def copy(self, weights: dict[str, Tensor]) -> None:
+        """Ours, by name; GPT-2's matrices are stored the other way round."""
+        theirs = {
+            "backbone.wte.weight": torch.zeros(1, weights["positions"].shape[1]),
+            "backbone.wpe.weight": weights["positions"],
+        }
+        for name in ("read_in.weight", "read_in.bias", "read_out.weight", "read_out.bias"):
+            theirs[name] = weights[name]
+        for end in ("weight", "bias"):
+            theirs[f"backbone.ln_f.{end}"] = weights[f"final_norm.{end}"]
+        for i in range(len(self.backbone.h)):
+            ours, block = f"blocks.{i}.", f"backbone.h.{i}."
+            for end in ("weight", "bias"):
+                theirs[f"{block}ln_1.{end}"], theirs[f"{block}ln_2.{end}"] = (
+                    weights[f"{ours}norm1.{end}"],
+                    weights[f"{ours}norm2.{end}"],
+                )
+            for part, name in (
+                ("attn.c_attn", "attention.qkv"),
+                ("mlp.c_fc", "feed.up"),
+                ("mlp.c_proj", "feed.down"),
+            ):
+                theirs[f"{block}{part}.weight"] = weights[f"{ours}{name}.weight"].T
+                theirs[f"{block}{part}.bias"] = weights[f"{ours}{name}.bias"]
+            theirs[f"{block}attn.c_proj.weight"] = weights[f"{ours}attention.out.weight"].T
+            theirs[f"{block}attn.c_proj.bias"] = weights[f"{ours}attention.out_bias"].flatten()
+        self.load_state_dict(theirs)
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "heads"), [(14, 1, 1), (12, 2, 3), (48, 2, 16), (10, 3, 5)]
+)
+def test_the_decoder_is_gpt2_between_two_linear_maps(width, depth, heads):
+    """Values, and the gradient of every weight, of the task's own error."""
+    shape = regression.decoder(width, depth, heads, TASK)
+    ours, theirs = filled(build(shape)), Garg(shape)
+    assert (
+        shape.params == sum(p.numel() for p in theirs.parameters()) - width
+    )  # its table of one token
+    theirs.copy(ours.state_dict())
+    x, target = TASK.sample(seeded(1), 11)
+    y, _ = ours(x)
+    expected = theirs(x)
+    assert y.shape == (11, 14, 1)
+    close(y, expected)
+    mine = dict(
+        zip(
+            (n for n, _ in ours.named_parameters()),
+            torch.autograd.grad(TASK.loss(y, target), list(ours.parameters())),
+            strict=True,
+        )
+    )
+    carrier = Garg(shape)
+    carrier.copy(mine)
+    TASK.loss(expected, target).backward()
+    largest = max(g.abs().max().item() for g in mine.values())
+    for (name, p), q in zip(theirs.named_parameters(), carrier.parameters(), strict=True):
+        if "wte" not in name:
+            assert p.grad is not None
+            close(q, p.grad, name, largest)
+
+
+def test_the_decoder_s_sizes_follow_the_task():
+    shape = regression.decoder(48, 12, 16, Regression(20, 41))
+    assert (shape.in_dim, shape.out_dim, shape.num_positions, shape.ffn_dim, shape.head_dim) == (
+        20,
+        1,
+        82,
+        192,
+        3,
+    )
+    block = 48 * 144 + 144 + 48 * 48 + 48 + 48 * 192 + 192 + 192 * 48 + 48 + 4 * 48
+    assert shape.params == 20 * 48 + 48 + 82 * 48 + 12 * block + 2 * 48 + 48 + 1
+    assert regression.decoder(48, 12, 16, Regression(20, 41), ffn_dim=7).ffn_dim == 7
+    assert len({run.shape.params for run in regression.runs(regression.PRESETS["paper"])}) == 1, (
+        "heads are free"
+    )
+
+
+@pytest.mark.parametrize("models", [None, 3])
+def test_an_answer_sees_nothing_of_what_comes_after_its_x(models):
+    """Above all not its own y, which is the next token."""
+    lead = () if models is None else (models,)
+    model = filled(build(SHAPE, models=models), spread=0.5)
+    x, _ = TASK.sample(seeded(2), 5)
+    x = x.expand(*lead, *x.shape).clone()
+    y, _ = model(x)
+    for at in range(14):
+        changed = x.clone()
+        changed[..., at, :] += 1.0
+        z, _ = model(changed)
+        same(z[..., :at, :], y[..., :at, :], f"answers before token {at}")
+        assert (z[..., at, :] != y[..., at, :]).any(), f"token {at} itself"
+        assert at == 13 or (z[..., -1, :] != y[..., -1, :]).any(), (
+            f"token {at} is not seen at the end"
+        )
+
+
+@pytest.mark.parametrize(("output_dim", "models"), [(1, 2), (3, 2), (16, 2), (17, 3), (1, None)])
+def test_the_padded_read_out_is_a_linear_map(output_dim, models):
+    shape = Shape(dim=11, depth=1, num_heads=1, output_dim=output_dim, ffn_dim=0)
+    lead = () if models is None else (models,)
+    model = filled(build(shape, models=models)).double()
+    y, out = model(
+        torch.randn(*lead, 2, 5, 11, generator=seeded(1), dtype=torch.float64), keep=True
+    )
+    h, weight, bias = (
+        model.final_norm(out["layer 0"]["residual"]),
+        model.read_out.weight,
+        model.read_out.bias,
+    )
+    close(y, torch.einsum("...bti,...oi->...bto", h, weight) + bias.view(*lead, 1, 1, output_dim))
+
+
+def test_maps_at_the_ends_start_as_the_library_s():
+    """U(+-1/sqrt(fan in)), biases too, under every scheme; and the rest of a model starts as it
+    does without them."""
+    shape = Shape(
+        dim=512,
+        depth=1,
+        num_heads=2,
+        input_dim=64,
+        output_dim=256,
+        ffn_dim=5,
+        positions="additive",
+        num_positions=3,
+    )
+    for scheme in sorted({*INITS} - {"original"}):  # that is for models without them
+        model, bare = build(shape), build(shape.replace(input_dim=0, output_dim=0))
+        initialise(model, scheme, seeded(3))
+        initialise(bare, scheme, seeded(3))
+        for part, fan_in in ((model.read_in, 64), (model.read_out, 512)):
+            for t in (part.weight, part.bias):
+                n, bound = t.numel(), fan_in**-0.5
+                assert bound * (1 - 20 / n) <= t.abs().max() <= bound, scheme
+                assert abs(t.mean()) < STANDARD_ERRORS * bound / math.sqrt(3 * n), scheme
+                assert abs(3 * t.var() / bound**2 - 1) < STANDARD_ERRORS * math.sqrt(0.8 / n), (
+                    scheme
+                )
+        for (name, p), q in zip(
+            bare.blocks.named_parameters(), model.blocks.parameters(), strict=True
+        ):
+            same(p, q, name)
+    stacked = fresh(SHAPE, "normal", [3, 1], seeded)
+    for m, seed in enumerate((3, 1)):
+        one = build(SHAPE)
+        initialise(one, "normal", seeded(seed))
+        for (name, p), q in zip(stacked.named_parameters(), one.parameters(), strict=True):
+            same(p[m], q, name)
+
+
+def test_activation_bytes_of_the_decoder_in_closed_form():
+    """What comes in; norm, q k v, output, log-sum-exp; norm, hidden twice for the GELU; the norm
+    and map at the end, the error."""
+    shape = regression.decoder(64, 1, 4, TASK).replace(num_positions=37)
+    layer = (2 * 64 + 2) + 64 + 3 * 64 + 64 + 4 + (2 * 64 + 2) + 64 + 2 * 256
+    assert shape.activation_bytes(37, batch=3) == 4 * 37 * 3 * (5 + layer + (2 * 64 + 2) + 64 + 1)
+
+
+# ---- runs
+
+
+RECIPE = Recipe(
+    steps=12, epoch=4, batch=16, held_out=300, evals=2, init="normal", lr=0.003, beta2=0.999
+)
+EVEN = Regression(dim=3, points=8, curriculum=3, first_dim=1, first_points=4)
+
+
+def decoders(task: Regression, heads: tuple[int, ...], **recipe: Any) -> list[Run]:
+    return [
+        Run(regression.decoder(16, 2, h, task), task, dataclasses.replace(RECIPE, **recipe), seed)
+        for h in heads
+        for seed in range(2)
+    ]
+
+
+def test_many_heads_at_once_are_each_alone_bit_for_bit():
+    runs = [*decoders(EVEN, (1, 2, 4, 16)), *decoders(EVEN, (8,), protocol="replay", lr=0.01)]
+    rows = together(runs)
+    assert {row["models"] for row in rows} == {len(runs)}, "they were not stacked"
+    assert [bits(row) for row in rows] == [bits(together([run])[0]) for run in runs]
+    assert len({row["held_out"] for row in rows}) == len(runs)
+
+
+@pytest.mark.parametrize(
+    "task", [Regression(3, 7), Regression(1, 8), Regression(5, 3, curriculum=5)], ids=str
+)
+def test_so_are_runs_of_prime_sizes(task):
+    runs = decoders(task, (1, 4), steps=4, held_out=128)
+    assert [bits(row) for row in together(runs)] == [bits(together([run])[0]) for run in runs]
+
+
+def test_a_map_from_one_number_is_not_stacked_on_a_cpu():
+    assert most_models(decoders(Regression(3, 8), (2,))[0], CPU) > 1
+    assert most_models(decoders(Regression(1, 8), (2,))[0], CPU) == 1  # a matrix of one column
+
+
+def test_the_profile_of_a_row_is_the_error_of_each_query_on_the_held_out_prompts(tmp_path):
+    """From the kept weights, one model and one query at a time; and its mean is the held-out
+    error."""
+    runs = decoders(EVEN, (1, 4))
+    rows = together(runs, folder=tmp_path, keep_weights=True)
+    from safetensors.torch import load_file
+
+    for run, row in zip(runs, rows, strict=True):
+        model = build(run.shape)
+        model.load_state_dict(load_file(tmp_path / run.id / "weights.safetensors"))
+        batches = []
+        for batch in range(3):  # 300 prompts, rounded up
+            generator = torch.Generator().manual_seed(derive(HELD_OUT_SEED, "held out", batch))
+            x, target = run.task.sample(generator, HELD_OUT_BATCH)
+            with torch.no_grad():
+                batches.append(loop(model(x)[0].double().numpy(), target.double().numpy()))
+        assert row["held_out_profile"] == pytest.approx(np.mean(batches, 0), rel=1e-4)
+        assert np.mean(row["held_out_profile"]) == pytest.approx(row["held_out"], rel=1e-6)
+        assert row["zero_error"] == 3.0
+        assert row["held_out_profile"][0] > 1.0, "without a pair nobody knows the answer"
+
+
+def test_only_tasks_that_tell_their_queries_apart_have_a_profile():
+    run = Run(
+        paper_shape(12, 1, 4, ffn_dim=16),
+        Farthest(12, 4),
+        Recipe(steps=2, epoch=2, batch=4, held_out=16),
+    )
+    assert Stack([begin(run)], CPU).judged()[1] == {}
+    (row,) = together([run])
+    assert {key for key in row if key.startswith("held_out")} == {
+        "held_out",
+        "held_out_sequences",
+        "held_out_se",
+        "held_out_curve",
+    }
+    assert not set(ADDED) & set(row)
+
+
+def test_a_run_that_diverges_has_no_profile_and_leaves_the_others_theirs():
+    sane = decoders(EVEN, (1, 4))
+    wild = decoders(EVEN, (2,), lr=1e6, schedule="constant")[:1]
+    rows = together([*sane[:2], *wild, *sane[2:]])
+    lost = rows.pop(2)
+    assert lost["status"] == "diverged"
+    assert lost["models"] == 5, "it was not stacked with the others"
+    assert "held_out_profile" not in lost
+    assert [bits(row) for row in rows] == [bits(row) for row in together(sane)]
+
+
+def test_a_small_model_learns_from_its_prompt():
+    """One dimension: y/x of any pair is the answer. After training the last query errs far less
+    than the first."""
+    task = Regression(1, 4)
+    run = Run(
+        regression.decoder(16, 2, 2, task),
+        task,
+        Recipe(steps=400, epoch=100, batch=64, lr=0.01, held_out=512, evals=1),
+    )
+    (row,) = together([run])
+    assert row["held_out_profile"][0] > 0.8
+    assert row["held_out_profile"][-1] < 0.4, row["held_out_profile"]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_other_precisions_train(precision):
+    (run,) = decoders(EVEN, (2,), precision=precision)[:1]
+    (exact,) = decoders(EVEN, (2,))[:1]
+    assert together([run])[0]["held_out"] == pytest.approx(
+        together([exact])[0]["held_out"], rel=0.03
+    )
+
+
+# ---- ids
+
+
+def run_of_row(row: dict[str, Any]) -> Run:
+    """A run from its row, which holds all of it; the recipe's count of held-out sequences has
+    another name there."""
+    shape = {f.name: row[f.name] for f in dataclasses.fields(Shape) if f.name in row}
+    recipe = {f.name: row[f.name] for f in dataclasses.fields(Recipe)} | {
+        "held_out": row["held_out_sequences"]
+    }
+    task = {"name": row["task"]} | {
+        k.removeprefix("task_"): v for k, v in row.items() if k.startswith("task_")
+    }
+    return Run.of({"shape": shape, "task": task, "recipe": recipe, "seed": row["seed"]})
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/fig1/*.jsonl")), ids=lambda p: p.name)
+def test_rows_on_disk_are_found_by_the_ids_they_were_made_under(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) >= {"supplement.jsonl": 3, "lost.jsonl": 1}.get(path.name, 21)
+    for row in rows:
+        assert run_of_row(row).id == row["id"]
+
+
+def test_fields_that_came_later_are_in_a_spec_only_where_they_are_used():
+    recipe = Recipe(steps=100)
+    plain = Run(paper_shape(12, 1, 4, ffn_dim=20), Farthest(12, 5), recipe)
+    assert not set(ADDED) & set(plain.spec()["shape"])
+    assert set(plain.spec()["shape"]) == {f.name for f in dataclasses.fields(Shape)} - set(ADDED)
+    both = Run(SHAPE, TASK, recipe, 3)
+    assert both.spec()["shape"].keys() == {f.name for f in dataclasses.fields(Shape)}
+    one = Run(SHAPE.replace(output_dim=0), TASK, recipe, 3)
+    assert "output_dim" not in one.spec()["shape"]
+    assert one.spec()["shape"]["input_dim"] == 5
+    for run in (plain, both, one):
+        again = Run.of(json.loads(json.dumps(run.spec())))
+        assert again == run
+        assert again.id == run.id
+    assert len({plain.id, both.id, one.id}) == 3
+
+
+def test_the_id_of_a_run_is_what_it_was():
+    """A literal: results on disk are found by it, so a change of hashing must be on purpose."""
+    assert Run(SHAPE, TASK, Recipe(steps=100), 3).id == "dd20bfa1ceb73874"
+
+
+def test_the_id_changes_with_every_field_of_the_task():
+    others = [
+        dataclasses.replace(TASK, **{name: getattr(TASK, name) + 1})
+        for name in ("curriculum", "first_dim", "first_points")
+    ]
+    others += [dataclasses.replace(TASK, points=6)]
+    assert len({Run(SHAPE, task, RECIPE).id for task in (TASK, *others)}) == 5
