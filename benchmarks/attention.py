@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise import attend
+from headwise.device import commit
 from headwise.model.attention import mask_of, plain
 from headwise.model.backends import Call, choose_backend
-from headwise.training.engine import commit
 
 WIDTHS = (
     (14, 128, 128),

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
+from headwise.device import numerics, pick_device, provenance
 from headwise.experiments.rank_paper.fig1 import PRESETS, runs
 from headwise.files import write_whole
 from headwise.progress import Progress
-from headwise.training.engine import pick_device, provenance
-from headwise.training.ensemble import Stack, begin, numerics
+from headwise.training.ensemble import Stack, begin
 from headwise.training.run import PRECISIONS, PROTOCOLS, Run
 
 

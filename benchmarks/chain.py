@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.figure1 import events
+from headwise.device import commit
 from headwise.kernels import encoder_attention_cuda, nvrtc
-from headwise.training.engine import commit
 
 MODELS, TOKENS, WIDTH, CALLS = 14, 4096, 64, 4
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from headwise.device import numerics
 from headwise.model.attention import attend, mask_of, plain
 from headwise.model.backends import Call, choose_backend
 from headwise.model.transformer import paper_shape
 from headwise.tasks import Farthest
-from headwise.training.ensemble import Stack, begin, numerics
+from headwise.training.ensemble import Stack, begin
 from headwise.training.run import Recipe, Run
 
 GPU = torch.device("cuda")

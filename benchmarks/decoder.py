@@ -24,13 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.device import commit, numerics
 from headwise.lm.corpus import find_text, find_tokenizer, load
 from headwise.lm.distributed import Ranks
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import COMPILED, Training, many_shapes, peak_of
 from headwise.shape import Shape
-from headwise.training.engine import commit
-from headwise.training.ensemble import numerics
 
 
 class PlainBlock(nn.Module):

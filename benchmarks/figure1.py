@@ -30,11 +30,12 @@ import torch
 
 from benchmarks.competent import competent_step
 from benchmarks.stock import StockEncoder
+from headwise.device import commit, numerics
 from headwise.experiments.rank_paper.fig1 import PRESETS, budget, runs
 from headwise.model.transformer import paper_shape
 from headwise.tasks import Farthest
-from headwise.training.engine import commit, most_models
-from headwise.training.ensemble import Stack, begin, fused_refusal, numerics
+from headwise.training.engine import most_models
+from headwise.training.ensemble import Stack, begin, fused_refusal
 
 GPU = torch.device("cuda")
 DEPTHS, WIDTHS, RANKS = (1, 3, 5), (1, 8, 64), (64, 8, 1)

@@ -24,7 +24,8 @@ from headwise.execute.sweep import cores, sweep
 from headwise.experiments.rank_paper import fig1
 from headwise.shape import Shape
 from headwise.store import Store
-from headwise.training.run import Run, draw_block
+from headwise.training.data import draw_block
+from headwise.training.run import Run
 
 
 def stock_seconds_per_step(run: Run, steps: int, warmup: int = 5) -> float:

@@ -26,12 +26,12 @@ import torch
 from torch import nn
 
 from benchmarks.figure1 import GPU, Results, events, repeats_of
+from headwise.device import commit, numerics
 from headwise.experiments.common import plural
 from headwise.experiments.rank_paper.regression import PRESETS, runs
 from headwise.kernels import nvrtc
 from headwise.tasks import Regression
-from headwise.training.engine import commit
-from headwise.training.ensemble import Stack, begin, numerics
+from headwise.training.ensemble import Stack, begin
 
 PAPER = PRESETS["paper"]
 HEADS = (1, 2, 4, 8, 16)

@@ -22,8 +22,9 @@ import re
 from pathlib import Path
 
 from headwise.experiments.rank_paper import fig1, length, positions
+from headwise.rows import Row
 from headwise.stats import group
-from headwise.training.run import REPLAYED, Row
+from headwise.training.run import REPLAYED
 
 WIDTH = 64  # attention modules side by side: budget d^3
 NEAR = 0.1

@@ -292,6 +292,16 @@ class Shape:
         """A copy with some fields changed; sizes that were derived stay as they are."""
         return Shape.of({**dataclasses.asdict(self), **changes})
 
+    def widths_key(self) -> Any:
+        """Shapes with equal keys differ only in how the same widths are cut into heads, so that
+        their models train in one ensemble."""
+        if self.latent or self.qk_norm != "none" or self.qk_rope_head_dim:
+            return self
+        fields = dataclasses.asdict(self)
+        H, KV = fields.pop("num_heads"), fields.pop("num_kv_heads")
+        R, V = fields.pop("head_dim"), fields.pop("v_head_dim")
+        return H * R, KV * R, KV * V, H * V, *fields.items()
+
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Shape:
         """A shape from a mapping (the inverse of `dataclasses.asdict`); unknown keys are

@@ -22,12 +22,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headwise.errors import UsageError
 from headwise.files import append_line, read_lines, write_whole
-from headwise.training.run import CHECKPOINT_FILE, Row, Run
+from headwise.rows import CHECKPOINT_FILE, Row, Specified
 
+S = TypeVar("S", bound=Specified)
 FORMAT = 1
 MARK = "headwise.json"
 
@@ -112,15 +113,15 @@ class Store:
         found = [row for row in map(self.row, ids) if row is not None]
         return found if not_commit is None else [r for r in found if r.get("commit") != not_commit]
 
-    def missing(self, runs: Sequence[Run]) -> list[Run]:
+    def missing(self, runs: Sequence[S]) -> list[S]:
         """The runs that have no row yet, each once."""
         return [run for run in {r.id: r for r in runs}.values() if self.row(run.id) is None]
 
-    def begun(self, runs: Sequence[Run]) -> int:
+    def begun(self, runs: Sequence[S]) -> int:
         """How many of the runs have a checkpoint to go on from."""
         return sum((self.runs_path / run.id / CHECKPOINT_FILE).exists() for run in runs)
 
-    def tidy(self, runs: Sequence[Run]) -> None:
+    def tidy(self, runs: Sequence[S]) -> None:
         """Remove checkpoints of finished runs, left by a kill between the row and the removal."""
         for run in runs:
             left = self.runs_path / run.id / CHECKPOINT_FILE
@@ -128,7 +129,7 @@ class Store:
                 left.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def claim(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
+    def claim(self, runs: Sequence[S]) -> Iterator[list[S]]:
         """Hold the runs that nobody else holds and that are not finished; frees them at the end."""
         self.open()
         with contextlib.ExitStack() as held:

@@ -22,9 +22,10 @@ from headwise.execute.sweep import MOST_RUNS, chunks_of, cost, sweep
 from headwise.experiments import settings_of
 from headwise.experiments.rank_paper import fig1
 from headwise.model.transformer import paper_shape
+from headwise.rows import MEASURED
 from headwise.store import Store
 from headwise.tasks import Farthest
-from headwise.training.run import MEASURED, Recipe, Run, stack_key
+from headwise.training.run import Recipe, Run, ensemble_key
 
 # 16 runs in four stacks, several seconds of work
 CHANGES = [
@@ -371,7 +372,7 @@ def test_chunks_are_a_partition_of_what_stacks(
     chunks = chunks_of(runs, workers)
     assert sorted(run.id for chunk in chunks for run in chunk) == sorted(run.id for run in runs)
     assert all(0 < len(chunk) <= MOST_RUNS for chunk in chunks)
-    assert all(len({stack_key(run) for run in chunk}) == 1 for chunk in chunks)
+    assert all(len({ensemble_key(run) for run in chunk}) == 1 for chunk in chunks)
     costs = [sum(map(cost, chunk)) for chunk in chunks]
     assert costs == sorted(costs, reverse=True)
     if workers > 1:  # without its last run no chunk is more than half of a worker's share

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwise.device import numerics
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, settings_of
 from headwise.experiments.common import CHOICES
 from headwise.experiments.leaner_paper import budget_map
 from headwise.model.transformer import build
+from headwise.seeds import derive
 from headwise.show import figure
 from headwise.store import Store
 from headwise.theory.conditioning import attention_spectra
 from headwise.training.engine import train
-from headwise.training.ensemble import numerics
-from headwise.training.run import derive
 
 QUICK = budget_map.PRESETS["quick"]
 TINY = dataclasses.replace(

@@ -17,12 +17,13 @@ from headwise.execute.sweep import cost
 from headwise.experiments import EXPERIMENTS, PARTS, cell, find, settings_of
 from headwise.experiments.rank_paper import length, positions
 from headwise.model.transformer import build, score_geometry
+from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.show import figure
 from headwise.tasks import Farthest
 from headwise.training.engine import row_of
 from headwise.training.ensemble import Stack, State, begin
-from headwise.training.run import Run, derive
+from headwise.training.run import Run
 
 NAMES = sorted(
     name for name, module in EXPERIMENTS.items() if not hasattr(module, "make")

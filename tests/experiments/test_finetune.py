@@ -19,12 +19,13 @@ from headwise.execute.sweep import sweep
 from headwise.experiments import EXPERIMENTS, settings_of
 from headwise.experiments.common import shape_of
 from headwise.experiments.leaner_paper import finetune
+from headwise.rows import MEASURED
 from headwise.show import figure
 from headwise.store import Store
 from headwise.tasks import Farthest, Masked, Sentences
 from headwise.training.engine import _load, train
 from headwise.training.ensemble import begin
-from headwise.training.run import MEASURED, Recipe, Run
+from headwise.training.run import Recipe, Run
 
 pytestmark = pytest.mark.usefixtures("no_network")
 

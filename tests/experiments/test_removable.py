@@ -19,6 +19,7 @@ from headwise.experiments import EXPERIMENTS, cell, settings_of
 from headwise.experiments.common import CHOICES, change
 from headwise.experiments.leaner_paper import removable
 from headwise.model.transformer import build, fresh, initialise
+from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.show import figure
 from headwise.stats import difference
@@ -26,7 +27,6 @@ from headwise.store import Store
 from headwise.theory.conditioning import attention_spectra
 from headwise.training.engine import train
 from headwise.training.ensemble import Stack, begin
-from headwise.training.run import derive
 
 CONDITIONED = ("spectral", "orthogonal")
 ALL = ("normal", *CONDITIONED)

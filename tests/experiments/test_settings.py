@@ -10,8 +10,8 @@ from headwise.cli import main
 from headwise.errors import UsageError
 from headwise.experiments import settings_of
 from headwise.experiments.leaner_paper import budget_map
+from headwise.rows import Row
 from headwise.shape import Shape
-from headwise.training.run import Row
 
 SHORT = ["steps=4", "epoch=2", "batch=4", "held_out=8", "evals=1"]
 

@@ -40,10 +40,10 @@ from headwise.lm.optim import rate
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import JUDGED, PEAKS, UNLIKE, Training, peak_of, pretrain, ratio
 from headwise.model.transformer import Decoder, initialise
+from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.store import Store
 from headwise.tasks.text import Text, generated
-from headwise.training.run import derive
 
 CPU = torch.device("cpu")
 SHAPE = Shape(

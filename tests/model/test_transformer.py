@@ -22,7 +22,6 @@ from headwise.model.transformer import (
     fresh,
     initialise,
     paper_shape,
-    split_key,
 )
 from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, Shape
 from headwise.tasks import Farthest, Regression
@@ -212,7 +211,7 @@ SPLITS = {
 @pytest.mark.parametrize(("batch", "tokens", "equal"), [(4, 8, same), (3, 7, close)])
 def test_models_that_split_the_same_width_stack(name, batch, tokens, equal):
     shapes = SPLITS[name]
-    assert len({split_key(s) for s in shapes}) == 1
+    assert len({s.widths_key() for s in shapes}) == 1
     counts = (2, 1, 3)
     stacked = filled(build(shapes[0], models=6, splits=list(zip(counts, shapes, strict=True))))
     each = [s for count, s in zip(counts, shapes, strict=True) for _ in range(count)]
@@ -260,9 +259,9 @@ def test_shapes_of_equal_split_key_have_equal_parameters():
         {"windows": (3,)},
         {"logit_scale": 0.5},
     ):
-        assert split_key(shape.replace(**changes)) != split_key(shape), changes
+        assert shape.replace(**changes).widths_key() != shape.widths_key(), changes
     rotary = [Shape(dim=12, depth=1, num_heads=h, qk_rope_head_dim=2) for h in (2, 3)]
-    assert split_key(rotary[0]) != split_key(rotary[1])  # angles belong to a rank
+    assert rotary[0].widths_key() != rotary[1].widths_key()  # angles belong to a rank
 
 
 # ---- the rank paper's encoder

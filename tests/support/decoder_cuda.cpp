@@ -1,4 +1,4 @@
-// kernels/decoder_cuda.cu on a CPU, for tests/test_gpu_decoder.py.
+// kernels/decoder_cuda.cu on a CPU, for tests/kernels/test_decoder_cuda.py.
 #include "warp.h"
 
 #include "decoder_cuda.cu"

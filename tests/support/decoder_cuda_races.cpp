@@ -1,5 +1,5 @@
 // Two layers of kernels/decoder_cuda.cu forward and back on a CPU, for a build that finds races (emulate.py).
-#include "decoder.cpp"
+#include "decoder_cuda.cpp"
 
 int main() {
     constexpr int M = 1, D = WIDTH, H = HIDDEN, batch = 3, pieces = 2;  // fewer than sequences, and than tiles

@@ -1,4 +1,4 @@
-// kernels/encoder_attention_cuda.cu on a CPU, for tests/test_gpu_chain.py.
+// kernels/encoder_attention_cuda.cu on a CPU, for tests/kernels/test_encoder_attention_cuda.py.
 #include "warp.h"
 
 #include "encoder.cuh"

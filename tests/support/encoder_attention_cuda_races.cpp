@@ -1,5 +1,5 @@
 // A layer of kernels/encoder_attention_cuda.cu forward and back on a CPU, for a build that finds races (emulate.py).
-#include "chain.cpp"
+#include "encoder_attention_cuda.cpp"
 
 int main() {
     constexpr int D = 64, T = 256, C = 128, average = 2, shares = 1, pieces = 1;  // two tiles of tokens, two blocks of columns

@@ -1,4 +1,4 @@
-// kernels/encoder_mlp_cuda.cu on a CPU, for tests/test_gpu_feed.py.
+// kernels/encoder_mlp_cuda.cu on a CPU, for tests/kernels/test_encoder_mlp_cuda.py.
 #include "warp.h"
 
 #include "encoder.cuh"

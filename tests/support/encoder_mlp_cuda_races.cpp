@@ -1,5 +1,5 @@
 // A layer of kernels/encoder_mlp_cuda.cu forward and back on a CPU, for a build that finds races (emulate.py).
-#include "feed.cpp"
+#include "encoder_mlp_cuda.cpp"
 
 int main() {
     constexpr int D = 64, T = 512, hidden = 768;  // four tiles of tokens, six blocks of hidden units: more than lie in shared memory at once

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 
 from headwise.model.transformer import build, paper_shape
+from headwise.rows import MEASURED
 from headwise.shape import Shape
 from headwise.tasks import Farthest
 from headwise.training.engine import train
 from headwise.training.ensemble import State, _layout, begin
-from headwise.training.run import MEASURED, Recipe, Run
+from headwise.training.run import Recipe, Run
 
 CPU = torch.device("cpu")
 

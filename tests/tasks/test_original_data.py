@@ -12,9 +12,10 @@ from headwise.errors import UsageError
 from headwise.model.transformer import build, initialise, paper_shape
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Nearest
+from headwise.training.data import draw_block
 from headwise.training.engine import train
 from headwise.training.ensemble import begin
-from headwise.training.run import Recipe, Run, draw_block
+from headwise.training.run import Recipe, Run
 
 CPU = torch.device("cpu")
 SEED = 613

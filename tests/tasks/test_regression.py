@@ -21,12 +21,14 @@ from headwise.errors import UsageError
 from headwise.experiments import settings_of
 from headwise.experiments.rank_paper import regression
 from headwise.model.transformer import INITS, build, fresh, initialise, paper_shape
+from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Regression
+from headwise.training.data import block_steps, draw_block
 from headwise.training.engine import most_models, train
 from headwise.training.ensemble import HELD_OUT_BATCH, HELD_OUT_SEED, Stack, begin
 from headwise.training.fused_encoder import refusal
-from headwise.training.run import ADDED, Recipe, Run, block_steps, derive, draw_block
+from headwise.training.run import ADDED, Recipe, Run
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

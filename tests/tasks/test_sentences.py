@@ -18,7 +18,7 @@ from headwise.tasks import Masked, Sentences, Text
 from headwise.tasks.ids import BLANK, BYTE_IDS, MASK, SEPARATOR
 from headwise.tasks.sentences import WORDS, encoded, generated, split_words
 from headwise.training.engine import train
-from headwise.training.run import Recipe, Run, stack_key
+from headwise.training.run import Recipe, Run, ensemble_key
 
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -507,7 +507,7 @@ def together(runs, **options):
 )
 def test_models_of_several_head_counts_train_as_if_alone(task):
     runs = [run_of(task, heads, seed) for heads in (1, 2, 4) for seed in (0, 1)]
-    assert len({stack_key(run) for run in runs}) == 1
+    assert len({ensemble_key(run) for run in runs}) == 1
     rows = together(runs)
     assert {row["models"] for row in rows} == {len(runs)}
     for run, row in zip(runs, rows, strict=True):

@@ -22,6 +22,7 @@ from support.small_runs import bits
 from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
 
 from headwise.model.transformer import build, paper_shape
+from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Images, ListOps, Recall, Regression, Text, task_of
 from headwise.tasks import listops as listops_module
@@ -39,7 +40,7 @@ from headwise.training.ensemble import (
     fused_refusal,
     trunk_refusal,
 )
-from headwise.training.run import Recipe, Run, derive, stack_key
+from headwise.training.run import Recipe, Run, ensemble_key
 
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -746,7 +747,7 @@ def test_models_of_several_head_counts_train_as_if_alone(name):
         tiny(name, 2, 5, steps=20, epoch=10, lr=0.03),
         tiny(name, 2, 0, steps=20, epoch=10, protocol="replay"),
     ]
-    assert len({stack_key(run) for run in runs}) == 1
+    assert len({ensemble_key(run) for run in runs}) == 1
     rows = together(runs)
     assert {row["models"] for row in rows} == {len(runs)}
     assert len({bits(row) for row in rows}) == len(rows)

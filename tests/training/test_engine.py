@@ -15,21 +15,14 @@ from safetensors.torch import load_file
 from support.small_runs import CPU, SHAPES, WILD, alone, bits, make, together
 
 from headwise.model.transformer import build, initialise, paper_shape
+from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import BiasedNearest, Farthest, Nearest
 from headwise.training import engine
+from headwise.training.data import block_steps, draw_block
 from headwise.training.engine import train
 from headwise.training.ensemble import HELD_OUT_BATCH, HELD_OUT_SEED, Stack, begin
-from headwise.training.run import (
-    PROTOCOLS,
-    SCHEDULES,
-    Recipe,
-    Run,
-    block_steps,
-    derive,
-    draw_block,
-    stack_key,
-)
+from headwise.training.run import PROTOCOLS, SCHEDULES, Recipe, Run, ensemble_key
 
 # ---- stacks
 
@@ -49,7 +42,7 @@ def test_what_the_kernels_refuse_does_not_hold_back_the_rest(
         for shape in shapes
         for seed in range(2)
     ]
-    assert len({stack_key(run) for run in runs}) == 1
+    assert len({ensemble_key(run) for run in runs}) == 1
     states = [begin(run) for run in runs]
     by_kernels = engine.stacks(states, torch.device("cuda"))
     assert [sorted(s.run.shape.head_dim for s in stack) for stack in by_kernels] == [
@@ -301,7 +294,7 @@ def test_what_cannot_stack_does_not() -> None:
         make(beta1=0.8),
         make(dim=8, rank=8),
     ):
-        assert stack_key(run) != stack_key(other)
+        assert ensemble_key(run) != ensemble_key(other)
     for other in (
         make(1),
         make(rank=2),
@@ -310,7 +303,7 @@ def test_what_cannot_stack_does_not() -> None:
         make(protocol="replay"),
         make(weight_decay=0.1),
     ):
-        assert stack_key(run) == stack_key(other)
+        assert ensemble_key(run) == ensemble_key(other)
 
 
 def test_the_same_run_again_is_the_same_row() -> None:

@@ -238,8 +238,8 @@ def _how(refused: str, whole: str) -> str:
 
 
 def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.device import pick_device
     from headwise.model.infer_bench import bandwidth, measure
-    from headwise.training.engine import pick_device
 
     shape, dtype, device = (
         shape_of(args.changes, args.config),

@@ -20,11 +20,11 @@ ROUNDS = 32  # of runs that depend on others' rows
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.device import pick_device
     from headwise.execute.sweep import check_space, compute, pretrain_all, sweep
     from headwise.experiments import find, settings_of
     from headwise.lm.spec import Pretraining
     from headwise.store import Store
-    from headwise.training.engine import pick_device
 
     module, name = find(args.experiment), Path(args.experiment).stem
     changes = [*args.changes, *([f"tasks={args.task}"] if getattr(args, "task", None) else [])]
@@ -180,7 +180,7 @@ def _number(text: str) -> float:
 def _rows_of(source: Path) -> list[dict[str, Any]]:
     """The rows of a file, one JSON object a line."""
     from headwise.files import read_lines
-    from headwise.training.run import fault
+    from headwise.rows import check_row
 
     if not source.exists() or source.is_dir():
         raise UsageError(
@@ -201,7 +201,7 @@ def _rows_of(source: Path) -> list[dict[str, Any]]:
             raise UsageError(
                 f"{source} does not hold rows, one JSON object a line: line {number} is none"
             )
-        if why := fault(row):
+        if why := check_row(row):
             raise UsageError(f"{source} holds a row, line {number}, that cannot be: {why}")
         rows.append(row)
     if not rows:
@@ -227,7 +227,7 @@ def _rows_at(source: Path, experiment: str) -> list[dict[str, Any]]:
 
 def _given(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Rows of files by their run's id."""
-    from headwise.training.run import MEASURED
+    from headwise.rows import MEASURED
 
     out: dict[str, dict[str, Any]] = {}
     for source in map(Path, names):
@@ -248,11 +248,11 @@ def _take(
 ) -> int:
     """Put the rows that are given into the store where it has none of its own, if the experiment
     can show them; how many."""
-    from headwise.training.run import fault
+    from headwise.rows import check_row
 
     some = [(run, given[run.id]) for run in store.missing(runs) if run.id in given] if given else []
     for run, row in some:
-        if why := fault(row, run):
+        if why := check_row(row, run):
             raise UsageError(f"the row of run {run.id} that is given cannot be its own: {why}")
     if some:
         with _shown("--rows", name):
@@ -370,8 +370,8 @@ def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         }
         print_table([("experiment", "what"), *about.items()])
         return {"experiments": about}
+    from headwise.device import commit
     from headwise.store import Store
-    from headwise.training.engine import commit
 
     store = Store(args.store, create=False)
     rows = store.rows(not_commit=commit() if args.older else None)
@@ -552,12 +552,12 @@ def _told(shape: Any) -> str:
 
 
 def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.device import pick_device
     from headwise.execute.sweep import check_space
     from headwise.lm.distributed import from_first, joined, place, told
     from headwise.lm.trainer import check_way, prepared, pretrain
+    from headwise.rows import CHECKPOINT_FILE
     from headwise.store import Store
-    from headwise.training.engine import pick_device
-    from headwise.training.run import CHECKPOINT_FILE
 
     ranks = told()
     where = place(ranks, pick_device(args.device))

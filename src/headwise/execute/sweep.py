@@ -25,14 +25,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from headwise.device import pick_device, provenance
 from headwise.errors import UsageError
 from headwise.files import load_module
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import prepared, pretrain
 from headwise.progress import Progress
+from headwise.rows import Row
 from headwise.store import Store
-from headwise.training.engine import Probe, pick_device, provenance, train
-from headwise.training.run import Row, Run, stack_key
+from headwise.training.engine import Probe, train
+from headwise.training.run import Run, ensemble_key
 
 Advance = Callable[[int], None]
 MOST_RUNS = 128  # in a chunk, each an open lock file; twice the largest stack
@@ -172,7 +174,7 @@ def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
     MOST_RUNS; the longest first."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
-        groups.setdefault(stack_key(run), []).append(run)
+        groups.setdefault(ensemble_key(run), []).append(run)
     most = sum(map(cost, runs)) / workers / (2 if workers > 1 else 1)
     chunks = []
     for group in groups.values():

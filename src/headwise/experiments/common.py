@@ -15,10 +15,12 @@ from typing import Any, ClassVar, TypeVar
 
 from headwise.errors import UsageError, nearest
 from headwise.lm.spec import Pretraining
+from headwise.rows import Row, Work
+from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.stats import Mean, difference, mean
 from headwise.tasks import Farthest, Images, ListOps, Recall, Sentences, Task, Text
-from headwise.training.run import Recipe, Row, Run, derive
+from headwise.training.run import Recipe, Run
 
 CHOICES = ("farthest", "recall", "text", "images", "listops", "sentences")
 SOURCED = ("text", "images", "sentences")  # those that take data from a source
@@ -107,6 +109,7 @@ class Computed:
     """A value whose row is computed, not trained; a subclass names its experiment and adds the
     fields."""
 
+    work: ClassVar[Work] = "compute"
     experiment: ClassVar[str]
 
     def spec(self) -> dict[str, Any]:

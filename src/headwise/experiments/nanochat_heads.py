@@ -36,9 +36,9 @@ from headwise.experiments.common import (
     unused,
 )
 from headwise.lm.spec import Pretraining
+from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.stats import difference
-from headwise.training.run import Row
 
 QUESTION = "At one budget of arithmetic, which heads does a language model want?"
 COLUMNS = (

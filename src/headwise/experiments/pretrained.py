@@ -16,9 +16,9 @@ from typing import Any
 
 from headwise.experiments.common import change, interval, name_of, shape_in
 from headwise.lm.spec import Pretraining
+from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.stats import difference, group
-from headwise.training.run import Row
 
 QUESTION = "Which of the decoders trained here says its text in the fewest bits?"
 COLUMNS = (

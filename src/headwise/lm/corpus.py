@@ -26,8 +26,8 @@ from torch import Tensor
 
 from headwise.errors import UsageError
 from headwise.files import locked, whole_file, write_whole
+from headwise.seeds import derive, generator_of
 from headwise.tasks.text import generated
-from headwise.training.run import derive, generator_of
 
 HELD_OUT = 10  # one part in this many, at the end of the text
 PIECE, AT_ONCE = 1 << 20, 32  # bytes of a piece, and how many are tokenized at once

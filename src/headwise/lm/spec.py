@@ -8,11 +8,12 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from headwise.errors import LARGEST, UsageError, nearest
 from headwise.lm.corpus import find_text, find_tokenizer, vocab_of
 from headwise.lm.optim import OPTIMISERS, SCHEDULES
+from headwise.rows import Work
 from headwise.shape import Shape
 
 PRECISIONS = ("bf16", "fp32", "tf32")
@@ -45,6 +46,7 @@ class Pretraining:
     """One decoder to train on one text. `id` is a hash of all of it, with the text's and the
     tokenizer's digests for their paths."""
 
+    work: ClassVar[Work] = "pretrain"
     shape: Shape
     steps: int
     batch_tokens: int  # in one step, over all processes

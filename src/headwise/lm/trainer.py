@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.device import memory, numerics, pick_device, provenance
 from headwise.errors import UsageError, nearest
 from headwise.files import whole_file
 from headwise.lm.corpus import (
@@ -53,10 +54,9 @@ from headwise.lm.optim import Optimiser, rate
 from headwise.lm.spec import Pretraining
 from headwise.model.transformer import Decoder, initialise
 from headwise.progress import Progress
+from headwise.rows import CHECKPOINT_FILE, MEASURED, WEIGHTS_FILE, Row
+from headwise.seeds import derive, generator_of
 from headwise.shape import Shape
-from headwise.training.engine import memory, pick_device, provenance
-from headwise.training.ensemble import numerics
-from headwise.training.run import CHECKPOINT_FILE, MEASURED, WEIGHTS_FILE, Row, derive, generator_of
 
 JUDGED = 8  # held-out windows that count together, over which the standard error is taken
 AT_ONCE = 1 << 15  # held-out tokens of a forward pass

@@ -6,7 +6,6 @@ model axis, and one forward pass runs them all.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 
 from headwise.errors import UsageError, nearest
 from headwise.kernels import embed_readout
+from headwise.model import INITS
 from headwise.model.attention import Attention, Linear, Norm, Turns, drawn, linear, turns_of
 from headwise.model.cache import Cache, LayerCache
 from headwise.shape import WIDENING, Shape
 
 Splits = Sequence[tuple[int, Shape]]
-INITS = ("library", "published", "original", "normal", "spectral", "orthogonal")
 
 
 class FeedForward(nn.Module):
@@ -308,18 +307,6 @@ class Decoder(_Stack):
 def build(shape: Shape, *, models: int | None = None, splits: Splits = ()) -> Encoder | Decoder:
     """The module of a shape: a Decoder when it is causal, else an Encoder."""
     return (Decoder if shape.causal else Encoder)(shape, models=models, splits=splits)
-
-
-def split_key(shape: Shape) -> Any:
-    """Shapes with equal keys differ only in how the same widths are cut into heads, so their models
-    stack."""
-    if shape.latent or shape.qk_norm != "none" or shape.qk_rope_head_dim:
-        return shape
-    fields = dataclasses.asdict(shape)
-    H, KV, R, V = (
-        fields.pop(name) for name in ("num_heads", "num_kv_heads", "head_dim", "v_head_dim")
-    )
-    return H * R, KV * R, KV * V, H * V, *fields.items()
 
 
 def paper_shape(

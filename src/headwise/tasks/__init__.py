@@ -1,68 +1,52 @@
 """Tasks: one file each, no knowledge of models.
 
-A task is a frozen dataclass with `sample(generator, batch, step) -> (inputs, targets)`,
-`loss(outputs, targets)` that keeps a leading model axis, `tokens`, and `baselines()`: the errors of
-predictors that need no training.
+A task is a frozen dataclass that derives from `Task`: `sample(generator, batch, step) -> (inputs,
+targets)`, `loss(outputs, targets)` that keeps a leading model axis, `tokens`, and `baselines()`,
+the errors of predictors that need no training. A class in a user's own file is as good as one of
+these (`headwise.tasks.own`).
+
+The classes are imported when they are first used, so that naming a task costs nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError, nearest
-from headwise.tasks.images import Images
-from headwise.tasks.listops import ListOps
-from headwise.tasks.masked import Masked
-from headwise.tasks.neighbors import BiasedNearest, Farthest, Nearest
-from headwise.tasks.recall import Recall
-from headwise.tasks.regression import Regression
-from headwise.tasks.sentences import Sentences
-from headwise.tasks.task import Task
-from headwise.tasks.text import Text
 
-TASKS: dict[str, type[Any]] = {
-    "farthest": Farthest,
-    "nearest": Nearest,
-    "biased-nearest": BiasedNearest,
-    "regression": Regression,
-    "text": Text,
-    "images": Images,
-    "listops": ListOps,
-    "recall": Recall,
-    "sentences": Sentences,
-    "masked": Masked,
+if TYPE_CHECKING:
+    from headwise.tasks.images import Images
+    from headwise.tasks.listops import ListOps
+    from headwise.tasks.masked import Masked
+    from headwise.tasks.neighbors import BiasedNearest, Farthest, Nearest
+    from headwise.tasks.recall import Recall
+    from headwise.tasks.regression import Regression
+    from headwise.tasks.sentences import Sentences
+    from headwise.tasks.task import Classified, Task
+    from headwise.tasks.text import Text
+
+# name in rows and run ids -> (file, class)
+TASKS: dict[str, tuple[str, str]] = {
+    "farthest": ("neighbors", "Farthest"),
+    "nearest": ("neighbors", "Nearest"),
+    "biased-nearest": ("neighbors", "BiasedNearest"),
+    "regression": ("regression", "Regression"),
+    "text": ("text", "Text"),
+    "images": ("images", "Images"),
+    "listops": ("listops", "ListOps"),
+    "recall": ("recall", "Recall"),
+    "sentences": ("sentences", "Sentences"),
+    "masked": ("masked", "Masked"),
 }
-
-
-def task_name(task: Task) -> str:
-    """The name under which a task is known."""
-    for name, kind in TASKS.items():
-        if kind is type(task):
-            return name
-    raise UsageError(
-        f"task {type(task).__name__} is not one of headwise's; choices: {', '.join(TASKS)}"
-    )
-
-
-def task_of(name: str, fields: Mapping[str, Any]) -> Task:
-    """A task by name; unknown names and keys are refused with the nearest ones."""
-    if name not in TASKS:
-        raise UsageError(f"unknown task {name!r}; {nearest(name, TASKS)}")
-    known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(TASKS[name])}
-    for key in fields:
-        if key not in known:
-            raise UsageError(f"unknown key {key!r} of task {name}; {nearest(key, known)}")
-    missing = [key for key, needed in known.items() if needed and key not in fields]
-    if missing:
-        raise UsageError(f"task {name} needs {', '.join(missing)}")
-    return TASKS[name](**fields)
-
+_FILE_OF = {name: file for file, name in TASKS.values()} | {"Task": "task", "Classified": "task"}
 
 __all__ = [
     "TASKS",
     "BiasedNearest",
+    "Classified",
     "Farthest",
     "Images",
     "ListOps",
@@ -73,6 +57,33 @@ __all__ = [
     "Sentences",
     "Task",
     "Text",
-    "task_name",
+    "task_class",
     "task_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILE_OF:
+        raise AttributeError(f"module 'headwise.tasks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"headwise.tasks.{_FILE_OF[name]}"), name)
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of a built-in task; unknown names are refused with the nearest ones."""
+    if name not in TASKS:
+        raise UsageError(f"unknown task {name!r}; {nearest(name, TASKS)}")
+    file, kind = TASKS[name]
+    return getattr(importlib.import_module(f"headwise.tasks.{file}"), kind)
+
+
+def task_of(name: str, fields: Mapping[str, Any]) -> Task:
+    """A built-in task by name; unknown names and keys are refused with the nearest ones."""
+    kind = task_class(name)
+    needed = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(kind)}
+    for key in fields:
+        if key not in needed:
+            raise UsageError(f"unknown key {key!r} of task {name}; {nearest(key, needed)}")
+    missing = [key for key, is_needed in needed.items() if is_needed and key not in fields]
+    if missing:
+        raise UsageError(f"task {name} needs {', '.join(missing)}")
+    return kind(**fields)

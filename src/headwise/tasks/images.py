@@ -41,6 +41,7 @@ class Images(Classified):
     (16, 16, 10)
     """
 
+    name = "images"
     patch: int = 4
     source: str = ""  # a folder of images, hf:NAME, or "" for drawn ones
     digest: str = ""  # of both parts; found when not given, checked when given

@@ -33,6 +33,7 @@ class ListOps(Classified):
     4
     """
 
+    name = "listops"
     length: int = 128
     depth: int = 5
     arguments: int = 5

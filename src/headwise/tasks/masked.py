@@ -26,6 +26,7 @@ class Masked(Text):
     (6, 259, 256)
     """
 
+    name = "masked"
     share: float = 0.15  # of the places
     causal = False
 

@@ -102,6 +102,8 @@ class Farthest(Neighbors):
     0.953
     """
 
+    name = "farthest"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.law == "orthogonal":
@@ -192,6 +194,8 @@ class Nearest(Neighbors):
     """f(X; y) = the point of X with the largest inner product with y; y is uniform and enters as
     the last token, -y."""
 
+    name = "nearest"
+
     def sample(
         self, generator: torch.Generator, batch: int, step: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -225,6 +229,7 @@ class BiasedNearest(Nearest):
     """f_b(X; y) = X hardmax(X^T y + b e_1): the nearest neighbour with a bias for the first
     point."""
 
+    name = "biased-nearest"
     bias: float = 0.0
 
     def __post_init__(self) -> None:

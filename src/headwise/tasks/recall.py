@@ -26,6 +26,7 @@ class Recall(Classified):
     24
     """
 
+    name = "recall"
     pairs: int
     keys: int
     values: int

@@ -33,6 +33,7 @@ class Regression(Task):
     [20.0, 21.0, 10.5]
     """
 
+    name = "regression"
     dim: int
     points: int
     curriculum: int = 0  # steps a stage lasts; 0: the whole task from the start

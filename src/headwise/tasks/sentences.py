@@ -60,6 +60,7 @@ class Sentences(Classified):
     (259, 2)
     """
 
+    name = "sentences"
     length: int = 48
     source: str = ""  # a folder with GLUE's files, hf:NAME/CONFIG, or "" for generated sentences
     level: str = "byte"

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from headwise.rows import named_spec
 
 
 @dataclass(frozen=True)
 class Task:
     """A value that says what is drawn and how an answer is judged."""
 
+    name: ClassVar[str] = ""  # in rows and run ids; "": the class's own name
+    version: ClassVar[int] = 1  # of what it draws and asks; another one gives other run ids
     causal = False  # whether a token must not see the later ones, which hold its answer
     # whether the loss is the squared error of the first coordinates, the mean over the last tokens
     squared = False
+
+    def spec(self) -> dict[str, Any]:
+        """The task as plain values: its name, its version where it is not 1, and its fields."""
+        return named_spec(self)
 
     @property
     def tokens(self) -> int:

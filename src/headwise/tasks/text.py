@@ -36,6 +36,7 @@ class Text(Classified):
     28
     """
 
+    name = "text"
     length: int
     source: str = ""  # a file, a folder of .txt files, hf:NAME, or "" for a generated text
     level: str = "char"

@@ -11,13 +11,8 @@ does.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import math
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,43 +22,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import headwise
-from headwise.errors import UsageError, nearest
+from headwise.device import memory, numerics, pick_device, provenance
+from headwise.errors import UsageError
 from headwise.files import write_whole
 from headwise.model.transformer import build, score_geometry
 from headwise.progress import Free, Progress
+from headwise.rows import CHECKPOINT_FILE, WEIGHTS_FILE, Row
 from headwise.training import fused_decoder, fused_encoder
-from headwise.training.ensemble import (
-    ALIGN,
-    Stack,
-    State,
-    begin,
-    fused_refusal,
-    numerics,
-    trunk_refusal,
-)
-from headwise.training.run import CHECKPOINT_FILE, WEIGHTS_FILE, Row, Run, block_steps, stack_key
+from headwise.training.data import block_steps
+from headwise.training.ensemble import ALIGN, Stack, State, begin, fused_refusal, trunk_refusal
+from headwise.training.run import Run, ensemble_key
 
 DIVERGED = 100.0  # an epoch's mean loss above this many times the zero predictor's, or not a number
 CHECKPOINT = 1  # format; any other is not read
 
 Probe = Callable[[Run, dict[str, Tensor]], Row]
-
-
-def pick_device(name: str) -> torch.device:
-    """auto, cpu, cuda or cuda:1 as a device that is there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise UsageError(f"unknown device {name!r}; {nearest(name, ('auto', 'cpu', 'cuda'))}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UsageError(
-            f"device {name} is not there: torch {torch.__version__} sees no GPU; choices: auto, cpu"
-        )
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device {name} is not there: torch sees {torch.cuda.device_count()} GPUs")
-    return torch.device(name)
 
 
 # ---- saving and finishing one run
@@ -166,47 +139,6 @@ def _parent_weights(folder: Path | None, run: Run) -> dict[str, Tensor] | None:
         ) from None
 
 
-@functools.cache
-def commit() -> str:
-    """The commit of the code that runs, with a + if the tree differs from it; HEADWISE_COMMIT where
-    there is no checkout."""
-    if "HEADWISE_COMMIT" in os.environ:
-        return os.environ["HEADWISE_COMMIT"]
-    here = Path(__file__).resolve().parent.parent
-    if not (here / ".git").exists():
-        return ""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=False
-        ).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "headwise")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-    except OSError:
-        return ""
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def memory(device: torch.device) -> int:
-    """The most bytes that this process held so far, on the GPU or at all."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def row_of(state: State, errors: Tensor | None, models: int, device: torch.device) -> Row:
     """A finished run as one flat row: what it was, what came out, and where it ran."""
     run = state.run
@@ -235,19 +167,6 @@ def row_of(state: State, errors: Tensor | None, models: int, device: torch.devic
         "resumed": state.resumed,
         "skipped": state.skipped,
         **provenance(device),
-    }
-
-
-def provenance(device: torch.device) -> Row:
-    """Where and by what a row was made, and when."""
-    return {
-        "device": _device_name(device),
-        "host_cpus": os.cpu_count(),
-        "commit": commit(),
-        "headwise": headwise.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
@@ -375,7 +294,7 @@ def stacks(states: Sequence[State], device: torch.device) -> list[list[State]]:
     groups: dict[Any, list[State]] = {}
     for state in states:
         refused = [bool(refuse(state.run, device)) for refuse in (fused_refusal, trunk_refusal)]
-        groups.setdefault((stack_key(state.run), state.epoch, *refused), []).append(state)
+        groups.setdefault((ensemble_key(state.run), state.epoch, *refused), []).append(state)
     out = []
     for group in groups.values():
         group.sort(key=lambda state: state.run.shape.num_heads)  # equal shapes side by side

@@ -18,11 +18,13 @@ from torch import Tensor
 from headwise.errors import UsageError
 from headwise.kernels import has_triton
 from headwise.model.transformer import build, fresh
+from headwise.seeds import derive, generator_of
 from headwise.shape import Shape
 from headwise.training import fused_decoder, fused_encoder
+from headwise.training.data import block_steps, draw_block
 from headwise.training.fused_decoder import Blocks
 from headwise.training.fused_encoder import STORED, Fused, adamw, gain_of
-from headwise.training.run import Recipe, Run, block_steps, derive, draw_block, generator_of
+from headwise.training.run import Recipe, Run
 
 # floats: a model's numbers start on a 64-byte line, so that products take the same path at any
 # place in a stack
@@ -431,26 +433,6 @@ def _rate_table(recipe: Recipe) -> Any:
 def _autocast(precision: str, device: torch.device) -> Any:
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     return torch.autocast(device.type, half) if half else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def numerics(precision: str, device: torch.device) -> Iterator[None]:
-    """One thread on a CPU, so that bits depend on no core count, and no denormals, which sharp
-    softmaxes are full of and which cost a hundred times a normal number; products on a GPU with
-    TF32's 11 bits only where they are asked for, and kernels launched on the GPU that was asked
-    for."""
-    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    try:
-        if device.type == "cpu":
-            torch.set_num_threads(1)
-            torch.set_flush_denormal(True)
-        torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "fp16")
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_flush_denormal(False)
-        torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 def begin(run: Run, given: Mapping[str, Tensor] | None = None) -> State:

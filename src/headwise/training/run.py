@@ -7,52 +7,30 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import re
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headwise.errors import LARGEST, UsageError, nearest
-from headwise.model.transformer import INITS, split_key
+from headwise.model import INITS
+from headwise.rows import Row, Work
 from headwise.shape import Shape
-from headwise.tasks import Task, task_name, task_of
+from headwise.tasks import TASKS, task_class, task_of
+
+if TYPE_CHECKING:
+    from headwise.model.own import Model
+    from headwise.tasks.task import Task
 
 SCHEDULES = ("cosine", "published", "constant")
-CHECKPOINT_FILE = "checkpoint.safetensors"  # in the folder of a run that is under way
-WEIGHTS_FILE = "weights.safetensors"  # in the folder of a run whose weights were kept
 AFTER = "run:"  # an init that begins so, with a run's id behind, goes on from that run's weights
 PROTOCOLS = ("stream", "replay", "original")
 REPLAYED = ("replay", "original")  # one epoch again and again
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MOST = 10**9  # steps, sequences
-MEASURED = frozenset(  # what differs when the same run is made again
-    {
-        "seconds",
-        "finished",
-        "memory_bytes",
-        "models",
-        "commit",
-        "headwise",
-        "torch",
-        "python",
-        "device",
-        "host_cpus",
-        "resumed",
-    }
-)
-
 ADDED = (
     "input_dim",
     "output_dim",
 )  # fields of shapes that came later: left out where unused, so that older ids stay
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +121,8 @@ class Recipe:
 
     def rates(self) -> Any:
         """The learning rate of every step (numpy, float64)."""
+        import numpy as np
+
         if self.schedule == "constant":
             return np.full(self.steps, self.lr)
         if (
@@ -161,13 +141,26 @@ class Recipe:
 class Run:
     """One model to train. `run.id` is a hash of all of it."""
 
+    work: ClassVar[Work] = "train"
     shape: Shape
     task: Task
     recipe: Recipe
     seed: int = 0
+    model: Model | None = None  # a model of one's own in the place of headwise's
 
     def __post_init__(self) -> None:
         shape, task = self.shape, self.task
+        name = task.spec()["name"]
+        if name in TASKS and type(task) is not task_class(name):
+            raise UsageError(
+                f"a task of one's own needs a name of its own, {type(task).__name__} has that of "
+                f"the built-in task {name}"
+            )
+        if self.model is not None and self.recipe.init != "library":
+            raise UsageError(
+                "a model of one's own draws its own initial weights, so init must be library, got "
+                f"{self.recipe.init}"
+            )
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
         if self.recipe.protocol == "original" and not task.has_original:
@@ -222,7 +215,8 @@ class Run:
                 del shape[name]
         return {
             "shape": shape,
-            "task": {"name": task_name(self.task), **dataclasses.asdict(self.task)},
+            "task": self.task.spec(),
+            **({} if self.model is None else {"model": self.model.spec()}),
             "recipe": dataclasses.asdict(self.recipe),
             "seed": self.seed,
         }
@@ -230,6 +224,10 @@ class Run:
     @classmethod
     def of(cls, spec: dict[str, Any]) -> Run:
         """A run from `spec()`, also after a round trip through JSON."""
+        if "model" in spec:
+            raise UsageError(
+                f"model {spec['model']['name']} is one of one's own: build it and pass it to Run"
+            )
         task = dict(spec["task"])
         return cls(
             Shape.of(spec["shape"]),
@@ -242,15 +240,22 @@ class Run:
         """The same as the columns of a row, and its size. `held_out` is the error there, so the
         recipe's count has another name."""
         spec = self.spec()
-        task = {
-            "task" if key == "name" else f"task_{key}": value for key, value in spec["task"].items()
+        own = {
+            part if key == "name" else f"{part}_{key}": value
+            for part in ("task", "model")
+            for key, value in spec.get(part, {}).items()
         }
         recipe = {
             "held_out_sequences" if key == "held_out" else key: value
             for key, value in spec["recipe"].items()
         }
         shape = {key: value for key, value in spec["shape"].items() if key != "extras"}
-        return {**shape, **task, **recipe, "seed": self.seed, "params": self.shape.params}
+        return {**shape, **own, **recipe, "seed": self.seed, "params": self.params}
+
+    @functools.cached_property
+    def params(self) -> int:
+        """How many numbers the run trains."""
+        return self.model.params(self.shape, self.task) if self.model else self.shape.params
 
     @functools.cached_property
     def id(self) -> str:
@@ -258,72 +263,7 @@ class Run:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0 <= value <= sys.float_info.max
-    )
-
-
-def fault(row: Row, run: Any = None) -> str:
-    """What is wrong with a row that comes from a file, and, with a run, why it cannot be that
-    run's; empty: nothing."""
-    if row.get("status") not in ("done", "diverged"):
-        return f"status must be done or diverged, got {row.get('status')!r}"
-    if not isinstance(row.get("commit"), str):
-        return f"commit must be a name, got {row.get('commit')!r}"
-    for key, value in row.items():
-        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
-            return f"{key} must be a finite number, got {str(value)[:20]}"
-    if run is None:
-        return ""
-    for key, value in json.loads(json.dumps(run.columns())).items():
-        if key in row and row[key] != value:
-            return f"{key} is {value!r} in that run, got {row[key]!r}"
-    return _unfit(row, TRAINED if isinstance(run, Run) else SHOWN)
-
-
-SHOWN: dict[str, Callable[[Any], bool]] = {
-    "seconds": _number,
-    "device": lambda value: isinstance(value, str),
-}
-TRAINED = {
-    **dict.fromkeys(
-        ("dim", "depth", "num_heads", "head_dim", "average", "protocol", "steps", "seed", "params"),
-        lambda value: True,
-    ),
-    **SHOWN,
-    "zero_error": _number,
-    "held_out": lambda value: value is None or _number(value),
-    "train_best": lambda value: value is None or _number(value),
-    "curve": lambda value: isinstance(value, list) and all(v is None or _number(v) for v in value),
-    "held_out_curve": lambda value: (
-        isinstance(value, list) and all(isinstance(v, list) and len(v) == 2 for v in value)
-    ),
-}
-
-
-def _unfit(row: Row, needs: dict[str, Callable[[Any], bool]]) -> str:
-    """Which value of a row is missing, or is none that tables and pages can show."""
-    if missing := [key for key in needs if key not in row]:
-        return f"it has no {missing[0]}"
-    if row["status"] == "done" and row.get("held_out", 0.0) is None:
-        return "held_out must be a number of at least 0, got None"
-    for key, fits in needs.items():
-        if not fits(row[key]):
-            kind = (
-                "a list of numbers"
-                if "curve" in key
-                else "a name"
-                if key == "device"
-                else "a number of at least 0"
-            )
-            return f"{key} must be {kind}, got {repr(row[key])[:40]}"
-    return ""
-
-
-def stack_key(run: Run) -> Any:
+def ensemble_key(run: Run) -> Any:
     """Runs with equal keys can be stacked: they may differ in seed, rate, schedule, protocol and
     start, and in how they cut the same width into heads."""
     static = dataclasses.replace(
@@ -335,49 +275,4 @@ def stack_key(run: Run) -> Any:
         protocol="stream",
         init="library",
     )
-    return split_key(run.shape), run.task, static
-
-
-def derive(seed: int, *purpose: str | int) -> int:
-    """A seed for one purpose, independent of every other purpose's."""
-    text = json.dumps([seed, *purpose])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def generator_of(device: torch.device, seed: int) -> torch.Generator:
-    """A generator that starts from a seed."""
-    return torch.Generator(device).manual_seed(seed)
-
-
-# ---- data: a pure function of (seed, block)
-
-
-def block_steps(task: Task, recipe: Recipe) -> int:
-    """How many steps' data are drawn at once: a divisor of the epoch and of a stage of the task, at
-    most 25 and at most 64 MiB."""
-    per_step = 8 * recipe.batch * task.tokens * max(1, task.in_dim)
-    most = max(1, min(25, (64 << 20) // per_step))
-    return max(k for k in range(1, most + 1) if math.gcd(recipe.epoch, task.stage) % k == 0)
-
-
-def draw_block(
-    run: Run, block: int, device: torch.device, into: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one block of steps of one run: (steps, batch, tokens, dim); written to
-    tensors of that size, if there are."""
-    recipe, steps = run.recipe, block_steps(run.task, run.recipe)
-    first = block * steps
-    if recipe.protocol == "replay":
-        block %= recipe.epoch // steps
-    if recipe.protocol == "original":
-        drawn = run.task.original(
-            run.seed, recipe.batch, recipe.epoch, first % recipe.epoch, steps, device
-        )
-    else:
-        generator = generator_of(device, derive(run.seed, "data", block))
-        if into is not None:
-            run.task.fill(*into, generator, first)
-            return into
-        drawn = run.task.sample(generator, steps * recipe.batch, first)
-    x, target = (t.unflatten(0, (steps, -1)) for t in drawn)
-    return (x, target) if into is None else (into[0].copy_(x), into[1].copy_(target))
+    return run.shape.widths_key(), run.task, static

@@ -34,10 +34,11 @@ from headwise.experiments.common import (
     task_of,
     tuned,
 )
+from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.stats import Mean, difference, group, rank_correlation
 from headwise.tasks import Task
-from headwise.training.run import Row, Run
+from headwise.training.run import Run
 
 QUESTION = "At one exact budget, how many heads, of what rank, how deep?"
 COLUMNS = (

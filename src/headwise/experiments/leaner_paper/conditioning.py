@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError, nearest
 from headwise.experiments.common import Computed, check_lists, published
+from headwise.rows import Row
+from headwise.seeds import derive
 from headwise.stats import group, mean
-from headwise.training.run import Row, derive
 
 if TYPE_CHECKING:
     import torch

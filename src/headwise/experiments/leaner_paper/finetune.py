@@ -33,10 +33,11 @@ from headwise.experiments.common import (
     shape_of,
     solid,
 )
+from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.stats import difference, group, rank_correlation
 from headwise.tasks import Masked, Sentences, Task
-from headwise.training.run import AFTER, Recipe, Row, Run
+from headwise.training.run import AFTER, Recipe, Run
 
 QUESTION = "Does the number of heads that is best in pre-training stay best after fine-tuning?"
 COLUMNS = (

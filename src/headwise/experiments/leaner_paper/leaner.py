@@ -44,9 +44,10 @@ from headwise.policies import (
     widen,
     widen_iso,
 )
+from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.stats import group
-from headwise.training.run import Row, Run
+from headwise.training.run import Run
 
 QUESTION = "Do more heads let you drop layers?"
 COLUMNS = (

@@ -36,8 +36,9 @@ from headwise.experiments.common import (
     tuned,
 )
 from headwise.model.transformer import INITS
+from headwise.rows import Row
 from headwise.stats import difference, group
-from headwise.training.run import Row, Run
+from headwise.training.run import Run
 
 QUESTION = "Heads and sizes kept, do layers become removable once attention is well conditioned?"
 COLUMNS = (

@@ -16,9 +16,10 @@ from typing import Any
 from headwise.errors import UsageError
 from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
 from headwise.model.transformer import paper_shape
+from headwise.rows import Row
 from headwise.stats import group
 from headwise.tasks import Farthest
-from headwise.training.run import Row, Run
+from headwise.training.run import Run
 
 CAPTION = (
     "Error on fresh data that no run has seen, mean over seeds with its 95 % interval, against "

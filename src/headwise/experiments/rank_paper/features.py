@@ -19,8 +19,9 @@ from typing import Any
 
 from headwise.errors import UsageError
 from headwise.experiments.common import Computed, check_lists, published
+from headwise.rows import Row
+from headwise.seeds import derive
 from headwise.stats import group, mean
-from headwise.training.run import Row, derive
 
 QUESTION = "How many random heads of rank 1 does a given error take, as the dimension grows?"
 CAPTION = (

@@ -32,9 +32,10 @@ from headwise.experiments.common import (
 )
 from headwise.experiments.common import published as known
 from headwise.model.transformer import paper_shape
+from headwise.rows import Row
 from headwise.stats import group
 from headwise.tasks import Farthest
-from headwise.training.run import REPLAYED, Row, Run
+from headwise.training.run import REPLAYED, Run
 
 COLUMNS = (
     ("protocol", "data"),

@@ -19,8 +19,9 @@ from headwise.errors import UsageError
 from headwise.experiments.common import errors_of, plural, published
 from headwise.experiments.rank_paper import fig1
 from headwise.experiments.rank_paper.fig1 import Settings
+from headwise.rows import Row
 from headwise.stats import group
-from headwise.training.run import REPLAYED, Row, Run
+from headwise.training.run import REPLAYED, Run
 
 QUESTION = "What does a head of full rank learn in order to find the farthest point?"
 CAPTION = (

@@ -18,9 +18,10 @@ from typing import Any
 from headwise.experiments.common import Training, beside, check_lists, errors_of, recipe_of
 from headwise.experiments.common import published as known
 from headwise.model.transformer import paper_shape
+from headwise.rows import Row
 from headwise.stats import group
 from headwise.tasks import Farthest
-from headwise.training.run import REPLAYED, Row, Run
+from headwise.training.run import REPLAYED, Run
 
 QUESTION = "Does a head of low rank need more help as the sequence grows?"
 COLUMNS = (

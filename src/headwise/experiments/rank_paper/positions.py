@@ -31,10 +31,11 @@ from headwise.experiments.common import (
 )
 from headwise.experiments.common import published as known
 from headwise.model.transformer import paper_shape
+from headwise.rows import Row
 from headwise.shape import WIDENING, Shape
 from headwise.stats import group
 from headwise.tasks import Farthest
-from headwise.training.run import REPLAYED, Row, Run
+from headwise.training.run import REPLAYED, Run
 
 QUESTION = "Do positions let heads of low rank find the farthest point?"
 FIGURE, ARMS = ("none", "additive", "concatenated"), ("published", "equal")

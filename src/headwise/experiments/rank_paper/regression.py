@@ -26,10 +26,11 @@ from headwise.experiments.common import (
     solid,
     trained,
 )
+from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.stats import difference, group, mean
 from headwise.tasks import Regression
-from headwise.training.run import Row, Run
+from headwise.training.run import Run
 
 QUESTION = "How many heads does it take to learn linear regression in context, and of what rank?"
 COLUMNS = (

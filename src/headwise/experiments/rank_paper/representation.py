@@ -17,7 +17,7 @@ from typing import Any
 
 from headwise.errors import UsageError
 from headwise.experiments.common import Computed, published
-from headwise.training.run import Row
+from headwise.rows import Row
 
 QUESTION = (
     "How large are the weights that a continuum of rank-1 heads needs to find the nearest of two "

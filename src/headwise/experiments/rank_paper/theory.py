@@ -15,8 +15,8 @@ from typing import Any
 
 from headwise.errors import UsageError, nearest
 from headwise.experiments.common import Computed
+from headwise.rows import Row
 from headwise.stats import group
-from headwise.training.run import Row
 
 QUESTION = "Does what the paper states hold when it is computed?"
 CAPTION = (

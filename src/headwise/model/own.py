@@ -1,0 +1,46 @@
+"""A model of one's own in the place of headwise's: "my architecture, your engine and statistics".
+Loads torch only when it builds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headwise.rows import named_spec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from headwise.shape import Shape
+    from headwise.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Model:
+    """What builds the module of a run: derive from it in a file of your own, as a frozen dataclass,
+    and write `build`.
+
+    The module takes a task's inputs, vectors (batch, tokens, width) or ids (batch, tokens), and
+    gives outputs (batch, tokens, width) with at least `task.answer_dim` coordinates. Its initial
+    weights are those that `build` leaves, drawn from torch's global generator, which is seeded for
+    the run. Such runs are trained one by one.
+    """
+
+    name: ClassVar[str] = ""  # in rows and run ids; "": the class's own name
+    version: ClassVar[int] = 1  # of what it builds; another one gives other run ids
+
+    def spec(self) -> dict[str, Any]:
+        """The model as plain values: its name, its version where it is not 1, and its fields."""
+        return named_spec(self)
+
+    def build(self, shape: Shape, task: Task) -> nn.Module:
+        """The module for a shape and a task, with its initial weights."""
+        raise NotImplementedError
+
+    def params(self, shape: Shape, task: Task) -> int:
+        """How many numbers it trains, counted in the module itself."""
+        import torch
+
+        with torch.device("meta"):
+            module = self.build(shape, task)
+        return sum(p.numel() for p in module.parameters() if p.requires_grad)

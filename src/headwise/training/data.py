@@ -1,0 +1,43 @@
+"""The data a run sees: a pure function of its seed and the block of steps."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from headwise.seeds import derive, generator_of
+from headwise.tasks.task import Task
+from headwise.training.run import Recipe, Run
+
+
+def block_steps(task: Task, recipe: Recipe) -> int:
+    """How many steps' data are drawn at once: a divisor of the epoch and of a stage of the task, at
+    most 25 and at most 64 MiB."""
+    per_step = 8 * recipe.batch * task.tokens * max(1, task.in_dim)
+    most = max(1, min(25, (64 << 20) // per_step))
+    return max(k for k in range(1, most + 1) if math.gcd(recipe.epoch, task.stage) % k == 0)
+
+
+def draw_block(
+    run: Run, block: int, device: torch.device, into: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one block of steps of one run: (steps, batch, tokens, dim); written to
+    tensors of that size, if there are."""
+    recipe, steps = run.recipe, block_steps(run.task, run.recipe)
+    first = block * steps
+    if recipe.protocol == "replay":
+        block %= recipe.epoch // steps
+    if recipe.protocol == "original":
+        drawn = run.task.original(
+            run.seed, recipe.batch, recipe.epoch, first % recipe.epoch, steps, device
+        )
+    else:
+        generator = generator_of(device, derive(run.seed, "data", block))
+        if into is not None:
+            run.task.fill(*into, generator, first)
+            return into
+        drawn = run.task.sample(generator, steps * recipe.batch, first)
+    x, target = (t.unflatten(0, (steps, -1)) for t in drawn)
+    return (x, target) if into is None else (into[0].copy_(x), into[1].copy_(target))
