@@ -43,7 +43,8 @@ from headwise.model.transformer import Decoder, initialise
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.store import Store
-from headwise.tasks.text import Text, generated
+from headwise.tasks.generated_text import generated_text
+from headwise.tasks.text import Text
 
 CPU = torch.device("cpu")
 SHAPE = Shape(
@@ -68,9 +69,9 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three documents, the last of them and the end of the second held out, an odd number of
     batches."""
     folder = tmp_path_factory.mktemp("book")
-    written(folder / "a.txt", generated(9_000))
-    written(folder / "b.txt", generated(5_000, seed=1) + "fin, enfin: é, 走.")
-    written(folder / "c.txt", generated(700, seed=2))
+    written(folder / "a.txt", generated_text(9_000))
+    written(folder / "b.txt", generated_text(5_000, seed=1) + "fin, enfin: é, 走.")
+    written(folder / "c.txt", generated_text(700, seed=2))
     return str(folder)
 
 
@@ -308,7 +309,7 @@ def test_it_learns(tmp_path: Path) -> None:
         causal=True,
         vocab_size=257,
     )
-    text = written(tmp_path / "text.txt", generated(100_000))
+    text = written(tmp_path / "text.txt", generated_text(100_000))
     found = {}
     for kind, lr in (("muon", 0.02), ("adamw", 0.01)):
         row = trained_row(

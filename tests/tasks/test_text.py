@@ -27,9 +27,9 @@ from headwise.shape import Shape
 from headwise.tasks import Farthest, Images, ListOps, Recall, Regression, Text, task_of
 from headwise.tasks import listops as listops_module
 from headwise.tasks import text as text_module
+from headwise.tasks.generated_text import generated_text
 from headwise.tasks.listops import BLANK, CLOSE, OPERATIONS, evaluate, expression
 from headwise.tasks.task import Classified
-from headwise.tasks.text import generated
 from headwise.training import ensemble, fused_encoder
 from headwise.training.engine import train
 from headwise.training.ensemble import (
@@ -547,11 +547,11 @@ def test_the_generated_text_is_always_the_same():
     task = Text(7)
     assert task.digest == "d946d7c3c4db"
     assert task.vocab == 28
-    text = generated(text_module.GENERATED)
+    text = generated_text(text_module.GENERATED)
     assert len(text) == text_module.GENERATED
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == task.digest
-    assert generated(5000) == text[:5000]
-    assert generated(5000, seed=1) != text[:5000]
+    assert generated_text(5000) == text[:5000]
+    assert generated_text(5000, seed=1) != text[:5000]
     told = task.baselines()
     assert told["pairs"] < told["single"] < told["zero"]
 
@@ -567,7 +567,7 @@ def test_what_the_generated_text_says_is_true():
         "in": r"the (\w+) of (\w+) is in the (\w+)",
         "is": r"the (\w+) is (\w+)",
     }
-    for scene in generated(60_000).split("\n")[:-1]:
+    for scene in generated_text(60_000).split("\n")[:-1]:
         has.clear()
         for sentence in scene.removesuffix(".").split(". "):
             kind, found = next(

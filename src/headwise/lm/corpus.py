@@ -27,7 +27,7 @@ from torch import Tensor
 from headwise.errors import UsageError
 from headwise.files import locked, whole_file, write_whole
 from headwise.seeds import derive, generator_of
-from headwise.tasks.text import generated
+from headwise.tasks.generated_text import generated_text
 
 HELD_OUT = 10  # one part in this many, at the end of the text
 PIECE, AT_ONCE = 1 << 20, 32  # bytes of a piece, and how many are tokenized at once
@@ -115,7 +115,7 @@ def _found(source: str, files: tuple[Path, ...], stats: tuple[tuple[int, int], .
 
 @functools.lru_cache(1)
 def _generated() -> bytes:
-    return generated(GENERATED).encode()
+    return generated_text(GENERATED).encode()
 
 
 def _size(document: Path | bytes) -> int:

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from headwise.errors import UsageError, check_texts, check_whole_numbers, nearest
 from headwise.tasks import hub
+from headwise.tasks.generated_text import COLOURS, PEOPLE, PLACES, THINGS
 from headwise.tasks.ids import BLANK, BYTE_IDS, SEPARATOR
 from headwise.tasks.task import Classified
-from headwise.tasks.text import COLOURS, PEOPLE, PLACES, THINGS
 
 LEVELS = ("byte", "word")
 FILES = (("train.tsv",), ("dev.tsv", "dev_matched.tsv"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import random
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from headwise.errors import UsageError, check_texts, check_whole_numbers, nearest
 from headwise.tasks import hub
+from headwise.tasks.generated_text import generated_text
 from headwise.tasks.task import Classified
 
 LEVELS = ("char", "byte")
@@ -131,7 +131,7 @@ def _name(source: str) -> str:
 
 def _bytes(source: str) -> bytes:
     if not source:
-        return generated(GENERATED).encode()
+        return generated_text(GENERATED).encode()
     if hub.on_hub(source):
         data = "\n".join(map(str, hub.column(source, hub.part(source, "train"), "text"))).encode()
     else:
@@ -185,98 +185,3 @@ def _counted(source: str, level: str, most: int) -> dict[str, float]:
 def _log_odds(counts: Tensor) -> Tensor:
     smoothed = counts.double() + 0.5
     return (smoothed / smoothed.sum(-1, keepdim=True)).log()
-
-
-# ---- a text where there is none
-
-
-PEOPLE = [
-    "anna",
-    "ben",
-    "clara",
-    "david",
-    "emma",
-    "felix",
-    "greta",
-    "henry",
-    "ida",
-    "jonas",
-    "kate",
-    "leo",
-    "mia",
-    "noah",
-    "olga",
-    "paul",
-]
-THINGS = [
-    "lamp",
-    "book",
-    "coin",
-    "drum",
-    "flute",
-    "glove",
-    "kite",
-    "ladle",
-    "mirror",
-    "needle",
-    "orange",
-    "pearl",
-    "quilt",
-    "rope",
-    "shell",
-    "violin",
-]
-PLACES = [
-    "attic",
-    "barn",
-    "cellar",
-    "garden",
-    "harbor",
-    "kitchen",
-    "library",
-    "market",
-    "orchard",
-    "tower",
-]
-COLOURS = ["amber", "black", "blue", "green", "grey", "red", "white", "yellow"]
-
-
-def generated(length: int, seed: int = 0) -> str:
-    """Scenes of a few people who take coloured things to places, and what follows from it: who has
-    what, where it is.
-
-    >>> generated(40)[:20] == generated(60)[:20]
-    True
-    """
-    rng, out, size = random.Random(seed), [], 0
-    while size < length:
-        scene = _scene(rng)
-        out.append(scene)
-        size += len(scene)
-    return "".join(out)[:length]
-
-
-def _scene(rng: random.Random) -> str:
-    people, things = rng.sample(PEOPLE, 3), rng.sample(THINGS, 3)
-    held = {
-        person: (rng.choice(COLOURS), thing, rng.choice(PLACES))
-        for person, thing in zip(people, things, strict=True)
-    }
-    lines = [
-        f"{person} took the {colour} {thing} to the {place}."
-        for person, (colour, thing, place) in held.items()
-    ]
-    for person in rng.choices(people, k=4):
-        colour, thing, place = held[person]
-        if rng.random() < 0.3:
-            place = rng.choice(PLACES)
-            held[person] = colour, thing, place
-            lines.append(f"then {person} went to the {place}.")
-        else:
-            facts = (
-                f"{person} has the {colour} {thing}.",
-                f"the {thing} of {person} is in the {place}.",
-                f"the {thing} is {colour}.",
-            )
-            lines.append(rng.choice(facts))
-    return " ".join(lines) + "\n"
