@@ -1,10 +1,11 @@
 """Writing that survives being killed: whole files by rename, lines by one append; and Python files
-as modules. Standard library only."""
+of users as modules, whose values can be pickled. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.util
 import os
 import sys
@@ -12,6 +13,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from headwise.errors import UsageError
+
+USER_FILE = "headwise_file_"  # the modules of users' files are named so, with a hash behind
 
 
 @contextlib.contextmanager
@@ -88,3 +94,47 @@ def load_module(name: str, path: str | Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up, and pickle its functions
     spec.loader.exec_module(module)
     return module
+
+
+def load_user_file(path: str | Path) -> ModuleType:
+    """A user's Python file as a module, run once for each content it has.
+
+    The module's name is made of the file's path and content: it hides no other module, an edited
+    file is another module, and every process gives the same file the same name.
+    """
+    file = Path(path).resolve()
+    source = file.read_bytes()
+    digest = hashlib.sha256(f"{file}\n".encode() + source).hexdigest()[:12]
+    name = f"{USER_FILE}{file.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(file)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        exec(compile(source, str(file), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def reduce_by_file(value: Any, protocol: int) -> Any:
+    """What `__reduce_ex__` returns for a value whose class may come from a user's file: file, class
+    and fields, so that another process loads the file where it unpickles the value."""
+    kind = type(value)
+    if not kind.__module__.startswith(USER_FILE):
+        return object.__reduce_ex__(value, protocol)
+    file = sys.modules[kind.__module__].__file__
+    return _blank, (file, kind.__module__, kind.__qualname__), value.__dict__
+
+
+def _blank(file: str, module_name: str, class_name: str) -> Any:
+    """An instance without its fields, which pickle sets."""
+    module = sys.modules.get(module_name) or load_user_file(file)
+    if module.__name__ != module_name:
+        raise UsageError(f"{file} was edited while its runs were under way; run the command again")
+    kind: Any = module
+    for part in class_name.split("."):
+        kind = getattr(kind, part)
+    return object.__new__(kind)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headwise.files import reduce_by_file
 from headwise.rows import named_spec
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class Model:
     def spec(self) -> dict[str, Any]:
         """The model as plain values: its name, its version where it is not 1, and its fields."""
         return named_spec(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return reduce_by_file(self, protocol)
 
     def build(self, shape: Shape, task: Task) -> nn.Module:
         """The module for a shape and a task, with its initial weights."""

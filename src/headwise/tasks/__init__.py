@@ -79,11 +79,21 @@ def task_class(name: str) -> type[Task]:
 def task_of(name: str, fields: Mapping[str, Any]) -> Task:
     """A built-in task by name; unknown names and keys are refused with the nearest ones."""
     kind = task_class(name)
-    needed = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(kind)}
+    check_fields(kind, f"task {name}", fields)
+    return kind(**fields)
+
+
+def check_fields(kind: type[Any], what: str, fields: Mapping[str, Any]) -> None:
+    """Refuse names that are not fields of a dataclass, and fields that are missing."""
+    needed = {
+        f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        for f in dataclasses.fields(kind)
+        if f.init
+    }
     for key in fields:
         if key not in needed:
-            raise UsageError(f"unknown key {key!r} of task {name}; {nearest(key, needed)}")
+            choices = nearest(key, needed) if needed else "it has no fields"
+            raise UsageError(f"unknown key {key!r} of {what}; {choices}")
     missing = [key for key, is_needed in needed.items() if is_needed and key not in fields]
     if missing:
-        raise UsageError(f"task {name} needs {', '.join(missing)}")
-    return kind(**fields)
+        raise UsageError(f"{what} needs {', '.join(missing)}")

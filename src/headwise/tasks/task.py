@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headwise.files import reduce_by_file
 from headwise.rows import named_spec
 
 
@@ -26,6 +27,9 @@ class Task:
     def spec(self) -> dict[str, Any]:
         """The task as plain values: its name, its version where it is not 1, and its fields."""
         return named_spec(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return reduce_by_file(self, protocol)
 
     @property
     def tokens(self) -> int:
