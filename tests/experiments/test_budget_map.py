@@ -17,7 +17,8 @@ from headwise.experiments.common import CHOICES
 from headwise.experiments.leaner_paper import budget_map
 from headwise.model.transformer import build
 from headwise.seeds import derive
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
 from headwise.theory.conditioning import attention_spectra
 from headwise.training.engine import train
@@ -234,9 +235,9 @@ def test_the_figure_draws_gaps_and_all_tasks(tasks, tmp_path):
                 ]
                 == p["held_out"]
             )
-    figure.save(description, tmp_path / "map.png")
-    figure.save(description, tmp_path / "map.svg")
-    page = figure.plotly_figure(description)
+    save(description, tmp_path / "map.png")
+    save(description, tmp_path / "map.svg")
+    page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
     assert sum(trace["type"] == "heatmap" for trace in page["data"]) == 2 * len(tasks)
     assert len({trace["name"] for trace in page["data"] if trace.get("showlegend")}) >= 2
@@ -257,9 +258,7 @@ def test_both_papers_advice_is_marked_at_its_cells():
         ("farthest, 2 layers", "the rank paper"): ("1", "16"),
         ("farthest, 1 layer", "the leaner paper"): ("8", "4"),
     }
-    named = [
-        trace["name"] for trace in figure.plotly_figure(description)["data"] if trace.get("name")
-    ]
+    named = [trace["name"] for trace in plotly_figure(description)["data"] if trace.get("name")]
     assert {"the rank paper", "the leaner paper"} <= set(named)
 
 
@@ -291,9 +290,9 @@ def test_the_summary_over_tasks_says_what_the_headline_says(tmp_path):
     assert (
         {row["name"] for row in changes} == {row["name"] for row in told} == {"farthest", "recall"}
     )
-    figure.save(description, tmp_path / "summary.png")
-    figure.save(description, tmp_path / "summary.svg")
-    page = figure.plotly_figure(description)
+    save(description, tmp_path / "summary.png")
+    save(description, tmp_path / "summary.svg")
+    page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
     assert len(page["data"]) == len(changes) + len(told)
     assert page["layout"]["yaxis"]["ticktext"].count("farthest") == 1
@@ -305,8 +304,8 @@ def test_the_summary_is_drawn_from_one_seed_and_from_cells_that_are_all_alike(tm
     alike = budget_map.over_tasks(all_points(lambda run: 1.0))
     assert alike["panels"][0]["rows"] == []
     for number, description in enumerate((one, alike)):
-        figure.save(description, tmp_path / f"{number}.png")
-        json.dumps(figure.plotly_figure(description), allow_nan=False)
+        save(description, tmp_path / f"{number}.png")
+        json.dumps(plotly_figure(description), allow_nan=False)
 
 
 def test_rows_carry_the_conditioning_of_the_models_they_are_about(tmp_path):

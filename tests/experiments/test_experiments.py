@@ -19,7 +19,7 @@ from headwise.experiments.rank_paper import length, positions
 from headwise.model.transformer import build, score_geometry
 from headwise.seeds import derive
 from headwise.shape import Shape
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
 from headwise.tasks import Farthest
 from headwise.training.engine import row_of
 from headwise.training.ensemble import Stack, State, begin
@@ -205,7 +205,7 @@ def test_its_points_columns_headline_and_figure_fit_together(name: str, tmp_path
     assert (
         name == "learned" or {p["held_out"] for p in points} <= shown
     )  # that figure is of weights
-    figure.save(description, tmp_path / "a.png")
+    save(description, tmp_path / "a.png")
     assert module.summary([]) == []
     assert module.headline([]) == []
 
@@ -222,10 +222,10 @@ def test_diverged_runs_are_counted_and_left_out_of_the_mean(name: str, tmp_path:
     assert len(gone) == 1
     assert gone[0]["held_out"] is gone[0]["low"] is gone[0]["high"] is None
     assert cell(gone[0], "held_out") == "diverged"
-    figure.save(module.figure(points), tmp_path / "some.png")
+    save(module.figure(points), tmp_path / "some.png")
     all_gone = module.summary(others + [a_row(run, None) for run in runs])
     assert module.headline(all_gone) == []
-    figure.save(module.figure(all_gone), tmp_path / "none.png")
+    save(module.figure(all_gone), tmp_path / "none.png")
 
 
 # ---- what heads learn

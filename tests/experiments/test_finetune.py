@@ -20,7 +20,8 @@ from headwise.experiments import EXPERIMENTS, settings_of
 from headwise.experiments.common import shape_of
 from headwise.experiments.leaner_paper import finetune
 from headwise.rows import MEASURED
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
 from headwise.tasks import Farthest, Masked, Sentences
 from headwise.training.engine import _load, train
@@ -335,7 +336,7 @@ def test_rows_without_their_pre_training_still_make_points(tmp_path):
     points = finetune.summary(rows)
     assert all(p["pre"] is None for p in points)
     assert finetune.headline(points)[0].startswith("after fine-tuning: ")
-    figure.save(finetune.figure(points), tmp_path / "a.png")
+    save(finetune.figure(points), tmp_path / "a.png")
 
 
 def test_the_figure_has_both_trainings(tmp_path):
@@ -345,8 +346,8 @@ def test_the_figure_has_both_trainings(tmp_path):
     first, second = description["panels"]
     assert first["lines"][0]["y"] == [p["pre"] for p in points[:4]]
     assert [line["label"] for line in second["lines"]] == [finetune.PRETRAINED, finetune.SCRATCH]
-    figure.save(description, tmp_path / "finetune.png")
-    json.dumps(figure.plotly_figure(description), allow_nan=False)
+    save(description, tmp_path / "finetune.png")
+    json.dumps(plotly_figure(description), allow_nan=False)
 
 
 BAD = [

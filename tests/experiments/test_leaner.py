@@ -11,7 +11,8 @@ from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, settings_of
 from headwise.experiments.common import CHOICES, shape_of, task_of
 from headwise.experiments.leaner_paper import leaner
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 
 QUICK = leaner.PRESETS["quick"]
 BASES = [
@@ -153,8 +154,8 @@ def test_the_figure_has_every_arm_once_and_draws(tmp_path):
         )
         shown = {y for panel in panels for line in panel["lines"] for y in line["y"]}
         assert shown == {p["held_out"] for p in points if p["task"] == task}
-    figure.save(description, tmp_path / "leaner.png")
-    json.dumps(figure.plotly_figure(description), allow_nan=False)
+    save(description, tmp_path / "leaner.png")
+    json.dumps(plotly_figure(description), allow_nan=False)
 
 
 BAD = [

@@ -11,7 +11,8 @@ from headwise import UsageError
 from headwise.experiments import EXPERIMENTS, settings_of
 from headwise.experiments import nanochat_heads as nh
 from headwise.experiments.nanochat_heads import FAMILIES, PRESETS
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.stats import difference
 
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
@@ -210,8 +211,8 @@ def test_an_arm_that_diverges_is_told_and_drawn_as_missing(tmp_path):
     assert not any("64" in name for _, name in drawn)
     narrow = next(p for p in points if (p["family"], p["arm"]) == ("split", "8 x 8"))
     assert drawn["heads x rank", "8 x 8"]["mean"] == narrow["gap"][0] > 0
-    figure.save(description, tmp_path / "heads.png")
-    json.dumps(figure.plotly_figure(description), allow_nan=False)
+    save(description, tmp_path / "heads.png")
+    json.dumps(plotly_figure(description), allow_nan=False)
 
 
 BAD = [

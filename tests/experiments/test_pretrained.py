@@ -11,7 +11,8 @@ from headwise.cli import main
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, page, pretrained
 from headwise.shape import Shape
-from headwise.show.figure import plotly_figure, save
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.stats import difference
 from headwise.store import Store
 

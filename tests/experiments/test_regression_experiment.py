@@ -19,7 +19,8 @@ from headwise.cli import main
 from headwise.experiments import settings_of
 from headwise.experiments.rank_paper import regression
 from headwise.model import transformer
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
 from headwise.tasks import Regression
 
@@ -215,9 +216,9 @@ def test_both_figures_hold_the_points_and_draw(tmp_path):
         for line in lines_of(description, 2).values():
             assert len(line["x"]) == len(line["y"])
             assert all(y > 0 for y in line["y"]), "a log axis has no zero"
-        figure.save(description, tmp_path / f"{i}.png")
+        save(description, tmp_path / f"{i}.png")
         assert (tmp_path / f"{i}.png").stat().st_size > 5000
-        assert figure.plotly_figure(description)["data"]
+        assert plotly_figure(description)["data"]
     ranks = lines_of(by_rank)
     assert set(ranks) == {
         "width 48, 12 layers",
@@ -266,7 +267,7 @@ def test_depths_and_protocols_are_told_apart(tmp_path):
     points = regression.summary(rows_of(settings, {(1, 0): [1.0] * 8, (2, 0): [2.0] * 8}))
     assert len(points) == 6
     for draw in (regression.figure, regression.by_examples):
-        figure.save(draw(points), tmp_path / "a.png")
+        save(draw(points), tmp_path / "a.png")
     assert set(lines_of(regression.figure(points))) == {
         f"width 16, {n} layers, {p}" for n in (2, 3) for p in ("stream", "replay")
     }

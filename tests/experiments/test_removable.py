@@ -21,7 +21,8 @@ from headwise.experiments.leaner_paper import removable
 from headwise.model.transformer import build, fresh, initialise
 from headwise.seeds import derive
 from headwise.shape import Shape
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.stats import difference
 from headwise.store import Store
 from headwise.theory.conditioning import attention_spectra
@@ -546,7 +547,7 @@ def test_if_all_diverged_nothing_is_claimed(tmp_path):
     assert removable.headline(points) == []
     assert {p["lr"] for p in points} == {min(TWO.lrs)}
     assert not any(p["cost"] or p["gain"] for p in points)
-    figure.save(removable.figure(points), tmp_path / "none.png")
+    save(removable.figure(points), tmp_path / "none.png")
 
 
 def test_the_figure_has_a_panel_a_task_and_a_line_a_start(tmp_path):
@@ -562,8 +563,8 @@ def test_the_figure_has_a_panel_a_task_and_a_line_a_start(tmp_path):
             assert line["x"] == [2, 3, 5]
             for key, of in (("y", "held_out"), ("low", "low"), ("high", "high")):
                 assert line[key] == [here[line["label"], depth][of] for depth in (2, 3, 5)]
-    figure.save(description, tmp_path / "removable.png")
-    page = figure.plotly_figure(description)
+    save(description, tmp_path / "removable.png")
+    page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
     assert [trace["name"] for trace in page["data"] if trace["showlegend"]] == [
         "normal",

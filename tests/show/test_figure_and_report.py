@@ -16,7 +16,9 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from headwise.cli import main
 from headwise.experiments.rank_paper import fig1
-from headwise.show import figure, report
+from headwise.show import report
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.show.report import write_report
 from headwise.store import Store
 
@@ -80,8 +82,8 @@ MAGIC = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 def test_the_same_rows_give_the_same_picture(kind: str, made: Path, tmp_path: Path) -> None:
     description = fig1.figure(points_of(Store(made)))
     first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
-    figure.save(description, first)
-    figure.save(json.loads(json.dumps(description)), second)
+    save(description, first)
+    save(json.loads(json.dumps(description)), second)
     assert first.read_bytes().startswith(MAGIC[kind])
     assert len(first.read_bytes()) > 5000
     assert first.read_bytes() == second.read_bytes()
@@ -89,10 +91,8 @@ def test_the_same_rows_give_the_same_picture(kind: str, made: Path, tmp_path: Pa
 
 def test_other_rows_give_another_picture(made: Path, tmp_path: Path) -> None:
     points = points_of(Store(made))
-    figure.save(fig1.figure(points), tmp_path / "a.png")
-    figure.save(
-        fig1.figure([{**p, "held_out": p["held_out"] / 2} for p in points]), tmp_path / "b.png"
-    )
+    save(fig1.figure(points), tmp_path / "a.png")
+    save(fig1.figure([{**p, "held_out": p["held_out"] / 2} for p in points]), tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
     assert (tmp_path / "a.png").read_bytes() == (made / "fig1.png").read_bytes()
 
@@ -145,8 +145,8 @@ CASES = {
 def test_every_kind_of_points_is_drawn(case: str, tmp_path: Path) -> None:
     points = sorted(CASES[case], key=lambda p: (p["protocol"], p["layers"], p["rank"]))
     description = fig1.figure(points)
-    figure.save(description, tmp_path / "a.png")
-    page = figure.plotly_figure(description)
+    save(description, tmp_path / "a.png")
+    page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
     assert len(page["data"]) == sum(len(panel["lines"]) for panel in description["panels"])
     names = [trace["name"] for trace in page["data"] if trace["showlegend"]]
@@ -165,7 +165,7 @@ def test_panels_show_all_of_their_points_and_the_references_name(
         for n, low in ((1, 0.5), (2, 0.003))
         for r, value in ((64, low), (32, 0.9))
     ]
-    figure.save(fig1.figure(points), tmp_path / "a.png")
+    save(fig1.figure(points), tmp_path / "a.png")
     ((low, high),) = {ax.get_ylim() for ax in drawn[0].axes}
     monkeypatch.undo()
     plt.close(drawn[0])
@@ -174,7 +174,7 @@ def test_panels_show_all_of_their_points_and_the_references_name(
 
 
 def test_an_interval_that_reaches_zero_does_not_stretch_the_axis() -> None:
-    page = figure.plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))
+    page = plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))
     (bars,) = (trace for trace in page["data"] if "error_y" in trace)
     lows = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
     highs = [y + up for y, up in zip(bars["y"], bars["error_y"]["array"], strict=True)]
@@ -499,7 +499,7 @@ def test_an_empty_store_opens_too(browser: Browser, tmp_path: Path) -> None:
 
 def test_a_panels_title_stands_in_the_middle_above_it() -> None:
     """Plotly's own choice moves titles to the middle of the page, one over the other."""
-    layout = figure.plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))["layout"]
+    layout = plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))["layout"]
     panels = [layout[name]["domain"] for name in sorted(layout) if name.startswith("xaxis")]
     titles = [
         a for a in layout["annotations"] if a["xref"] == "paper" and a.get("yanchor") == "bottom"

@@ -22,7 +22,8 @@ from headwise.experiments import EXPERIMENTS
 from headwise.experiments.rank_paper import features as features_experiment
 from headwise.experiments.rank_paper import representation as representation_experiment
 from headwise.experiments.rank_paper import theory as theory_experiment
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.show.report import write_report
 from headwise.store import Store
 from headwise.theory import checks, constructions, features, harmonics
@@ -706,7 +707,7 @@ def test_figures_with_linear_axes_plain_lines_and_no_reference(tmp_path: Path) -
         "columns": 2,
         "panels": [{"title": "p", "lines": [line]}],
     }
-    drawn = figure.plotly_figure(description)
+    drawn = plotly_figure(description)
     assert drawn["data"][0]["mode"] == "lines"
     assert "error_y" not in drawn["data"][0]
     assert drawn["layout"]["shapes"] == []
@@ -722,7 +723,7 @@ def test_figures_with_linear_axes_plain_lines_and_no_reference(tmp_path: Path) -
     }
     plain = {k: v for k, v in description.items() if k not in ("x_scale", "y_scale")}
     plain |= {"panels": [{"title": "p", "lines": [above]}], "reference": {"label": "r", "y": 0.5}}
-    logarithmic = figure.plotly_figure(plain)
+    logarithmic = plotly_figure(plain)
     assert logarithmic["layout"]["xaxis"]["type"] == logarithmic["layout"]["yaxis"]["type"] == "log"
     assert logarithmic["layout"]["xaxis"]["tickvals"] == [1, 2, 4]
     assert logarithmic["layout"]["yaxis"]["dtick"] == 1
@@ -731,7 +732,7 @@ def test_figures_with_linear_axes_plain_lines_and_no_reference(tmp_path: Path) -
     for i, what in enumerate(
         (description, plain, {**plain, "x_scale": "linear"}, {**plain, "y_scale": "linear"})
     ):
-        figure.save(what, tmp_path / f"{i}.svg")
+        save(what, tmp_path / f"{i}.svg")
     sizes = [(tmp_path / f"{i}.svg").read_text() for i in range(4)]
     assert len(set(sizes)) == 4, "each option shows"
 

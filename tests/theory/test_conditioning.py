@@ -27,7 +27,8 @@ from headwise.experiments.leaner_paper import conditioning
 from headwise.model.attention import Attention
 from headwise.model.transformer import Decoder, Encoder, build, initialise
 from headwise.shape import Shape
-from headwise.show import figure
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
 from headwise.show.report import write_report
 from headwise.store import Store
 from headwise.theory import conditioning as C
@@ -1028,8 +1029,8 @@ def test_points_headline_and_figure_of_other_sizes(tmp_path: Path) -> None:
     assert len(description["panels"]) == 6
     shown = {y for panel in description["panels"] for line in panel["lines"] for y in line["y"]}
     assert {p["kappa"] for p in points} <= shown
-    figure.save(description, tmp_path / "a.png")
-    figure.plotly_figure(description)
+    save(description, tmp_path / "a.png")
+    plotly_figure(description)
     assert conditioning.summary([]) == []
     assert conditioning.headline([]) == []
 

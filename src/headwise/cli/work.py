@@ -305,11 +305,11 @@ def _write(module: Any, points: list[dict[str, Any]], store: Any, name: str) -> 
             f"'headwise[report]'); the rows are in {store.path}"
         )
         return {}
-    from headwise.show import figure
+    from headwise.show.matplotlib_figure import save
     from headwise.show.report import write_report
 
     picture = store.path / f"{name}.png"
-    figure.save(module.figure(points), picture)
+    save(module.figure(points), picture)
     return {"figure": str(picture), "report": str(write_report(store))}
 
 
@@ -426,7 +426,7 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.experiments import page
-    from headwise.show import figure
+    from headwise.show.matplotlib_figure import save
 
     module = page(args.experiment)
     views = getattr(module, "VIEWS", {})
@@ -465,7 +465,7 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             f"the view {args.view} of {args.experiment} has nothing to compare in {where}"
         )
     try:
-        figure.save(description, output)
+        save(description, output)
     except ModuleNotFoundError as e:
         raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
     _print_points(module, points)

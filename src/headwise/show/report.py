@@ -15,7 +15,7 @@ from headwise.errors import UsageError
 from headwise.experiments.common import plural
 from headwise.files import write_whole
 from headwise.progress import clock
-from headwise.show.figure import plotly_figure
+from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
 
 CAPTION = (

@@ -1,0 +1,331 @@
+"""A figure as an image, drawn by matplotlib: the same figure gives the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.show.figure import (
+    FRAME,
+    GREY,
+    Figure,
+    HeatFigure,
+    HeatPanel,
+    Line,
+    LineFigure,
+    LinePanel,
+    RangeFigure,
+    RangePanel,
+    colour_of,
+    drawn_names,
+    fraction,
+    of_dict,
+)
+
+COLOUR_MAP = "viridis"
+GRID = {"color": "#e6e8eb", "lw": 0.6}
+SYMBOLS = {"star": "*", "diamond": "D"}
+DATELESS = {  # metadata without a date, so that the same rows give the same file
+    ".png": {"Software": None},
+    ".pdf": {"CreationDate": None},
+    ".svg": {"Date": None},
+}
+
+
+def save(figure: Figure | dict[str, Any], path: Path) -> None:
+    """Write a figure as an image; the ending decides (png, pdf, svg)."""
+    figure = of_dict(figure)
+    if isinstance(figure, LineFigure):
+        _save_lines(figure, path)
+    elif isinstance(figure, HeatFigure):
+        _save_heat(figure, path)
+    else:
+        _save_ranges(figure, path)
+
+
+# ---- what the three kinds share: a grid of axes, the title, the legend
+
+
+@contextlib.contextmanager
+def _canvas(
+    figure: Figure,
+    path: Path,
+    size: Callable[[int, int], tuple[float, float]],
+    style: dict[str, Any],
+    share: tuple[bool, bool] = (False, False),
+) -> Iterator[tuple[Any, list[Any]]]:
+    """The figure and one pair of axes per panel, to draw into; it is titled and written when the
+    block ends. `size` takes columns and rows and gives inches."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(figure.columns, len(figure.panels)) or 1
+    rows = max(1, -(-len(figure.panels) // columns))
+    always = {"font.family": "DejaVu Sans", "axes.titlesize": 9.5, "svg.hashsalt": "headwise"}
+    with plt.rc_context(always | style):
+        canvas, grid = plt.subplots(
+            rows,
+            columns,
+            figsize=size(columns, rows),
+            sharex=share[0],
+            sharey=share[1],
+            squeeze=False,
+        )
+        axes = list(grid.flat)
+        for ax in axes[len(figure.panels) :]:
+            ax.remove()
+        yield canvas, axes[: len(figure.panels)]
+        canvas.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=10)
+        canvas.tight_layout()
+        canvas.savefig(path, dpi=160, bbox_inches="tight", metadata=DATELESS.get(path.suffix, {}))
+        plt.close(canvas)
+
+
+def _label_axes(figure: LineFigure | HeatFigure, axes: Sequence[Any]) -> None:
+    """The x label below the lowest panel of each column, the y label at the first of each row."""
+    columns = min(figure.columns, len(axes)) or 1
+    for i, ax in enumerate(axes):
+        if i + columns >= len(axes):
+            ax.set_xlabel(figure.x_label)
+        if i % columns == 0:
+            ax.set_ylabel(figure.y_label)
+
+
+def _handles(axes: Sequence[Any]) -> dict[str, Any]:
+    """What the legend shows by its label, each label once."""
+    return {
+        label: handle
+        for ax in axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+
+
+def _legend_beside(canvas: Any, handles: dict[str, Any]) -> None:
+    if handles:
+        canvas.legend(
+            handles.values(),
+            handles.keys(),
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            frameon=False,
+            fontsize=8,
+        )
+
+
+def _raised(text: str) -> str:
+    """d^2.5 with its exponent raised; a dollar is a dollar."""
+    return re.sub(r"(\w)\^([\d.]+)", r"$\1^{\2}$", text.replace("$", r"\$"))
+
+
+# ---- lines
+
+
+def _save_lines(figure: LineFigure, path: Path) -> None:
+    def size(columns: int, rows: int) -> tuple[float, float]:
+        return 3.6 * columns + 2.2, 3.0 * rows + 0.7
+
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    with _canvas(figure, path, size, style, (True, figure.share_y)) as (canvas, axes):
+        for ax, panel in zip(axes, figure.panels, strict=True):
+            _draw_line_panel(ax, figure, panel)
+        _label_axes(figure, axes)
+        columns = min(figure.columns, len(axes))
+        for ax in axes[-columns:]:
+            ax.tick_params(labelbottom=True)
+        if figure.reference:
+            _name_reference(axes, figure)
+        _legend_beside(canvas, _handles(axes))
+
+
+def _draw_line_panel(ax: Any, figure: LineFigure, panel: LinePanel) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    for line in panel.lines:
+        _draw_line(ax, figure, line)
+    if figure.reference:
+        ax.axhline(figure.reference.y, color=GREY, lw=0.8, ls=(0, (1, 2)))
+    ax.set(xscale=figure.x_scale, yscale=figure.y_scale, title=_raised(panel.title))
+    if figure.y_scale == "log" and figure.leaves_picture(panel):
+        ax.set_ylim(bottom=figure.floor)
+    if figure.x_scale == "log":
+        ax.xaxis.set_major_locator(FixedLocator(figure.ticks))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: fraction(x)))
+    ax.grid(axis="y", **GRID)
+    ax.set_axisbelow(True)
+
+
+def _draw_line(ax: Any, figure: LineFigure, line: Line) -> None:
+    """Markers and line by the style, then the interval: a band, or a bar where a point has no
+    neighbour with an interval."""
+    styles: dict[str, dict[str, Any]] = {
+        "solid": {"lw": 1.8, "marker": "o", "ms": 4},
+        "line": {"lw": 1.2},
+        "dashed": {"ls": "--", "lw": 1, "marker": "s", "ms": 2.5, "alpha": 0.45},
+        "dots": {"ls": "none", "marker": "x", "ms": 4, "mew": 1},
+    }
+    colour, values = colour_of(line.colour), _gaps(line.y)
+    ax.plot(line.x, values, color=colour, label=_raised(line.label), **styles[line.style])
+    if line.style in ("dashed", "dots") or not line.has_interval:
+        return
+    low = _gaps([None if v is None else figure.drawn_low(v) for v in line.low])
+    high = _gaps(line.high)
+    ax.fill_between(line.x, low, high, color=colour, alpha=0.18, lw=0)
+    for i, (x, bottom, top) in enumerate(zip(line.x, low, high, strict=True)):
+        neighbours = low[max(i - 1, 0) : i] + low[i + 1 : i + 2]
+        if all(math.isnan(v) for v in neighbours):
+            ax.vlines(x, bottom, top, color=colour, alpha=0.4, lw=1.2)
+
+
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    """Values as matplotlib takes them: a missing one is a gap."""
+    return [math.nan if v is None else v for v in values]
+
+
+def _name_reference(axes: Sequence[Any], figure: LineFigure) -> None:
+    """The reference line's name, above it in the first panel. A log axis is made to have room."""
+    assert figure.reference is not None
+    if figure.y_scale == "log":
+        for ax in axes:
+            ax.set_ylim(top=max(ax.get_ylim()[1], 2 * figure.reference.y))
+    axes[0].annotate(
+        figure.reference.label,
+        (0.02, figure.reference.y),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        color=GREY,
+        fontsize=8,
+    )
+
+
+# ---- heat
+
+
+def _save_heat(figure: HeatFigure, path: Path) -> None:
+    width = 0.62 * len(figure.x_names) + 0.5
+    height = 0.46 * len(figure.y_names) + 0.7
+
+    def size(columns: int, rows: int) -> tuple[float, float]:
+        return width * columns + 1.2, height * rows + 0.6
+
+    with _canvas(figure, path, size, {"font.size": 8}) as (canvas, axes):
+        for ax, panel in zip(axes, figure.panels, strict=True):
+            _draw_cells(ax, panel)
+            _draw_paths(ax, panel)
+            places = {"xticks": range(len(figure.x_names)), "yticks": range(len(figure.y_names))}
+            ax.set(title=panel.title, **places)
+            ax.set_xticklabels(figure.x_names)
+            ax.set_yticklabels(figure.y_names)
+            ax.tick_params(length=0)
+        _label_axes(figure, axes)
+        order = {path.label: path.colour for panel in figure.panels for path in panel.paths}
+        handles = _handles(axes)
+        by_colour = sorted(handles, key=lambda label: (order.get(label, len(order) + 99), label))
+        _legend_beside(canvas, {label: handles[label] for label in by_colour})
+
+
+def _draw_cells(ax: Any, panel: HeatPanel) -> None:
+    """Colours, the numbers on them, and a frame around the best."""
+    from matplotlib.patches import Rectangle
+
+    colours = [_gaps(row) for row in panel.cells]
+    ends = {"vmin": panel.least, "vmax": panel.most}
+    ax.imshow(colours, origin="lower", cmap=COLOUR_MAP, aspect="auto", **ends)
+    for x, y, value in panel.values:
+        ink = _ink(value, panel)
+        ax.text(x, y, _short(value), ha="center", va="center", fontsize=6.5, color=ink)
+        if value == panel.least:
+            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, ec=FRAME, lw=1.8))
+
+
+def _draw_paths(ax: Any, panel: HeatPanel) -> None:
+    """Paths from cell to cell below the numbers, marks in the upper right of their cells."""
+    for path in panel.paths:
+        ax.plot(
+            [x + path.shift for x in path.x],
+            [y - 0.3 + path.shift for y in path.y],
+            "-o",
+            color=colour_of(path.colour),
+            ms=3 if len(path.x) > 1 else 5,
+            lw=1.3,
+            label=path.label,
+        )
+    for mark in panel.marks:
+        ax.plot(
+            mark.x + 0.33,
+            mark.y + 0.28,
+            SYMBOLS[mark.symbol],
+            color="white",
+            mec="black",
+            mew=0.7,
+            ms=7,
+            ls="none",
+            label=mark.label,
+        )
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.3g}"
+
+
+def _ink(value: float, panel: HeatPanel) -> str:
+    """White on dark cells, which are the better ones."""
+    assert panel.least is not None
+    assert panel.most is not None
+    return "white" if value - panel.least < 0.45 * (panel.most - panel.least) else "black"
+
+
+# ---- ranges
+
+
+def _save_ranges(figure: RangeFigure, path: Path) -> None:
+    height = max(1.8, 0.24 * figure.longest + 0.3)
+
+    def size(columns: int, rows: int) -> tuple[float, float]:
+        return 4.4 * columns + 0.6, (height + 0.7) * rows + 0.4
+
+    style = {f"axes.spines.{side}": False for side in ("top", "right", "left")}
+    explained: set[tuple[str, ...]] = set()
+    with _canvas(figure, path, size, {"font.size": 8.5, **style}) as (_, axes):
+        for ax, panel in zip(axes, figure.panels, strict=True):
+            _draw_ranges(ax, panel)
+            if panel.meaning not in explained:
+                handles = _handles([ax])
+                ax.legend(
+                    handles.values(),
+                    handles.keys(),
+                    loc="upper left",
+                    bbox_to_anchor=(0.0, -0.6 / height),
+                    frameon=False,
+                    fontsize=8,
+                )
+            explained.add(panel.meaning)
+
+
+def _draw_ranges(ax: Any, panel: RangePanel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    names = [row.name for row in panel.ranges]
+    for y, row in enumerate(panel.ranges):
+        colour = colour_of(row.colour)
+        ax.plot(row.mean, y, "o", ms=4.5, color=colour, label=row.label)
+        if row.low is not None:
+            ends = [row.low, row.high]
+            ax.plot(ends, [y, y], "-", lw=1.8, color=colour, solid_capstyle="butt")
+        if y and row.name != names[y - 1]:
+            ax.axhline(y - 0.5, color="#e6e8eb", lw=0.8)
+    ax.axvline(0, color=GREY, lw=0.8)
+    ax.set(title=_raised(panel.title), xlabel=panel.x_label, yticks=range(len(names)))
+    ax.set_yticklabels(drawn_names([_raised(name) for name in names]))
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.tick_params(axis="y", length=0)
+    ax.invert_yaxis()
+    ax.grid(axis="x", **GRID)
+    ax.set_axisbelow(True)
