@@ -11,7 +11,7 @@ import pytest
 import torch
 from experiments.test_budget_map import rows_of
 from safetensors.torch import load_file, save_file
-from support.data import no_network, refused  # noqa: F401
+from support.data import refused
 from support.tolerance import same
 
 from headwise.errors import UsageError

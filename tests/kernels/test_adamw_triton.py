@@ -10,7 +10,7 @@ from support.tolerance import same
 from torch import nn
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
-from support.gpu import BF16, DEVICE, FP16, FP32, FP64, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
+from support.gpu import BF16, DEVICE, FP16, FP32, FP64, NAN, near, normal
 
 from headwise.kernels import adamw_triton
 from headwise.lm import optim

@@ -20,11 +20,11 @@ from support.gpu import (
     normal,
 )
 
+from headwise.device import numerics
 from headwise.kernels import attention_short_triton
 from headwise.kernels.attention_short_triton import attend_heads, kind_of
 from headwise.model import backends
 from headwise.model.attention import attend, plain
-from headwise.training import ensemble
 
 pytestmark = pytest.mark.usefixtures("products_as_on_a_gpu")
 HEADS = {
@@ -434,7 +434,7 @@ def test_the_backend_rounds_products_only_where_torch_may(allow, dot, monkeypatc
         "attend_heads",
         lambda q, k, v, scale, how: told.append((scale, how)),
     )
-    with ensemble.numerics("tf32" if allow else "fp32", DEVICE):
+    with numerics("tf32" if allow else "fp32", DEVICE):
         attend(*(normal(i, 1, 2, 3, 4) for i in range(3)), backend="heads")
         attend(*(normal(i, 1, 2, 3, 4) for i in range(3)), backend="heads", scale=0.7)
     assert told == [(0.5, dot), (0.7, dot)]

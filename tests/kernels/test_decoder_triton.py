@@ -10,7 +10,7 @@ from support.small_runs import after_overflows
 from support.tolerance import same, seeded
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
-from support.gpu import DEVICE, FP16, FP32, NAN, near, normal, products_as_on_a_gpu  # noqa: F401
+from support.gpu import DEVICE, FP16, FP32, NAN, near, normal
 
 from headwise.kernels import embed_readout
 from headwise.model.attention import Norm

@@ -1,9 +1,8 @@
-"""What the tests of tasks with data share: no network, mistakes that are one line, texts and files
-in MNIST's format."""
+"""What the tests of tasks with data share: mistakes that are one line, texts and files in MNIST's
+format."""
 
 import gzip
 import random
-import socket
 import struct
 
 import numpy as np
@@ -14,17 +13,6 @@ from headwise.tasks import hub as hub_module
 from headwise.tasks import images as images_module
 from headwise.tasks import sentences as sentences_module
 from headwise.tasks import text as text_module
-
-
-@pytest.fixture
-def no_network(monkeypatch):
-    """Whatever a task lacks, it never fetches."""
-
-    def refuse(*given, **named):
-        raise AssertionError("a task opened a connection")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
 
 
 def refused(make, *given, **named):

@@ -21,8 +21,7 @@ if not INTERPRETED:
     torch.ones(1, device=DEVICE, requires_grad=True).exp().backward()
 
 
-@pytest.fixture
-def products_as_on_a_gpu(monkeypatch):
+def multiply_as_a_gpu(monkeypatch):
     """The interpreter multiplies the bit patterns of bfloat16, cuts where a GPU rounds to it, and
     does not know TF32."""
     if not INTERPRETED:

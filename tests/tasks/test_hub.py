@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from support.data import forget, letters, no_network, refused, written  # noqa: F401
+from support.data import forget, letters, refused, written
 from support.tolerance import seeded
 
 from headwise.tasks import Images, Masked, Sentences, Text

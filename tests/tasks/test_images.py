@@ -17,7 +17,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support.data import NAMES, digits, forget, idx, letters, mnist, no_network, refused, written  # noqa: F401
+from support.data import NAMES, digits, forget, idx, letters, mnist, refused, written
 from support.tolerance import STANDARD_ERRORS, close, same, seeded
 
 from headwise.errors import UsageError

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.data import forget, letters, no_network, refused, written  # noqa: F401
+from support.data import forget, letters, refused, written
 from support.small_runs import bits
 from support.tolerance import STANDARD_ERRORS, close, same, seeded
 

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from support.data import digits, forget, letters, mnist, no_network, refused, written  # noqa: F401
+from support.data import digits, forget, letters, mnist, refused, written
 from support.small_runs import bits
 from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
 
