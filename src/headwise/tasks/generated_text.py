@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import random
 
-PEOPLE = "anna ben clara david emma felix greta henry ida jonas kate leo mia noah olga paul".split()
+PEOPLE = "anna ben clara david emma felix greta henry ida jonas kate leo mia noah olga paul".split()  # noqa: SIM905
 THINGS = (
     "lamp book coin drum flute glove kite ladle mirror needle orange pearl quilt rope shell violin"
-).split()
-PLACES = "attic barn cellar garden harbor kitchen library market orchard tower".split()
-COLOURS = "amber black blue green grey red white yellow".split()
+).split()  # noqa: SIM905
+PLACES = "attic barn cellar garden harbor kitchen library market orchard tower".split()  # noqa: SIM905
+COLOURS = "amber black blue green grey red white yellow".split()  # noqa: SIM905
 
 
 def generated_text(length: int, seed: int = 0) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headwise.errors import UsageError, check_whole_numbers, nearest
 from headwise.kernels import has_triton
-from headwise.tasks.task import Task
+from headwise.tasks.task import SquaredError
 
 LAWS = ("uniform", "orthogonal", "doubled")
 
@@ -49,13 +49,13 @@ def draw_points(generator: torch.Generator, law: str, batch: int, points: int, d
 
 
 @dataclass(frozen=True)
-class Neighbors(Task):
+class Neighbors(SquaredError):
     """Points of a law, and one of them to be named."""
 
     dim: int
     points: int
     law: str = "uniform"
-    squared = True
+    ordered = False
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, 2, "dim", "points")
@@ -78,15 +78,6 @@ class Neighbors(Task):
     def tokens(self) -> int:
         """Length of a sequence."""
         return self.points * (2 if self.law == "doubled" else 1)
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean over batch and queries of the squared error, one number per model.
-
-        Outputs and targets are (..., batch, tokens, width); the targets belong to the last tokens,
-        and coordinates of the outputs beyond `dim` (positions) are not judged.
-        """
-        error = outputs[..., -targets.shape[-2] :, : self.dim] - targets
-        return error.square().flatten(-3).sum(-1) / (targets.shape[-3] * targets.shape[-2])
 
     def baselines(self) -> dict[str, float]:
         """Exact errors of predictors that need no training: zero; the best multiple of the query
