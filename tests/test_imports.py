@@ -354,14 +354,18 @@ def test_the_command_line_starts_with_the_standard_library_and_shape() -> None:
 
 PUBLIC = [
     "Attention",
+    "Classified",
     "Decoder",
     "Encoder",
     "Farthest",
+    "Model",
     "Nearest",
     "Recipe",
     "Run",
     "Shape",
+    "SquaredError",
     "Store",
+    "Task",
     "UsageError",
     "attend",
     "explain",

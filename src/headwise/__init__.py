@@ -13,14 +13,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Attention",
+    "Classified",
     "Decoder",
     "Encoder",
     "Farthest",
+    "Model",
     "Nearest",
     "Recipe",
     "Run",
     "Shape",
+    "SquaredError",
     "Store",
+    "Task",
     "UsageError",
     "attend",
     "explain",
@@ -35,6 +39,10 @@ _HOME = {
     "explain": "model.backends",
     "Encoder": "model.transformer",
     "Decoder": "model.transformer",
+    "Task": "tasks.task",
+    "Classified": "tasks.task",
+    "SquaredError": "tasks.task",
+    "Model": "model.own",
     "Farthest": "tasks",
     "Nearest": "tasks",
     "Recipe": "training.run",
@@ -47,10 +55,12 @@ if TYPE_CHECKING:
     from headwise.errors import UsageError
     from headwise.model.attention import Attention, attend
     from headwise.model.backends import explain
+    from headwise.model.own import Model
     from headwise.model.transformer import Decoder, Encoder
     from headwise.shape import Shape
     from headwise.store import Store
     from headwise.tasks import Farthest, Nearest
+    from headwise.tasks.task import Classified, SquaredError, Task
     from headwise.training.engine import train
     from headwise.training.run import Recipe, Run
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headwise.tasks.recall import Recall
     from headwise.tasks.regression import Regression
     from headwise.tasks.sentences import Sentences
-    from headwise.tasks.task import Classified, Task
+    from headwise.tasks.task import Classified, SquaredError, Task
     from headwise.tasks.text import Text
 
 # name in rows and run ids -> (file, class)
@@ -41,7 +41,9 @@ TASKS: dict[str, tuple[str, str]] = {
     "sentences": ("sentences", "Sentences"),
     "masked": ("masked", "Masked"),
 }
-_FILE_OF = {name: file for file, name in TASKS.values()} | {"Task": "task", "Classified": "task"}
+_FILE_OF = {name: file for file, name in TASKS.values()} | dict.fromkeys(
+    ("Task", "Classified", "SquaredError"), "task"
+)
 
 __all__ = [
     "TASKS",
@@ -55,6 +57,7 @@ __all__ = [
     "Recall",
     "Regression",
     "Sentences",
+    "SquaredError",
     "Task",
     "Text",
     "task_class",

@@ -1,16 +1,17 @@
 """A text where there is none: short scenes whose people and things come back, so that there is
 something to look up. Standard library only."""
 
+# ruff: noqa: SIM905 (words are easier to read as one text)
 from __future__ import annotations
 
 import random
 
-PEOPLE = "anna ben clara david emma felix greta henry ida jonas kate leo mia noah olga paul".split()  # noqa: SIM905
+PEOPLE = "anna ben clara david emma felix greta henry ida jonas kate leo mia noah olga paul".split()
 THINGS = (
     "lamp book coin drum flute glove kite ladle mirror needle orange pearl quilt rope shell violin"
-).split()  # noqa: SIM905
-PLACES = "attic barn cellar garden harbor kitchen library market orchard tower".split()  # noqa: SIM905
-COLOURS = "amber black blue green grey red white yellow".split()  # noqa: SIM905
+).split()
+PLACES = "attic barn cellar garden harbor kitchen library market orchard tower".split()
+COLOURS = "amber black blue green grey red white yellow".split()
 
 
 def generated_text(length: int, seed: int = 0) -> str:
