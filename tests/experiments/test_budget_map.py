@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.experiment_rows import rows_with_losses
 
 from headwise.device import numerics
 from headwise.errors import UsageError
@@ -71,30 +72,6 @@ def test_every_cell_meets_the_budget_as_nearly_as_whole_numbers_can(settings, bu
     assert base in cells, "the base is one of them, at no cost"
 
 
-def rows_of(runs, loss):
-    """Rows as the engine makes them, with losses of our own."""
-    out = []
-    for run in runs:
-        value, spec = loss(run), run.spec()
-        task = spec["task"]
-        out.append(
-            {
-                "id": run.id,
-                "status": "diverged" if value is None else "done",
-                **spec["shape"],
-                **spec["recipe"],
-                "seed": run.seed,
-                "task": task["name"],
-                "params": run.shape.params,
-                "flops": run.shape.flops(run.task.tokens),
-                "held_out": value,
-                "kappa_start": 10.0 + run.shape.num_heads,
-                "kappa_end": 5.0 * run.shape.head_dim,
-            }
-        )
-    return out
-
-
 def loss_of(run):
     """Rank helps; the second rate is better for two layers; the tuning seed is far too good."""
     rate = 0.0 if (run.recipe.lr == QUICK.lrs[1]) == (run.shape.depth == 2) else 0.5
@@ -105,12 +82,12 @@ def test_the_second_round_takes_each_cells_best_rate_and_other_seeds():
     first = budget_map.runs(TINY)
     assert {run.seed for run in first} == {0}
     assert {run.recipe.lr for run in first} == set(TINY.lrs)
-    later = budget_map.then(TINY, rows_of(first, loss_of))
+    later = budget_map.then(TINY, rows_with_losses(first, loss_of))
     assert len(later) == len(first) // len(TINY.lrs) * TINY.seeds
     assert {run.seed for run in later} == {1, 2}
     assert all((run.recipe.lr == TINY.lrs[1]) == (run.shape.depth == 2) for run in later)
     assert {(run.task, run.shape) for run in later} == {(run.task, run.shape) for run in first}
-    more = budget_map.then(dataclasses.replace(TINY, seeds=3), rows_of(first, loss_of))
+    more = budget_map.then(dataclasses.replace(TINY, seeds=3), rows_with_losses(first, loss_of))
     assert {run.id for run in later} < {run.id for run in more}
 
 
@@ -125,7 +102,7 @@ def test_the_tuning_goes_on_where_the_best_rate_is_the_last_to_a_side(peak, last
 
     rows, more, rounds = [], budget_map.runs(settings), 0
     while more:
-        rows, rounds = rows + rows_of(more, loss), rounds + 1
+        rows, rounds = rows + rows_with_losses(more, loss), rounds + 1
         known = {row["id"] for row in rows}
         more = [run for run in budget_map.then(settings, rows) if run.id not in known]
     tried = {row["lr"] for row in rows if row["seed"] == 0}
@@ -149,10 +126,10 @@ def test_a_cell_that_always_diverges_keeps_its_first_rate_and_is_counted():
     def loss(run):
         return None if run.shape.num_heads == 2 and run.shape.depth == 1 else loss_of(run)
 
-    later = budget_map.then(TINY, rows_of(first, loss))
+    later = budget_map.then(TINY, rows_with_losses(first, loss))
     lost = [run for run in later if run.shape.num_heads == 2 and run.shape.depth == 1]
     assert {run.recipe.lr for run in lost} == {TINY.lrs[0]}
-    points = budget_map.summary(rows_of([*first, *later], loss))
+    points = budget_map.summary(rows_with_losses([*first, *later], loss))
     gone = [p for p in points if p["held_out"] is None]
     assert {(p["heads"], p["depth"]) for p in gone} == {(2, 1)}
     assert all((p["n"], p["diverged"]) == (0, 2) for p in gone)
@@ -163,7 +140,7 @@ def test_a_cell_that_always_diverges_keeps_its_first_rate_and_is_counted():
 def all_points(loss=loss_of, settings=TINY):
     first = budget_map.runs(settings)
     return budget_map.summary(
-        rows_of([*first, *budget_map.then(settings, rows_of(first, loss))], loss)
+        rows_with_losses([*first, *budget_map.then(settings, rows_with_losses(first, loss))], loss)
     )
 
 

@@ -5,11 +5,11 @@ import json
 import math
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from support.experiment_rows import a_row, counted, in_rounds, some_rows
 from support.tolerance import seeded
 
 from headwise.errors import UsageError
@@ -35,59 +35,9 @@ STACKED = [name for name in NAMES if name not in LARGE]
 QUICK_COST = 4e12  # floating-point operations: minutes on two cores
 
 
-def a_row(run: Run, error: float | None, best: float = 0.5) -> dict[str, Any]:
-    """The engine's own row of a run that ended with these errors; None: it diverged."""
-    state = begin(run)
-    state.curve, state.epoch = [2.0, best, best * 1.5], 3
-    errors = None if error is None else torch.tensor([error, error], dtype=torch.float64)
-    learned = (
-        {}
-        if error is None
-        else score_geometry(run.shape, Stack([state], torch.device("cpu")).named_weights(0))
-    )
-    return json.loads(
-        json.dumps(
-            {**row_of(state, errors, 1, torch.device("cpu")), **learned, **profile_of(run, error)}
-        )
-    )
-
-
 def price(run: Any) -> float:
     """Floating-point operations of a run."""
     return cost(run) if isinstance(run, Run) else run.flops * run.steps
-
-
-def profile_of(run: Run, error: float | None) -> dict[str, Any]:
-    """An error of this mean that falls along the prompt, where the task tells its queries apart."""
-    _, targets = run.task.sample(torch.Generator().manual_seed(0), 2)
-    told = run.task.measures(torch.zeros(2, run.task.tokens, run.task.answer_dim), targets)
-    if error is None or "profile" not in told:
-        return {}
-    falling = torch.linspace(1.5, 0.5, len(told["profile"]), dtype=torch.float64)
-    return {"held_out_profile": [error * share for share in falling.tolist()]}
-
-
-def counted(module: ModuleType, settings: Any) -> tuple[list[Run], list[dict[str, Any]]]:
-    """The runs that points are made of, and the rows of those that only choose them, where there
-    are two rounds."""
-    first = module.runs(settings)
-    if not in_rounds(module, settings):
-        return first, []
-    rows = [a_row(run, 0.3) for run in first]
-    return module.then(settings, rows), rows
-
-
-def in_rounds(module: ModuleType, settings: Any) -> bool:
-    """Whether some runs depend on others' rows; those of fig1 where it is asked to try several
-    rates."""
-    return hasattr(module, "then") and len(getattr(settings, "rates", (0.1, 1.0))) > 1
-
-
-def some_rows(module: ModuleType) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A few rows of every point of the quick preset, each error different, and those that are not
-    counted."""
-    runs, others = counted(module, settings_of(module, "quick", seeds=2))
-    return [a_row(run, 0.1 + i / 1000) for i, run in enumerate(runs)], others
 
 
 def once(points: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from experiments.test_experiments import a_row, some_rows
+from support.experiment_rows import a_row, some_rows
 
 from headwise.errors import UsageError
 from headwise.experiments import settings_of

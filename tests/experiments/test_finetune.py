@@ -9,9 +9,9 @@ import sys
 
 import pytest
 import torch
-from experiments.test_budget_map import rows_of
 from safetensors.torch import load_file, save_file
 from support.data import refused
+from support.experiment_rows import rows_with_losses
 from support.tolerance import same
 
 from headwise.errors import UsageError
@@ -255,7 +255,7 @@ def test_all_cuts_have_the_same_parameters_and_only_the_read_out_differs_after(s
 
 def test_the_second_round_goes_on_from_each_seed_and_has_its_control():
     first = finetune.runs(QUICK)
-    runs = finetune.then(QUICK, rows_of(first, lambda run: 1.0))
+    runs = finetune.then(QUICK, rows_with_losses(first, lambda run: 1.0))
     by_id = {run.id: run for run in first}
     tuned = [run for run in runs if run.recipe.parent]
     scratch = [run for run in runs if not run.recipe.parent]
@@ -267,7 +267,9 @@ def test_the_second_round_goes_on_from_each_seed_and_has_its_control():
     assert {run.recipe.init for run in scratch} == {"normal"}
     assert {run.recipe.steps for run in runs} == {QUICK.tune_steps}
     lost = first[0].id
-    fewer = finetune.then(QUICK, rows_of(first, lambda run: None if run.id == lost else 1.0))
+    fewer = finetune.then(
+        QUICK, rows_with_losses(first, lambda run: None if run.id == lost else 1.0)
+    )
     assert {run.id for run in runs} - {run.id for run in fewer} == {
         run.id for run in tuned if run.recipe.parent == lost
     }
@@ -275,8 +277,8 @@ def test_the_second_round_goes_on_from_each_seed_and_has_its_control():
 
 def points_of(before, later):
     first = finetune.runs(QUICK)
-    rows = rows_of(first, before)
-    return finetune.summary(rows + rows_of(finetune.then(QUICK, rows), later))
+    rows = rows_with_losses(first, before)
+    return finetune.summary(rows + rows_with_losses(finetune.then(QUICK, rows), later))
 
 
 def loss_before(run):
@@ -332,7 +334,9 @@ def test_points_carry_both_losses_and_the_headline_says_what_stays_best():
 
 
 def test_rows_without_their_pre_training_still_make_points(tmp_path):
-    rows = rows_of(finetune.then(QUICK, rows_of(finetune.runs(QUICK), loss_before)), loss_later)
+    rows = rows_with_losses(
+        finetune.then(QUICK, rows_with_losses(finetune.runs(QUICK), loss_before)), loss_later
+    )
     points = finetune.summary(rows)
     assert all(p["pre"] is None for p in points)
     assert finetune.headline(points)[0].startswith("after fine-tuning: ")

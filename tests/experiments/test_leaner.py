@@ -5,7 +5,7 @@ import dataclasses
 import json
 
 import pytest
-from experiments.test_budget_map import rows_of
+from support.experiment_rows import rows_with_losses
 
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, settings_of
@@ -84,7 +84,9 @@ def test_every_arm_changes_what_its_name_says_and_nothing_else(name, settings, m
 
 def points_of(loss, settings=QUICK):
     first = leaner.runs(settings)
-    return leaner.summary(rows_of([*first, *leaner.then(settings, rows_of(first, loss))], loss))
+    return leaner.summary(
+        rows_with_losses([*first, *leaner.then(settings, rows_with_losses(first, loss))], loss)
+    )
 
 
 def loss_of(run):
@@ -116,8 +118,10 @@ def test_an_arm_that_was_only_tuned_is_set_beside_the_base_on_that_seed():
     better."""
     first = leaner.runs(QUICK)
     base = base_of(QUICK)
-    later = [run for run in leaner.then(QUICK, rows_of(first, loss_of)) if run.shape == base]
-    points = {p["arm"]: p for p in leaner.summary(rows_of([*first, *later], loss_of))}
+    later = [
+        run for run in leaner.then(QUICK, rows_with_losses(first, loss_of)) if run.shape == base
+    ]
+    points = {p["arm"]: p for p in leaner.summary(rows_with_losses([*first, *later], loss_of))}
     assert points["base"]["n"] == 3
     assert points[leaner.HALF]["change"] == "+0.0000 (the tuning's seed)"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiments.test_budget_map import rows_of
-from model.test_transformer import check_plain_values, drawn, filled, is_constant, is_normal
+from support.experiment_rows import rows_with_losses
+from support.initial import check_plain_values, drawn, filled, is_constant, is_normal
 from support.tolerance import close, same, seeded
 
 from headwise.errors import UsageError
@@ -265,7 +265,7 @@ def tuned(run):
 
 def test_every_start_is_tuned_for_itself():
     first = removable.runs(TWO)
-    later = removable.then(TWO, rows_of(first, tuned))
+    later = removable.then(TWO, rows_with_losses(first, tuned))
     assert len({run.id for run in later}) == len(later) == 2 * 3 * 3 * TWO.seeds
     assert {run.seed for run in later} == {1, 2, 3}
     assert all(run.recipe.lr == best_rate(run) for run in later)
@@ -329,9 +329,13 @@ def all_rows(loss=planted, settings=TWO, keep=lambda run: True):
     """Rows of both rounds, last first; kappa of two of the seeds, and a misleading one of the
     tuning's."""
     first = removable.runs(settings)
-    runs = [run for run in [*first, *removable.then(settings, rows_of(first, loss))] if keep(run)]
+    runs = [
+        run
+        for run in [*first, *removable.then(settings, rows_with_losses(first, loss))]
+        if keep(run)
+    ]
     rows = []
-    for run, row in zip(runs, rows_of(runs, loss), strict=True):
+    for run, row in zip(runs, rows_with_losses(runs, loss), strict=True):
         kappa = {0: 1e9, 1: 4 * KAPPA[run.recipe.init], 2: KAPPA[run.recipe.init] / 4}.get(run.seed)
         rows.append(
             {**row, "kappa_start": kappa, "kappa_end": None, "held_out_accuracy": 0.1 * run.seed}
@@ -415,7 +419,7 @@ def test_the_last_layer_is_one_layer_and_kappa_is_told_where_it_is_known():
     settings = dataclasses.replace(QUICK, starts=("normal",))
     rows = [
         {**row, "kappa_start": None}
-        for row in rows_of(removable.runs(settings), lambda run: 1 / run.shape.depth)
+        for row in rows_with_losses(removable.runs(settings), lambda run: 1 / run.shape.depth)
     ]
     lines = removable.headline(removable.summary(rows))
     assert lines == [

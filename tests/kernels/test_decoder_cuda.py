@@ -6,7 +6,7 @@ import torch
 from support.tolerance import same
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from kernels.test_decoder_triton import Net, blocks_only, check_blocks, trained_alike
+from support.decoder_net import Net, blocks_only, check_blocks, trained_alike
 from support.emulate import call, check_races, library, trusting
 from support.gpu import DEVICE, INTERPRETED, NAN
 

@@ -9,27 +9,16 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from support.emulate import call, check_races, library, trusting
+from support.emulate import check_races, run_encoder_attention, trusting
 from support.gpu import DEVICE, INTERPRETED, NAN, near
 from support.nets import Net, case, check_again, check_step, check_streams
 
 from headwise.kernels import encoder_attention_cuda, nvrtc
 
 
-def run(name, rank, blocks, models, warps, shared, peers, *args):
-    call(
-        library("encoder_attention_cuda", R=rank, WARPS=encoder_attention_cuda.WARPS[rank]),
-        name,
-        (blocks, models),
-        warps,
-        shared,
-        args,
-    )
-
-
 @pytest.fixture(autouse=True)
 def chained(monkeypatch):
-    yield from trusting(encoder_attention_cuda, run, monkeypatch)
+    yield from trusting(encoder_attention_cuda, run_encoder_attention, monkeypatch)
 
 
 @pytest.fixture

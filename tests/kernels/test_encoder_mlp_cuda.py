@@ -7,8 +7,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from kernels import test_encoder_attention_cuda
-from support.emulate import call, check_races, library, trusting
+
+from support.emulate import call, check_races, library, run_encoder_attention, trusting
 from support.gpu import DEVICE, FP16, FP32, INTERPRETED, NAN
 from support.nets import Net, case, check_again, check_step, check_streams
 
@@ -23,7 +23,7 @@ def run(name, blocks, models, warps, shared, *args):
 def fed(monkeypatch):
     monkeypatch.setattr(encoder_mlp_cuda, "ENOUGH", 1)
     for _ in trusting(encoder_mlp_cuda, run, monkeypatch):
-        yield from trusting(encoder_attention_cuda, test_encoder_attention_cuda.run, monkeypatch)
+        yield from trusting(encoder_attention_cuda, run_encoder_attention, monkeypatch)
 
 
 @pytest.fixture

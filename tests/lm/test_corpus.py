@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.data import refused, written
+from support.tokenizer import MANY, trained_tokenizer
 from support.tolerance import examples
 
 from headwise.lm import corpus
@@ -31,32 +32,10 @@ from headwise.lm.corpus import (
     vocab_of,
 )
 
-MANY = "the thin thing thinks the thought; çà et là, 走馬看花, 🙂🙃 and ß.\n" * 40
-
-
-def trained(path: Path, vocab: int = 300, normalizer: object = None) -> str:
-    """A byte-level tokenizer of our own."""
-    import tokenizers as hf
-
-    tokenizer = hf.Tokenizer(hf.models.BPE())
-    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = hf.decoders.ByteLevel()
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    trainer = hf.trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([MANY], trainer)
-    tokenizer.save(str(path))
-    return str(path)
-
 
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return trained(tmp_path_factory.mktemp("bpe") / "tokenizer.json")
+    return trained_tokenizer(tmp_path_factory.mktemp("bpe") / "tokenizer.json")
 
 
 def text_of(*documents: bytes) -> Text:
@@ -342,7 +321,7 @@ def test_tokenizers_that_do_not_fit(tmp_path: Path) -> None:
         find_tokenizer, written(tmp_path / "b.json", b"\xff\x00")
     )
     lower, _ = find_tokenizer(
-        trained(tmp_path / "lower.json", normalizer=hf.normalizers.Lowercase())
+        trained_tokenizer(tmp_path / "lower.json", normalizer=hf.normalizers.Lowercase())
     )
     told = refused(load, text_of(b"as Said"), lower)
     assert told.endswith("it must give every character back: 'Said' became 'said'")

@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lm.test_corpus import MANY, trained
 from safetensors import safe_open
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from support.data import refused, written
 from support.processes import started
+from support.tokenizer import MANY, trained_tokenizer
 from support.tolerance import close, seeded
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -240,7 +240,7 @@ def test_bits_per_byte_and_repeats_by_hand(
     """Every held-out id on its own, in float64; ends of documents do not count."""
     monkeypatch.setattr(lm_corpus, "RARE", 500)
     monkeypatch.setattr(trainer, "AT_ONCE", 3 * JUDGED * 11)
-    path = trained(tmp_path / "tokenizer.json", 300) if coded else ""
+    path = trained_tokenizer(tmp_path / "tokenizer.json", 300) if coded else ""
     run = make(book, shape=SHAPE.replace(vocab_size=307), tokenizer=path)
     corpus = load(find_text(book), find_tokenizer(path)[0])
     training = Training(run, corpus, CPU, Ranks(), 1, "ddp", False)
@@ -842,7 +842,7 @@ def test_the_command_trains_once(
 def test_the_command_with_a_tokenizer_and_a_divergence(
     book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = trained(tmp_path / "tokenizer.json", 300)
+    path = trained_tokenizer(tmp_path / "tokenizer.json", 300)
     assert main(words_of(tmp_path / "store", book, "--steps", "2", "--tokenizer", path)) == 0
     row = answer(capsys.readouterr().out)
     assert row["vocab_size"] == 320
@@ -922,7 +922,7 @@ def test_a_text_that_does_not_do_leaves_no_run_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, short = tmp_path / "s", written(tmp_path / "short.txt", "too short to learn from")
-    lossy = json.loads(Path(trained(tmp_path / "t.json", 300)).read_text())
+    lossy = json.loads(Path(trained_tokenizer(tmp_path / "t.json", 300)).read_text())
     lossy["model"] = {"type": "WordLevel", "vocab": {"the": 0, "a": 1}, "unk_token": "none"}
     words = written(tmp_path / "words.json", json.dumps(lossy))
     for text, tokenizer, message in (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.gpu import INTERPRETED
 
-from headwise.kernels import nvrtc
+from headwise.kernels import encoder_attention_cuda, nvrtc
 
 HERE = Path(__file__).parent
 
@@ -113,3 +113,14 @@ def check_races(name, dropped, folder, **defined):
         pytest.skip("the thread sanitizer does not know this kernel's memory")
     assert ("data race" in ran.stderr) == bool(dropped), ran.stdout + ran.stderr
     assert dropped or ran.stdout == "finite\n"
+
+
+def run_encoder_attention(name, rank, blocks, models, warps, shared, peers, *args):
+    call(
+        library("encoder_attention_cuda", R=rank, WARPS=encoder_attention_cuda.WARPS[rank]),
+        name,
+        (blocks, models),
+        warps,
+        shared,
+        args,
+    )
