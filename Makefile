@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 demo: $(VENV)/.report
 	$(BIN)/headwise run fig1 --preset quick
 
@@ -16,6 +16,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+
+docs: $(VENV)/.report
+	$(BIN)/python dev/write_cli_reference.py
+	$(BIN)/python dev/write_layout.py
 
 bench: $(VENV)/.report
 	$(BIN)/python -m benchmarks.quick_grid

@@ -58,5 +58,7 @@ def pytest_terminal_summary(terminalreporter):
     for cost, phase, name in sorted(costs, reverse=True)[:SHOWN]:
         terminalreporter.line(f"{cost:8.2f} {phase:8} {name}")
     total = sum(cost for cost, _, _ in costs)
-    terminalreporter.line(f"{total:8.2f} {len({name for _, _, name in costs})} tests; "
-                          f"{cpu():.2f} with start and collection")
+    terminalreporter.line(
+        f"{total:8.2f} {len({name for _, _, name in costs})} tests; "
+        f"{cpu():.2f} with start and collection"
+    )
