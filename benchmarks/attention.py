@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise import attend
 from headwise.device import commit
-from headwise.model.attention import mask_of, plain
 from headwise.model.backends import Call, choose_backend
+from headwise.model.reference import mask_of, plain
 
 WIDTHS = (
     (14, 128, 128),

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from headwise.device import numerics
-from headwise.model.attention import attend, mask_of, plain
+from headwise.model.attention import attend
 from headwise.model.backends import Call, choose_backend
+from headwise.model.reference import mask_of, plain
 from headwise.model.transformer import paper_shape
 from headwise.tasks import Farthest
 from headwise.training.ensemble import Stack, begin

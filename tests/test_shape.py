@@ -14,8 +14,8 @@ from support.tolerance import KEPT_BYTES, examples, seeded
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.errors import UsageError, nearest
-from headwise.model.attention import mask_of
 from headwise.model.backends import explain
+from headwise.model.reference import mask_of
 from headwise.model.transformer import build, paper_shape
 from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, QK_NORMS, Shape
 

@@ -16,7 +16,8 @@ from headwise.errors import UsageError
 from headwise.execute.sweep import cost
 from headwise.experiments import EXPERIMENTS, PARTS, cell, find, settings_of
 from headwise.experiments.rank_paper import length, positions
-from headwise.model.transformer import build, score_geometry
+from headwise.model.geometry import score_geometry
+from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.show.matplotlib_figure import save

@@ -18,7 +18,8 @@ from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, cell, settings_of
 from headwise.experiments.common import CHOICES, change
 from headwise.experiments.leaner_paper import removable
-from headwise.model.transformer import build, fresh, initialise
+from headwise.model.init import fresh, initialise
+from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.show.matplotlib_figure import save

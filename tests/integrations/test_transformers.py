@@ -9,7 +9,7 @@ from support.tolerance import close, close_all, same, seeded
 
 from headwise.errors import UsageError
 from headwise.integrations import transformers as bridge
-from headwise.model import backends
+from headwise.model import reference
 
 transformers = pytest.importorskip("transformers")
 eager_mask, sdpa_mask = (
@@ -275,7 +275,7 @@ def test_masks_of_ones_own(kind):
 def test_blocks_of_queries_change_nothing(monkeypatch):
     ids, seen = tokens(), padded("left")
     whole = step(make("mistral window", "headwise"), ids, attention_mask=seen)
-    monkeypatch.setattr(backends, "BLOCK_BYTES", 2 * 6 * 11 * 4 * 3)
+    monkeypatch.setattr(reference, "BLOCK_BYTES", 2 * 6 * 11 * 4 * 3)
     parts = step(make("mistral window", "headwise"), ids, attention_mask=seen)
     close(parts[0], whole[0])
     close_all(parts[1], whole[1])

@@ -12,7 +12,7 @@ from support.gpu import DEVICE, FP32, FP64, INTERPRETED, near, normal
 from headwise import Shape, attend
 from headwise.kernels import attention_wide
 from headwise.kernels.attention_wide import Span, attend_wide
-from headwise.model.attention import mask_of, plain
+from headwise.model.reference import mask_of, plain
 
 HALF = torch.bfloat16
 

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="the kernels are written in triton")
 from support.gpu import DEVICE, FP16, FP32, NAN, near, normal
 
 from headwise.kernels import embed_readout
-from headwise.model.attention import Norm
+from headwise.model.layers import Norm
 from headwise.model.transformer import build
 from headwise.training.ensemble import _layout
 from headwise.training.fused_decoder import (
@@ -263,9 +263,9 @@ def test_what_is_around_the_blocks_is_the_plain_one(
     g, r = normal(3, models, batch, tokens, dim), normal(4, models, batch, tokens, 1)
 
     def both(made, kind):
-        before = made.enter(x.to(kind))
+        before = made.embed(x.to(kind))
         inner = h.to(kind).requires_grad_()
-        after = made.leave(inner)
+        after = made.unembed(inner)
         params = {name: p for name, p in made.named_parameters() if not name.startswith("blocks.")}
         early, late = (
             [name for name in params if name.startswith(starts)]
@@ -307,7 +307,7 @@ def test_other_ways_in_stay_with_the_modules(changes, tokens, monkeypatch):
     made = build(shape, models=2).to(DEVICE)
     used = counted("enter", monkeypatch)
     x = normal(1, 2, 1, tokens, shape.input_dim)
-    assert made.enter(x).shape == (2, 1, tokens, shape.dim)
+    assert made.embed(x).shape == (2, 1, tokens, shape.dim)
     assert not used
 
 
@@ -316,7 +316,7 @@ def test_other_ways_out_stay_with_the_modules(changes, monkeypatch):
     monkeypatch.setattr(embed_readout, "possible", lambda x: True)
     shape = GPT.replace(depth=1, **changes)
     made, used = build(shape, models=2).to(DEVICE), counted("leave", monkeypatch)
-    assert made.leave(normal(1, 2, 1, 4, 48)).shape == (2, 1, 4, shape.output_dim)
+    assert made.unembed(normal(1, 2, 1, 4, 48)).shape == (2, 1, 4, shape.output_dim)
     assert not used
 
 
@@ -326,9 +326,9 @@ def test_inputs_of_another_size_are_refused_as_by_the_modules(models, wide, monk
     monkeypatch.setattr(embed_readout, "possible", lambda x: True)
     used = [counted(name, monkeypatch) for name in ("enter", "leave", "layer_norm")]
     with pytest.raises(RuntimeError):
-        made.enter(normal(1, models, 1, 4, wide))
+        made.embed(normal(1, models, 1, 4, wide))
     with pytest.raises(RuntimeError):
-        made.leave(normal(1, models, 1, 4, wide + 28))
+        made.unembed(normal(1, models, 1, 4, wide + 28))
     assert used == [[], [], []]
 
 
@@ -336,7 +336,7 @@ def test_inputs_that_have_a_gradient_stay_with_the_modules(monkeypatch):
     monkeypatch.setattr(embed_readout, "possible", lambda x: True)
     made = build(GPT.replace(depth=1), models=2).to(DEVICE)
     x = normal(1, 2, 1, 4, 20).requires_grad_()
-    assert torch.autograd.grad(made.enter(x).sum(), x)[0].shape == x.shape
+    assert torch.autograd.grad(made.embed(x).sum(), x)[0].shape == x.shape
 
 
 def test_gradients_are_carried_times_the_tokens_only_where_half_precision_needs_it():

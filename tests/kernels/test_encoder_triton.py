@@ -244,7 +244,7 @@ def bytes_held(splits, tokens, batch, precision):
     """By the tensors of a stack in training, without the data."""
     models, kind = sum(count for count, _ in splits), STORED[precision]
     with torch.device("meta"):
-        params = dict(build(splits[0][1], models=models, splits=splits).named_parameters())
+        params = dict(build(splits[0][1], models=models, head_groups=splits).named_parameters())
         places, length = _layout(list(params.values()))
         weights = torch.empty(models, length)
         half = weights if kind == FP32 else weights.to(kind)

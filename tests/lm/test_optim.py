@@ -18,7 +18,8 @@ from headwise.lm.optim import (
     pieces,
     rate,
 )
-from headwise.model.transformer import Decoder, initialise
+from headwise.model.init import initialise
+from headwise.model.transformer import Decoder
 from headwise.shape import Shape
 
 COMMON: dict[str, Any] = {"causal": True, "vocab_size": 13}

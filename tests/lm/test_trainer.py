@@ -39,7 +39,8 @@ from headwise.lm.distributed import Ranks
 from headwise.lm.optim import rate
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import JUDGED, PEAKS, UNLIKE, Training, peak_of, pretrain, ratio
-from headwise.model.transformer import Decoder, initialise
+from headwise.model.init import initialise
+from headwise.model.transformer import Decoder
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.store import Store

@@ -12,8 +12,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from headwise.errors import UsageError
-from headwise.model import backends
-from headwise.model.attention import Attention, attend, mask_of, rotate
+from headwise.model import reference
+from headwise.model.attention import Attention, attend
+from headwise.model.layers import rotate
+from headwise.model.reference import mask_of
 from headwise.shape import Shape
 
 PRIMES = (2, 3, 5, 7, 11, 13)
@@ -579,7 +581,7 @@ def test_hardmax_backends_equal_the_sums(backend):
 @pytest.mark.parametrize("hard", [False, True])
 def test_many_small_blocks_equal_the_sums(monkeypatch, block_bytes, hard):
     """One byte: a block a query; the others: several queries, the last block ragged."""
-    monkeypatch.setattr(backends, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(reference, "BLOCK_BYTES", block_bytes)
 
     @examples(40)
     @given(calls(), st.integers(0, 2**16))
@@ -603,7 +605,7 @@ class Scores(TorchFunctionMode):
 
 
 def test_blocks_never_hold_more_scores_than_allowed(monkeypatch):
-    monkeypatch.setattr(backends, "BLOCK_BYTES", 4000)
+    monkeypatch.setattr(reference, "BLOCK_BYTES", 4000)
     q, k, v = tensors_of((2, 3, 3, 37, 37, 5, 5), torch.float32, 0)
     with Scores() as seen:
         attend(q, k, v, backend="blocked")
@@ -744,7 +746,7 @@ def ones(*size, dtype=torch.float32):
         (
             (ones(2, 3, 5, 7),) * 3,
             {"backend": "short", "causal": True},
-            ("backend short cannot run this call", "no mask"),
+            ("backend short cannot run this call", "without a mask"),
         ),
         (
             (ones(2, 3, 5, 9),) * 3,

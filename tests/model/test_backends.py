@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.tolerance import close, examples, seeded
 
 from headwise.errors import UsageError
-from headwise.model import backends
-from headwise.model.attention import _asked, _planned, attend
+from headwise.model import backends, reference
+from headwise.model.attention import attend, plans
 from headwise.model.backends import Call, choose_backend, explain, forced
 from headwise.shape import Shape
 
@@ -37,7 +37,10 @@ def call(device="cpu", dtype=torch.float32, tokens=1024, rank=64, width=None, **
 BF16 = torch.bfloat16
 
 
-NARROW = ("wide", "faster up to width 256, got 64 and 64")
+NARROW = (
+    "wide",
+    "needs a width above 256 to be faster than fused kernels, this call has 64 and 64",
+)
 
 
 @pytest.mark.parametrize(
@@ -48,27 +51,36 @@ NARROW = ("wide", "faster up to width 256, got 64 and 64")
         (
             call(tokens=9, rank=8),
             "flash",
-            [("short", "got 9 keys at rank 8"), ("cudnn", "needs a GPU, the device is cpu")],
+            [
+                ("short", "this call has 9 keys at rank 8"),
+                ("cudnn", "needs a GPU, the device is cpu"),
+            ],
         ),
         (
             call(tokens=9, rank=3),
             "flash",
-            [("short", "got 9 keys at rank 3"), ("cudnn", "needs a GPU")],
+            [("short", "this call has 9 keys at rank 3"), ("cudnn", "needs a GPU")],
         ),
         (
             call(tokens=33, rank=1),
             "flash",
-            [("short", "got 33 keys at rank 1"), ("cudnn", "needs a GPU")],
+            [("short", "this call has 33 keys at rank 1"), ("cudnn", "needs a GPU")],
         ),
         (
             call(tokens=8, rank=8, causal=True),
             "flash",
-            [("short", "has no mask"), ("cudnn", "needs a GPU")],
+            [
+                ("short", "needs attention without a mask, this call has one"),
+                ("cudnn", "needs a GPU"),
+            ],
         ),
         (
             call(tokens=8, rank=8, window=3),
             "flash",
-            [("short", "has no mask"), ("cudnn", "needs a GPU")],
+            [
+                ("short", "needs attention without a mask, this call has one"),
+                ("cudnn", "needs a GPU"),
+            ],
         ),
         (call(tokens=8, rank=8, dtype=BF16), "flash", [("cudnn", "needs a GPU")]),
         (call(rank=1792), "flash", [("short", "1024 keys at rank 1792"), ("cudnn", "needs a GPU")]),
@@ -78,7 +90,7 @@ NARROW = ("wide", "faster up to width 256, got 64 and 64")
             "blocked",
             [
                 ("any fused kernel", "hardmax"),
-                ("plain", "would write 288 MiB of scores, more than 256 MiB"),
+                ("plain", "needs at most 256 MiB of scores, this call has 288 MiB"),
             ],
         ),
         (call("cuda", tokens=64), "heads", []),
@@ -90,36 +102,67 @@ NARROW = ("wide", "faster up to width 256, got 64 and 64")
         (
             call("cuda", tokens=64, rank=65),
             "plain",
-            [("heads", "up to 256 tokens and rank 64 in float32, got 64 tokens at rank 65")],
+            [
+                (
+                    "heads",
+                    "at most 256 tokens and rank 64 in float32 to be the fastest, this call has 64 tokens at rank 65",
+                )
+            ],
         ),
-        (call("cuda", tokens=64, causal=True), "plain", [("heads", "has no mask")]),
-        (call("cuda", tokens=64, window=3), "plain", [("heads", "has no mask")]),
-        (call("cuda", torch.float64, tokens=64), "plain", [("heads", "does not take float64")]),
+        (
+            call("cuda", tokens=64, causal=True),
+            "plain",
+            [("heads", "needs attention without a mask, this call has one")],
+        ),
+        (
+            call("cuda", tokens=64, window=3),
+            "plain",
+            [("heads", "needs attention without a mask, this call has one")],
+        ),
+        (
+            call("cuda", torch.float64, tokens=64),
+            "plain",
+            [("heads", "needs 16 or 32 bits, this call has float64")],
+        ),
         (
             call("cuda", tokens=64, rank=8, width=16),
             "plain",
-            [("heads", "values as wide as the rank, got 64, 64 and 8, 16")],
+            [("heads", "values as wide as the rank, this call has 64 and 64, 16 and 8")],
         ),
         (
             call("cuda", tokens=64, queries=3),
             "plain",
-            [("heads", "as many queries as keys and values as wide as the rank, got 3, 64")],
+            [
+                (
+                    "heads",
+                    "as many queries as keys and values as wide as the rank, this call has 3 and 64",
+                )
+            ],
         ),
         (
             call("cuda", BF16, tokens=65),
             "cudnn",
-            [("heads", "up to 64 tokens and rank 64 in bfloat16, got 65 tokens at rank 64")],
+            [
+                (
+                    "heads",
+                    "at most 64 tokens and rank 64 in bfloat16 to be the fastest, this call has 65 tokens at rank 64",
+                )
+            ],
         ),
-        (call("cuda", BF16), "cudnn", [("heads", "got 1024 tokens")]),
-        (call("cuda", BF16, rank=3, causal=True), "cudnn", [("heads", "no mask")]),
+        (call("cuda", BF16), "cudnn", [("heads", "this call has 1024 tokens")]),
+        (
+            call("cuda", BF16, rank=3, causal=True),
+            "cudnn",
+            [("heads", "needs attention without a mask")],
+        ),
         (
             call("cuda", tokens=257),
             "efficient",
             [
-                ("heads", "got 257 tokens at rank 64"),
-                ("plain", "beyond 64 tokens"),
-                ("cudnn", "got float32"),
-                ("flash", "got float32"),
+                ("heads", "this call has 257 tokens at rank 64"),
+                ("plain", "needs at most 64 tokens"),
+                ("cudnn", "this call has float32"),
+                ("flash", "this call has float32"),
                 NARROW,
             ],
         ),
@@ -127,10 +170,10 @@ NARROW = ("wide", "faster up to width 256, got 64 and 64")
             call("cuda"),
             "efficient",
             [
-                ("heads", "got 1024 tokens at rank 64"),
-                ("plain", "fused kernels win beyond 64 tokens"),
-                ("cudnn", "float16 and bfloat16, got float32"),
-                ("flash", "got float32"),
+                ("heads", "this call has 1024 tokens at rank 64"),
+                ("plain", "1024 queries and 1024 keys, 32 MiB of scores"),
+                ("cudnn", "float16 or bfloat16, this call has float32"),
+                ("flash", "this call has float32"),
                 NARROW,
             ],
         ),
@@ -138,10 +181,10 @@ NARROW = ("wide", "faster up to width 256, got 64 and 64")
             call("cuda", BF16, window=100),
             "efficient",
             [
-                ("heads", "no mask"),
-                ("cudnn", "a mask of its own"),
-                ("flash", "no mask for windows"),
-                ("plain", "beyond 64 tokens"),
+                ("heads", "needs attention without a mask"),
+                ("cudnn", "needs a call without an explicit mask"),
+                ("flash", "another mask"),
+                ("plain", "needs at most 64 tokens"),
                 NARROW,
             ],
         ),
@@ -149,10 +192,10 @@ NARROW = ("wide", "faster up to width 256, got 64 and 64")
             call("cuda", BF16, queries=100, causal=True),
             "efficient",
             [
-                ("heads", "no mask"),
-                ("cudnn", "a mask of its own"),
-                ("flash", "unequal lengths"),
-                ("plain", "beyond 64 tokens"),
+                ("heads", "needs attention without a mask"),
+                ("cudnn", "needs a call without an explicit mask"),
+                ("flash", "as many queries as keys"),
+                ("plain", "needs at most 64 tokens"),
                 NARROW,
             ],
         ),
@@ -161,40 +204,43 @@ NARROW = ("wide", "faster up to width 256, got 64 and 64")
             "wide",
             [
                 ("heads", "at rank 320"),
-                ("cudnn", "stops at width"),
-                ("flash", "stops at width 256, got 320 and 320"),
-                ("plain", "beyond 64 tokens"),
+                ("cudnn", "needs widths of at most"),
+                ("flash", "needs widths of at most 256, this call has 320 and 320"),
+                ("plain", "needs at most 64 tokens"),
             ],
         ),
         (
             call("cuda", width=320, window=100),
             "wide",
             [
-                ("heads", "no mask"),
-                ("plain", "beyond 64 tokens"),
-                ("cudnn", "got float32"),
-                ("flash", "got float32"),
+                ("heads", "needs attention without a mask"),
+                ("plain", "needs at most 64 tokens"),
+                ("cudnn", "this call has float32"),
+                ("flash", "this call has float32"),
             ],
         ),
         (
             call("cuda", BF16, rank=16, width=64, keys=1, queries=1),
             "plain",
             [
-                ("heads", "got 1, 1 and 16, 64"),
+                ("heads", "this call has 1 and 1, 64 and 16"),
                 ("cudnn", "more than one key"),
-                ("flash", "widths 16 and 64 would be padded to 64, more than twice"),
+                (
+                    "flash",
+                    "needs rank and value width within a factor of two, because it pads the smaller; this call has 16 and 64",
+                ),
             ],
         ),
         (
             call("cuda", torch.float64),
             "plain",
             [
-                ("heads", "does not take float64"),
-                ("plain", "beyond 64"),
-                ("cudnn", "got float64"),
-                ("flash", "got float64"),
+                ("heads", "needs 16 or 32 bits, this call has float64"),
+                ("plain", "needs at most 64 tokens"),
+                ("cudnn", "this call has float64"),
+                ("flash", "this call has float64"),
                 NARROW,
-                ("efficient", "does not take float64"),
+                ("efficient", "needs 16 or 32 bits, this call has float64"),
             ],
         ),
         (call("cuda", hard=True), "plain", [("any fused kernel", "none computes hardmax")]),
@@ -202,9 +248,9 @@ NARROW = ("wide", "faster up to width 256, got 64 and 64")
             call("mps"),
             "plain",
             [
-                ("plain", "beyond 64"),
+                ("plain", "needs at most 64 tokens"),
                 ("cudnn", "the device is mps"),
-                ("flash", "not known on mps"),
+                ("flash", "the device is mps"),
                 ("efficient", "the device is mps"),
             ],
         ),
@@ -230,7 +276,7 @@ def test_without_triton_a_gpu_does_without_its_own_kernels(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(backends, "has_triton", lambda: False)
     assert choose_backend(call("cuda", tokens=64)).refused == (
-        ("heads", "triton is not installed"),
+        ("heads", "needs triton, which is not installed"),
     )
     monkeypatch.setattr(backends, "has_triton", lambda: True)
     assert choose_backend(call("cuda", tokens=64)).backend == "heads"
@@ -279,8 +325,8 @@ def test_scores_are_never_written_out_whole_when_they_are_large(c):
     written = c.batch * c.heads * c.queries * c.keys * max(4, c.dtype.itemsize)
     few_tokens_on_a_gpu = c.device != "cpu" and not c.hard and max(c.queries, c.keys) <= 64
     if choice.backend == "plain":
-        assert written <= backends.BLOCK_BYTES or (
-            few_tokens_on_a_gpu and written <= 16 * backends.BLOCK_BYTES
+        assert written <= reference.BLOCK_BYTES or (
+            few_tokens_on_a_gpu and written <= 16 * reference.BLOCK_BYTES
         )
     if choice.backend in ("heads", "cudnn", "flash", "efficient", "short"):
         assert not c.hard
@@ -320,7 +366,7 @@ def test_where_launches_count_little_work_goes_to_one_kernel(given_, graphed, la
     assert choose_backend(given_).backend == graphed
     other = choose_backend(dataclasses.replace(given_, graphed=False))
     assert other.backend == launched
-    assert graphed == launched or any("launching" in why for _, why in other.refused)
+    assert graphed == launched or any("launches" in why for _, why in other.refused)
 
 
 def test_by_name_little_work_goes_where_it_is_asked_to_go():
@@ -336,8 +382,7 @@ def test_by_name_little_work_goes_where_it_is_asked_to_go():
 def test_fused_kernels_take_columns_side_by_side(rank, first, backend):
     """Whether or not the same sizes came before, in the usual order."""
     q, k, v = (torch.randn(2, 3, rank, 37, generator=seeded(i)).mT for i in range(3))
-    _planned.cache_clear()
-    _asked.clear()
+    plans.clear()
     if not first:
         attend(q.contiguous(), k.contiguous(), v.contiguous(), causal=True, backend=backend)
     close(
@@ -348,10 +393,10 @@ def test_fused_kernels_take_columns_side_by_side(rank, first, backend):
 def test_what_torch_answers_by_itself_is_asked_of_it_and_still_checked():
     q, k, v = (torch.randn(2, 6, 37, 11, generator=seeded(i)) for i in range(3))
     k, v = k[:, :2], v[:, :2]
-    _asked.clear()
+    plans.clear()
     expected = attend(q, k, v, causal=True, backend="plain")
     close(attend(q, k, v, causal=True), expected)
-    assert len(_asked) == 1
+    assert len(plans) == 2  # by name and by itself
     close(attend(q, k, v, causal=True), expected)
     close(
         attend(q, k, v, causal=True, scale=0.7),

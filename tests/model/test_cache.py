@@ -9,10 +9,12 @@ from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
 
 from headwise.cli import main
 from headwise.errors import UsageError
+from headwise.model import decode as decoding
 from headwise.model import infer_bench
-from headwise.model.attention import Attention, decode_backend
+from headwise.model.attention import Attention
 from headwise.model.backends import Call, forced
 from headwise.model.cache import Cache, LayerCache
+from headwise.model.decode import decode_backend, follow
 from headwise.model.generate import decode, generate, pick, prefill, read
 from headwise.model.transformer import Decoder, Encoder, build
 from headwise.shape import Shape
@@ -298,9 +300,9 @@ def test_every_token_is_projected_once(name):
 )
 def test_a_single_query_goes_to_what_is_kept_and_no_key_is_made(name, inputs, monkeypatch):
     seen = []
-    plain = Attention._look
+    attend = decoding._attend
     monkeypatch.setattr(
-        Attention, "_look", lambda self, q, k, v: seen.append(q.shape[-2]) or plain(self, q, k, v)
+        decoding, "_attend", lambda x, q, k, v: seen.append(q.shape[-2]) or attend(x, q, k, v)
     )
     model = filled(Decoder(FAMILY[name])).double()
     check_reading(model, ids(2, 9), [3, 1, 1, 1, 2, 1], inputs=inputs)
@@ -386,7 +388,7 @@ def test_a_layer_alone_reads_with_its_own_cache():
     x = torch.randn(2, 7, 22, generator=seeded(1), dtype=torch.float64)
     cache = Cache(shape, 2, 7, dtype=torch.float64).layers[1]
     with torch.no_grad():
-        parts = [layer(piece, cache=cache) for piece in x.split([3, 1, 1, 2], 1)]
+        parts = [follow(layer, piece, cache) for piece in x.split([3, 1, 1, 2], 1)]
         close(torch.cat(parts, 1), layer(x))
 
 
@@ -449,7 +451,7 @@ def test_a_cache_of_another_model_is_refused():
         prefill, model, x, Cache(BASE, 2, 5, dtype=torch.float64),
     )  # fmt: skip
     refused(
-        "a cache is for one model, got 2 stacked",
+        "a cache needs a single model, this module holds 2",
         prefill,
         Decoder(BASE, models=2),
         x,
@@ -460,13 +462,14 @@ def test_a_cache_of_another_model_is_refused():
         refused(
             "the cache was made for another batch or shape: keys of (2, 3, 4) a token, got (2, 6, "
             "4)",
-            layer, one, cache=Cache(FAMILY["3 KV heads"], 2, 5).layers[0],
+            follow, layer, one, Cache(FAMILY["3 KV heads"], 2, 5).layers[0],
         )  # fmt: skip
     refused(
         "a cache is for inference: read into it under torch.no_grad()",
+        follow,
         layer,
         one,
-        cache=Cache(BASE, 2, 5).layers[0],
+        Cache(BASE, 2, 5).layers[0],
     )
 
 
@@ -475,7 +478,7 @@ def test_an_interrupted_step_is_noticed(monkeypatch):
     cache = Cache(BASE, 2, 9, dtype=torch.float64)
     first = prefill(model, ids(2, 5), cache)
     with monkeypatch.context() as broken:
-        broken.setattr(model.blocks[1].attention, "_cached", lambda x, cache: 1 / 0)
+        broken.setattr(model.blocks[1].attention.qkv, "forward", lambda x: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             decode(model, ids(2, 1)[:, 0], cache)
     refused(

@@ -14,16 +14,10 @@ from support.tolerance import close, close_all, examples, same, seeded
 from benchmarks.stock import StockEncoder, copy_into_stock
 from headwise.errors import UsageError
 from headwise.experiments.rank_paper import regression
-from headwise.model.transformer import (
-    INITS,
-    Decoder,
-    Encoder,
-    FeedForward,
-    build,
-    fresh,
-    initialise,
-    paper_shape,
-)
+from headwise.model import INITS
+from headwise.model.init import STARTS, fresh, initialise
+from headwise.model.layers import FeedForward
+from headwise.model.transformer import Decoder, Encoder, build, paper_shape
 from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, Shape
 from headwise.tasks import Farthest, Regression
 
@@ -205,7 +199,7 @@ def test_models_that_split_the_same_width_stack(name, batch, tokens, equal):
     shapes = SPLITS[name]
     assert len({s.widths_key() for s in shapes}) == 1
     counts = (2, 1, 3)
-    stacked = filled(build(shapes[0], models=6, splits=list(zip(counts, shapes, strict=True))))
+    stacked = filled(build(shapes[0], models=6, head_groups=list(zip(counts, shapes, strict=True))))
     each = [s for count, s in zip(counts, shapes, strict=True) for _ in range(count)]
     check_stack(
         stacked,
@@ -231,7 +225,7 @@ def test_models_that_split_the_same_width_have_rotary_positions_of_their_own():
         )
         for r, theta in ((4, 10_000.0), (6, 10_000.0), (4, 100.0))
     ]
-    stacked = filled(build(shapes[0], models=3, splits=[(1, s) for s in shapes]))
+    stacked = filled(build(shapes[0], models=3, head_groups=[(1, s) for s in shapes]))
     check_stack(
         stacked, [load(build(s, models=1), stacked, m) for m, s in enumerate(shapes)], 3, 5, close
     )
@@ -605,7 +599,7 @@ def test_a_classifier_of_tokens_reads_out_what_the_last_norm_gives(models, tied)
     assert model.head is None
     lead = [models] if models else []
     x = inputs(shape, *lead, 2, 5)
-    h = model.final_norm(model.blocks[0](model.enter(x))[0])
+    h = model.final_norm(model.blocks[0](model.embed(x))[0])
     y = model(x)[0]
     assert y.shape == (*x.shape, 3)
     weight, bias = model.read_out.weight, model.read_out.bias
@@ -632,7 +626,9 @@ def test_build_follows_the_shape():
     encoder = Shape(dim=6, depth=1, num_heads=2)
     assert type(build(encoder)) is Encoder
     assert type(build(encoder.replace(causal=True))) is Decoder
-    with pytest.raises(UsageError, match=r"^a Decoder needs a causal shape, got causal False$"):
+    with pytest.raises(
+        UsageError, match=r"^a Decoder needs a causal shape, this shape has causal=False$"
+    ):
         Decoder(encoder)
 
 
@@ -764,6 +760,10 @@ def test_normal_values(name):
         is_normal(model.positions, 0.0, 0.02, "positions")
 
 
+def test_init_has_a_start_for_every_name_that_a_recipe_may_give():
+    assert tuple(STARTS) == INITS
+
+
 @pytest.mark.parametrize("name", BIG)
 @pytest.mark.parametrize("scheme", INITS)
 def test_initial_values_follow_the_generator_alone(scheme, name):
@@ -771,7 +771,7 @@ def test_initial_values_follow_the_generator_alone(scheme, name):
     if scheme in ("spectral", "orthogonal") and (
         shape.latent or shape.num_kv_heads != shape.num_heads
     ):
-        with pytest.raises(UsageError, match="is for plain heads"):
+        with pytest.raises(UsageError, match="needs plain heads"):
             drawn(shape, scheme, seed=5)
         return
     if scheme == "original":

@@ -79,7 +79,7 @@ class Net:
         self.settings = settings
         self.models, kind = sum(count for count, _ in settings.splits), STORED[settings.precision]
         shape = settings.splits[0][1]
-        self.module = build(shape, models=self.models, splits=settings.splits).to(DEVICE, FP64)
+        self.module = build(shape, models=self.models, head_groups=settings.splits).to(DEVICE, FP64)
         self.params = dict(self.module.named_parameters())
         places, self.length = _layout(list(self.params.values()))
         self.places = dict(zip(self.params, places, strict=True))

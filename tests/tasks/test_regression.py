@@ -20,7 +20,9 @@ from torch import Tensor
 from headwise.errors import UsageError
 from headwise.experiments import settings_of
 from headwise.experiments.rank_paper import regression
-from headwise.model.transformer import INITS, build, fresh, initialise, paper_shape
+from headwise.model import INITS
+from headwise.model.init import fresh, initialise
+from headwise.model.transformer import build, paper_shape
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Regression

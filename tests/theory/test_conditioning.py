@@ -25,7 +25,8 @@ from headwise.experiments import EXPERIMENTS, PARTS, cell, settings_of
 from headwise.experiments.common import published
 from headwise.experiments.leaner_paper import conditioning
 from headwise.model.attention import Attention
-from headwise.model.transformer import Decoder, Encoder, build, initialise
+from headwise.model.init import initialise
+from headwise.model.transformer import Decoder, Encoder, build
 from headwise.shape import Shape
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure

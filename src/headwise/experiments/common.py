@@ -395,7 +395,7 @@ def how_conditioned(run: Run, weights: dict[str, Any]) -> Row:
         return {}
     import torch
 
-    from headwise.model.transformer import fresh
+    from headwise.model.init import fresh
     from headwise.theory.conditioning import attention_spectra
 
     first = fresh(

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import UsageError
-from headwise.model import backends
-from headwise.model.attention import attend, mask_of
+from headwise.model import reference
+from headwise.model.attention import attend
+from headwise.model.reference import mask_of
 
 NAME = "headwise"
 _REFUSED = {
@@ -132,7 +133,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tens
     k, v = (t if groups == 1 else t.repeat_interleave(groups, 1) for t in (k, v))
     mask = mask[..., :keys].expand(*mask.shape[:2], q.shape[2], keys)
     block = max(
-        1, backends.BLOCK_BYTES // (q.shape[0] * q.shape[1] * keys * max(4, q.dtype.itemsize))
+        1, reference.BLOCK_BYTES // (q.shape[0] * q.shape[1] * keys * max(4, q.dtype.itemsize))
     )
 
     def part(start: int) -> Tensor:

@@ -52,7 +52,8 @@ from headwise.lm.distributed import (
 )
 from headwise.lm.optim import Optimiser, rate
 from headwise.lm.spec import Pretraining
-from headwise.model.transformer import Decoder, initialise
+from headwise.model.init import initialise
+from headwise.model.transformer import Decoder
 from headwise.progress import Progress
 from headwise.rows import CHECKPOINT_FILE, MEASURED, WEIGHTS_FILE, Row
 from headwise.seeds import derive, generator_of

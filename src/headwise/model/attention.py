@@ -1,110 +1,39 @@
-"""Attention with every size free.
+"""Attention with every size free: the function `attend` and the layer `Attention`.
+
+For each head h, with queries q_h = W_Q,h x, keys k_h = W_K,h x and values v_h = W_V,h x,
+
+    y = W_O concat_h softmax(c q_h k_h^T + mask) v_h
+
+H heads of rank r (`head_dim`) need not satisfy H r = dim; values have a width of their own; several
+query heads may share one key/value head (grouped queries), and all keys and values may grow from
+one latent (MLA). `attend` computes the part after the projections on the fastest backend that takes
+the sizes (backends.py); `Attention` is the layer.
 
 Axes: M models, B batch, N keys, Q queries, H heads, R rank, V value width, D dim.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import UsageError, nearest
-from headwise.kernels import embed_readout
 from headwise.kernels.attention_cpu import short, short_packed
 from headwise.kernels.attention_wide import attend_wide, straight
-from headwise.kernels.unit_norm import unit
-from headwise.model import backends
-from headwise.model.backends import BACKENDS, Call, Choice, choose_backend, dtype_name, forced
-from headwise.model.cache import LayerCache
+from headwise.model import reference
+from headwise.model.backends import BACKENDS, Call, Choice, Operands, choose_backend, forced
+from headwise.model.layers import Linear, Norm, Rotary, linear, rotate
+from headwise.model.reference import blocked, mask_of, plain, repeat_kv, weights_of
 from headwise.shape import Shape
 
-_FUSED = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
-
-
 # ---- the function
-
-
-def mask_of(
-    queries: int, keys: int, causal: bool, window: int, device: torch.device | str = "cpu"
-) -> Tensor | None:
-    """Which query sees which key, (Q, N), true where seen; None when every query sees every key.
-
-    The last query stands at the last key. A window of w keeps |i - j| < w.
-    """
-    if not causal and not 0 < window < keys:
-        return None
-    at_Q1 = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
-    at_N = torch.arange(keys, device=device)
-    seen_QN = (
-        at_N <= at_Q1 if causal else torch.ones(queries, keys, dtype=torch.bool, device=device)
-    )
-    if window:
-        seen_QN = seen_QN & ((at_Q1 - at_N).abs() < window)
-    return seen_QN
-
-
-def weights_of(scores_BHQN: Tensor, seen_QN: Tensor | None, hard: bool) -> Tensor:
-    """Scores to attention weights: softmax, or all of it on the first largest score."""
-    if seen_QN is not None:
-        scores_BHQN = scores_BHQN.masked_fill(~seen_QN, -math.inf)
-    if hard:
-        best_BHQ1 = scores_BHQN.argmax(-1, keepdim=True)
-        return torch.zeros_like(scores_BHQN).scatter_(-1, best_BHQ1, 1.0)
-    return scores_BHQN.softmax(-1)
-
-
-def plain(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, seen_QN: Tensor | None = None, hard: bool = False
-) -> Tensor:
-    """The formula itself, scores written out: w(scale q k^T) v."""
-    k, v = _repeat(k, q.shape[1]), _repeat(v, q.shape[1])
-    return weights_of(q @ k.mT * scale, seen_QN, hard).to(v.dtype) @ v
-
-
-def _blocked(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, hard: bool
-) -> Tensor:
-    queries, keys = q.shape[-2], k.shape[-2]
-    per_query = q.shape[0] * q.shape[1] * keys * max(4, q.dtype.itemsize)
-    block = max(1, backends.BLOCK_BYTES // per_query)
-
-    def part(start: int) -> Tensor:
-        stop = min(start + block, queries)
-        last = keys - queries + stop if causal else keys
-        first = max(0, keys - queries + start - window + 1) if window else 0
-        if window and not causal:
-            last = min(keys, keys - queries + stop + window - 1)
-        at_Q1 = torch.arange(
-            keys - queries + start, keys - queries + stop, device=q.device
-        ).unsqueeze(1)
-        at_N = torch.arange(first, last, device=q.device)
-        seen = at_N <= at_Q1 if causal else None
-        if window:
-            near = (at_Q1 - at_N).abs() < window
-            seen = near if seen is None else seen & near
-        return plain(
-            q[..., start:stop, :], k[..., first:last, :], v[..., first:last, :], scale, seen, hard
-        )
-
-    return torch.cat(
-        [checkpoint(part, start, use_reentrant=False) for start in range(0, queries, block)], -2
-    )
-
-
-def _repeat(x: Tensor, heads: int) -> Tensor:
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def attend(
@@ -119,360 +48,167 @@ def attend(
     backend: str = "auto",
     graphed: bool = False,
 ) -> Tensor:
-    """softmax(scale q k^T) v, or hardmax, on the best backend for these sizes.
+    """softmax(scale q k^T) v, or hardmax, on the fastest backend for these sizes.
 
     q is (batch, heads, queries, rank), k (batch, kv heads, keys, rank), v (batch, kv heads, keys,
     width); fewer KV heads serve groups of query heads. `scale` is rank ** -0.5 unless given.
-    `graphed`: the call is part of a CUDA graph, where launches cost nothing, so that the choice
-    need not mind them.
+    `causal`: the last query stands at the last key and sees no later one. `window` w > 0: a query
+    sees keys nearer than w. `graphed`: the call is part of a CUDA graph, where launches cost
+    nothing, so that the choice need not mind them.
 
     >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
     torch.Size([2, 6, 5, 7])
     """
-    compiling, kind = torch.compiler.is_compiling(), None
-    if not (compiling or window or hard or graphed) and backend == "auto":
-        trained = q.requires_grad or k.requires_grad or v.requires_grad
-        kind = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, causal, trained)
-        asked = _asked.get(kind)
-        if asked and _in_rows(q, k, v):
-            grouped, usual = asked
-            try:
-                return F.scaled_dot_product_attention(
-                    q,
-                    k,
-                    v,
-                    None,
-                    0.0,
-                    causal,
-                    scale=usual if scale is None else scale,
-                    enable_gqa=grouped,
-                )
-            except RuntimeError:
-                if q.device == k.device == v.device:
-                    raise  # else the rule that they break is told below
-    kinds = (q.dtype, k.dtype, v.dtype), (q.device, k.device, v.device)
-    plan = _plan if compiling else _planned
-    call, choice, own, simple = plan(
-        q.shape,
-        k.shape,
-        v.shape,
-        *kinds,
-        causal,
-        window,
-        hard,
-        backend,
-        graphed,
-        backends.BLOCK_BYTES,
-    )
-    scale = call.rank**-0.5 if scale is None else scale
-    if choice.backend == "plain":
-        return plain(
-            q, k, v, scale, mask_of(call.queries, call.keys, causal, window, q.device), hard
+    operands = Operands(
+        q.shape, k.shape, v.shape,
+        q.dtype, k.dtype, v.dtype,
+        q.device, k.device, v.device,
+        causal, window, hard, backend, graphed,
+        q.requires_grad or k.requires_grad or v.requires_grad,
+        reference.BLOCK_BYTES,
+    )  # fmt: skip
+    plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
+    scale = plan.scale if scale is None else scale
+    if plan.direct and _rows_contiguous(q, k, v):
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=plan.grouped
         )
-    if choice.backend == "blocked":
-        return _blocked(q, k, v, scale, causal, window, hard)
+    call, choice = plan.call, plan.choice
+    if choice.backend in _FUSED:
+        return _fused(plan, q, k, v, scale)
     if choice.backend == "wide":
         return attend_wide(q, k, v, scale, causal, window)
-    if choice.repeat_kv:
-        k, v = _repeat(k, call.heads), _repeat(v, call.heads)
+    if choice.backend == "blocked":
+        return blocked(q, k, v, scale, causal, window, hard)
+    if choice.backend == "plain":
+        mask = mask_of(call.queries, call.keys, causal, window, q.device)
+        return plain(q, k, v, scale, mask, hard)
+    k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
     if choice.backend == "short":
         return short(q, k, v, scale)
-    if choice.backend == "heads":
-        from headwise.kernels.attention_short_triton import attend_heads
+    from headwise.kernels.attention_short_triton import attend_heads
 
-        return attend_heads(
-            q, k, v, scale, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-        )
-    out = _fused(choice, call, own, q, k, v, scale)
-    if kind and simple and own.get(kind[-1]) and len(_asked) < 4096:
-        _asked[kind] = call.heads != call.kv_heads, call.rank**-0.5
-    return out
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    return attend_heads(q, k, v, scale, precision)
 
 
-_asked: dict[
-    tuple[Any, ...], tuple[bool, float]
-] = {}  # calls that torch's function answers as we would: do heads share keys, usual scale
+_FUSED = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 
 
-def _in_rows(q: Tensor, k: Tensor, v: Tensor) -> bool:
+@dataclass
+class Plan:
+    """How calls with one set of operands are answered."""
+
+    call: Call
+    choice: Choice
+    # Whether torch takes the chosen kernel by itself: naming one takes longer than small calls
+    # last. Found out at the first call, which has the tensors.
+    torch_agrees: bool | None = None
+    direct: bool = False  # torch agrees, and the tensors go to it as they are
+
+    @property
+    def scale(self) -> float:
+        """The usual factor of the scores."""
+        return self.call.rank**-0.5
+
+    @property
+    def grouped(self) -> bool:
+        """Whether query heads share keys and values."""
+        return self.call.heads != self.call.kv_heads
+
+    @classmethod
+    def of(cls, operands: Operands) -> Plan:
+        """Check the operands and choose their backend."""
+        operands.check()
+        call, backend = operands.call(), operands.backend
+        return cls(call, choose_backend(call) if backend == "auto" else forced(backend, call))
+
+
+class Plans:
+    """The plans of operands seen before.
+
+    Checking operands and choosing a backend takes longer than a small attention: a call of 16
+    tokens takes 9 us in torch, 34 us when everything is decided anew, 11 us with the plan kept (one
+    CPU core). A plan depends on nothing but its operands, so it never gets old. The cache lives as
+    long as the process, holds no tensors, and drops its oldest plan beyond `limit`.
+    """
+
+    def __init__(self, limit: int = 4096) -> None:
+        self.limit = limit
+        self._plans: dict[Operands, Plan] = {}
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, operands: Operands) -> Plan:
+        """The plan of these operands, made if they are new."""
+        plan = self._plans.get(operands)
+        if plan is None:
+            plan = Plan.of(operands)
+            while len(self._plans) >= self.limit:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[operands] = plan
+        return plan
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._plans.clear()
+
+
+plans = Plans()
+
+
+def _rows_contiguous(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the numbers of each row lie side by side."""
     if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
         return True
     return q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
 
 
-def _fused(
-    choice: Choice, call: Call, own: dict[bool, bool], q: Tensor, k: Tensor, v: Tensor, scale: float
-) -> Tensor:
-    if choice.pad[0]:
-        q, k = F.pad(q, (0, choice.pad[0])), F.pad(k, (0, choice.pad[0]))
-    if choice.pad[1]:
-        v = F.pad(v, (0, choice.pad[1]))
+def _fused(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One of torch's kernels, on operands padded, repeated and laid out as it wants them."""
+    call, choice = plan.call, plan.choice
+    if choice.repeat_kv:
+        k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
+    pad_rank, pad_width = choice.pad
+    if pad_rank:
+        q, k = F.pad(q, (0, pad_rank)), F.pad(k, (0, pad_rank))
+    if pad_width:
+        v = F.pad(v, (0, pad_width))
     q, k, v = straight(q), straight(k), straight(v)  # no fused kernel takes others
-    mask = (
-        mask_of(call.queries, call.keys, call.causal, call.window, q.device)
-        if call.masked
-        else None
-    )
-    causal, grouped = call.causal and mask is None, k.shape[1] != q.shape[1]
-    if not torch.compiler.is_compiling() and _is_own(
-        _FUSED[choice.backend], own, q, k, v, mask, causal, scale, grouped
-    ):
+    mask = None
+    if call.masked:
+        mask = mask_of(call.queries, call.keys, call.causal, call.window, q.device)
+    causal = call.causal and mask is None
+    grouped = k.shape[1] != q.shape[1]
+    kernel = _FUSED[choice.backend]
+    compiling = torch.compiler.is_compiling()
+    if plan.torch_agrees is None and not compiling:
+        preferred = torch._fused_sdp_choice(
+            q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped
+        )
+        plan.torch_agrees = preferred == kernel.value
+        as_given = not (any(choice.pad) or choice.repeat_kv or call.masked)
+        plan.direct = plan.torch_agrees and as_given
+    if plan.torch_agrees and not compiling:
         out = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped
         )
     else:
-        with sdpa_kernel(_FUSED[choice.backend]):
+        with sdpa_kernel(kernel):
             out = F.scaled_dot_product_attention(
                 q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped
             )
-    return out[..., : call.width] if choice.pad[1] else out
-
-
-def _is_own(
-    kind: SDPBackend,
-    own: dict[bool, bool],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    grouped: bool,
-) -> bool:
-    """Whether torch chooses this kernel by itself: to ask for it by name takes longer than small
-    calls. Found out once."""
-    trained = q.requires_grad or k.requires_grad or v.requires_grad
-    if trained not in own:
-        own[trained] = (
-            torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
-            == kind.value
-        )
-    return own[trained]
-
-
-Three = tuple[Any, Any, Any]
-
-
-def _plan(
-    q: torch.Size, k: torch.Size, v: torch.Size, dtypes: Three, devices: Three,
-    causal: bool, window: int, hard: bool, backend: str, graphed: bool, _: int,
-) -> tuple[Call, Choice, dict[bool, bool], bool]:  # fmt: skip
-    """The call that these operands make, who answers it, room for whether torch does so by itself,
-    and whether one only has to ask it."""
-    if wrong := _wrong(q, k, v, dtypes, devices, causal, window):
-        raise UsageError(wrong)
-    call = Call(
-        devices[0].type,
-        dtypes[0],
-        q[0],
-        q[1],
-        k[1],
-        q[2],
-        k[2],
-        q[3],
-        v[3],
-        causal,
-        window,
-        hard,
-        graphed,
-    )
-    choice = choose_backend(call) if backend == "auto" else forced(backend, call)
-    simple = choice.backend in _FUSED and not (any(choice.pad) or choice.repeat_kv or call.masked)
-    return call, choice, {}, simple
-
-
-_planned = functools.lru_cache(4096)(_plan)
-
-
-def _wrong(
-    q: torch.Size,
-    k: torch.Size,
-    v: torch.Size,
-    dtypes: Three,
-    devices: Three,
-    causal: bool,
-    window: int,
-) -> str:
-    """Which rule these operands break, if any."""
-    shapes = f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
-    if len(q) != 4 or len(k) != 4 or len(v) != 4:
-        return f"attend takes (batch, heads, tokens, width) tensors, got {shapes}"
-    if q[-1] != k[-1] or k[:3] != v[:3] or q[0] != k[0]:
-        return f"q and k must share batch and rank, k and v batch, heads and tokens, got {shapes}"
-    if min(q) == 0 or min(v) == 0:
-        return f"no axis may be empty, got {shapes}"
-    if q[1] % k[1]:
-        return f"query heads must be a multiple of KV heads, got {q[1]} and {k[1]}"
-    if len(set(dtypes)) > 1 or len(set(devices)) > 1:
-        kinds = ", ".join(
-            f"{name} {dtype_name(dtype)} on {device}"
-            for name, dtype, device in zip("qkv", dtypes, devices, strict=True)
-        )
-        return f"q, k and v must share dtype and device, got {kinds}"
-    if window < 0:
-        return f"window must not be negative, got {window}"
-    if (causal or window) and q[2] > k[2]:
-        what = "causal" if causal else "windowed"
-        return (
-            f"{what} attention needs at least as many keys as queries, got {k[2]} keys, {q[2]} "
-            "queries"
-        )
-    return ""
+    return out[..., : call.width] if pad_width else out
 
 
 # ---- the layer
 
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:
-    """scale * x W^T + b; W is (outputs, inputs), or (models, outputs, inputs) with x (models, ...,
-    inputs)."""
-    if weight.ndim == 2:
-        return F.linear(x, weight if scale == 1.0 else weight * scale, bias)
-    flat_MTD = x.flatten(1, -2)
-    if bias is None:
-        y_MTD = torch.bmm(flat_MTD, weight.mT)
-        y_MTD = y_MTD if scale == 1.0 else y_MTD * scale
-    else:
-        y_MTD = torch.baddbmm(bias.unsqueeze(1), flat_MTD, weight.mT, alpha=scale)
-    return y_MTD.unflatten(1, x.shape[1:-1])
-
-
-def _regroup(
-    t: Tensor, axis: int, times: int, splits: Sequence[tuple[int, Shape]], lanes: list[bool]
-) -> Tensor:
-    """Swap (head, rank) to (rank, head) order along an axis of `times` such groups, for the models
-    whose lane is set."""
-
-    def swap(part: Tensor, s: Shape) -> Tensor:
-        groups = part.unflatten(axis, (times, s.num_heads, s.head_dim))
-        return groups.transpose(axis, axis - 1).flatten(axis - 2, axis)
-
-    parts = t.split([models for models, _ in splits]) if len(splits) > 1 else (t,)
-    done = [
-        swap(part, s) if lane else part
-        for part, (_, s), lane in zip(parts, splits, lanes, strict=True)
-    ]
-    return torch.cat(done) if len(done) > 1 else done[0]
-
-
-def drawn(bound: float, *size: int) -> Tensor:
-    """U(+-bound) as torch's own modules start, so that a module works as it is made;
-    `models.initialise` draws anew, from a generator. On the meta device nothing is drawn (torch
-    would load a symbolic algebra system for it)."""
-    tensor = torch.empty(*size)
-    return tensor if tensor.is_meta else tensor.uniform_(-bound, bound)
-
-
-class Linear(nn.Module):
-    """y = x W^T + b; with `models` = M every tensor has a leading model axis and the product is
-    batched."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool, models: int | None = None) -> None:
-        super().__init__()
-        lead = () if models is None else (models,)
-        self.weight = nn.Parameter(drawn(inputs**-0.5, *lead, outputs, inputs))
-        self.bias = nn.Parameter(torch.zeros(*lead, outputs)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-class Norm(nn.Module):
-    """The normalisations of `Shape.norm` over the last axis.
-
-    layer: (x - mean)/std * g + b; rms: x/rms * g; rms-free: x/rms; scalar: s x/||x||, one learned
-    s.
-    """
-
-    def __init__(self, kind: str, dim: int, models: int | None = None, eps: float = 1e-6) -> None:
-        super().__init__()
-        lead = () if models is None else (models,)
-        self.kind, self.dim, self.eps, self.stacked = kind, dim, eps, models is not None
-        size = {
-            "layer": (dim,),
-            "layer-nobias": (dim,),
-            "rms": (dim,),
-            "rms-free": None,
-            "scalar": (1,),
-        }[kind]
-        self.weight = None if size is None else nn.Parameter(torch.ones(*lead, *size))
-        self.bias = nn.Parameter(torch.zeros(*lead, dim)) if kind == "layer" else None
-
-    def _wide(self, gain: Tensor, x: Tensor) -> Tensor:
-        return gain.view(gain.shape[0], *([1] * (x.ndim - 2)), -1) if self.stacked else gain
-
-    def narrow(self, x: Tensor) -> bool:
-        """Whether the rows are short ones of a stack on a GPU."""
-        if (
-            not self.stacked
-            or self.weight is None
-            or self.dim > embed_readout.MOST
-            or self.eps != embed_readout.EPS
-        ):
-            return False
-        return (
-            x.shape[0] == len(self.weight) and x.shape[-1] == self.dim and embed_readout.possible(x)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "scalar":
-            assert self.weight is not None
-            return unit(x, self.weight.view(-1, *([1] * (x.ndim - 1))))
-        if (
-            self.kind == "rms"
-            and not self.stacked
-            and self.weight is not None
-            and x.dtype == self.weight.dtype
-        ):  # at once
-            return F.rms_norm(x, (self.dim,), self.weight, self.eps)
-        if (
-            self.kind == "layer"
-            and self.narrow(x)
-            and self.weight is not None
-            and self.bias is not None
-        ):
-            return embed_readout.layer_norm(x, self.weight, self.bias)
-        y = (
-            F.layer_norm(x, (self.dim,), eps=self.eps)
-            if self.kind.startswith("layer")
-            else F.rms_norm(x, (self.dim,), eps=self.eps)
-        )
-        if self.weight is not None:
-            y = y * self._wide(self.weight, x)
-        return y if self.bias is None else y + self._wide(self.bias, x)
-
-
-Turns = tuple[Tensor, Tensor]
-
-
-def turns_of(tokens: int, width: int, theta: float, like: Tensor, start: int = 0) -> Turns:
-    """Cosines and sines of rotary positions, (tokens, width / 2)."""
-    exact = torch.promote_types(like.dtype, torch.float32)
-    at = torch.arange(start, start + tokens, device=like.device, dtype=exact)
-    rate = theta ** (-torch.arange(0, width, 2, device=like.device, dtype=exact) / width)
-    angle = torch.outer(at, rate)
-    return angle.cos(), angle.sin()
-
-
-def rotate(
-    x: Tensor, width: int, theta: float, start: int = 0, turns: Turns | None = None
-) -> Tensor:
-    """Rotary positions on the last `width` coordinates of (..., tokens, rank), halves paired;
-    `turns` if they are known."""
-    if not width:
-        return x
-    cos, sin = (t.to(x.dtype) for t in turns or turns_of(x.shape[-2], width, theta, x, start))
-    rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)
-    return torch.cat((rest, a * cos - b * sin, b * cos + a * sin), -1)
-
-
-def decode_backend(device: str, dtype: torch.dtype, rank: int, width: int, hard: bool) -> str:
-    """What a few queries go to when the keys grow by one at every token: no kernel that pads, hence
-    copies, all of them, and not cuDNN, which is planned anew for every number of keys."""
-    half = dtype in (torch.float16, torch.bfloat16)
-    fits = device == "cpu" or (half and rank <= 256 and rank % 8 == 0)
-    return "flash" if fits and rank == width and not hard else "plain"
+HeadGroups = Sequence[tuple[int, Shape]]  # (how many models, their shape), in the models' order
 
 
 class Attention(nn.Module):
@@ -480,9 +216,12 @@ class Attention(nn.Module):
 
     y = W_O concat_h softmax(c q_h k_h^T + mask) v_h, with q_h = W_Q,h x (H heads of rank r) and
     k_h, v_h either W_K x, W_V x (num_kv_heads of them) or grown from one latent of width
-    kv_lora_rank. x is (batch, tokens, dim), or (models, batch, tokens, dim) when `models` is given.
-    `splits` lets stacked models differ in how they cut the same width into heads: (how many models,
-    their shape), in order.
+    kv_lora_rank. `average` modules side by side give the mean of their outputs.
+
+    x is (batch, tokens, dim), or (models, batch, tokens, dim) when `models` is given. Models of one
+    ensemble may differ in how they cut the same width into heads: each of `head_groups` is how many
+    models have which shape. Weights of such groups lie side by side, and so do their projections;
+    only the heads' attention runs group by group.
 
     >>> layer = Attention(Shape(dim=12, depth=1, num_heads=5, head_dim=3, v_head_dim=7))
     >>> layer(torch.zeros(2, 4, 12)).shape
@@ -495,25 +234,23 @@ class Attention(nn.Module):
         *,
         layer: int = 0,
         models: int | None = None,
-        splits: Sequence[tuple[int, Shape]] = (),
+        head_groups: HeadGroups = (),
         hard: bool = False,
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.splits, self.stacked = splits, models is not None
-        self.turns: Turns | None = None  # of all tokens, if the model around it has made them
         if backend != "auto" and backend not in BACKENDS:
             raise UsageError(
                 f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"
             )
-        self.shape, self.window, self.hard, self.backend = shape, shape.window(layer), hard, backend
-        H, R, V, KV, D = (
-            shape.num_heads,
-            shape.head_dim,
-            shape.v_head_dim,
-            shape.num_kv_heads,
-            shape.dim,
-        )
+        self.shape = shape
+        self.window = shape.window(layer)
+        self.hard = hard
+        self.backend = backend
+        self.ensemble = models is not None
+        self.head_groups = head_groups
+        D, H, KV = shape.dim, shape.num_heads, shape.num_kv_heads
+        R, V = shape.head_dim, shape.v_head_dim
         if shape.latent:
             rope, C = shape.qk_rope_head_dim, shape.kv_lora_rank
             if shape.q_lora_rank:
@@ -526,98 +263,49 @@ class Attention(nn.Module):
         else:
             self.qkv = Linear(D, H * R + KV * (R + V), shape.qkv_bias, models)
             if shape.qk_norm != "none":
-                kind = "rms" if shape.qk_norm == "head" else "rms-free"
-                self.q_norm, self.k_norm = Norm(kind, R, models), Norm(kind, R, models)
+                norm = "rms" if shape.qk_norm == "head" else "rms-free"
+                self.q_norm, self.k_norm = Norm(norm, R, models), Norm(norm, R, models)
         self.out = Linear(H * V, D, False, models)
         lead = () if models is None else (models,)
-        self.out_bias = (
-            nn.Parameter(torch.zeros(*lead, shape.average, D)) if shape.out_bias else None
-        )
+        bias = torch.zeros(*lead, shape.average, D) if shape.out_bias else None
+        self.out_bias = None if bias is None else nn.Parameter(bias)
 
     @overload
     def forward(
-        self, x: Tensor, keep: Literal[False] = False, cache: LayerCache | None = None
+        self, x: Tensor, keep: Literal[False] = False, rotary: Rotary | None = None
     ) -> Tensor: ...
     @overload
-    def forward(self, x: Tensor, keep: Literal[True]) -> tuple[Tensor, dict[str, Tensor]]: ...
     def forward(
-        self, x: Tensor, keep: bool = False, cache: LayerCache | None = None
+        self, x: Tensor, keep: Literal[True], rotary: Rotary | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def forward(
+        self, x: Tensor, keep: bool = False, rotary: Rotary | None = None
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The layer's output; with `keep` also q, k, v, scores, weights and head outputs by name;
-        with `cache` x follows what is in it, and joins it."""
-        s, out = self.shape, {}
-        if cache is not None:
-            o, weight = self._cached(x, cache), self.out.weight
-        elif s.latent:
-            o, weight = self._mix(s, *self._latent(x), out if keep else None), self.out.weight
-        else:
-            o, weight = self._grouped(x, out if keep else None)
-        bias = None if self.out_bias is None else self.out_bias.mean(-2)
-        y = linear(o, weight, bias, 1 / s.average)
-        return (y, out) if keep else y
+        """The layer's output; with `keep` also q, k, v, scores, weights and head outputs by name.
 
-    def _grouped(self, x: Tensor, out: dict[str, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """The heads' outputs, and the output weights in the order of their columns.
-
-        Where the short kernel runs, the rows of the projection are put in (rank, head) order, heads
-        innermost, and the columns of the output weights likewise; weights are small, so that costs
-        less than moving activations.
+        `rotary` is the table of x's positions, where the model around has made it.
         """
-        splits = (
-            self.splits
-            if len(self.splits) > 1
-            else ((1 if self.qkv.weight.ndim == 2 else x.shape[0], self.shape),)
-        )
-        lanes = [out is None and self._short(s, x) for _, s in splits]
-        project, bias, collect = self.qkv.weight, self.qkv.bias, self.out.weight
-        if any(lanes):
-            project = _regroup(project, -2, 3, splits, lanes)
-            bias = None if bias is None else _regroup(bias, -1, 3, splits, lanes)
-            collect = _regroup(collect, -1, 1, splits, lanes)
-        if torch.compiler.is_compiling() and not self.stacked and not any(lanes) and out is None:
-            return self._mix(self.shape, *self._apart(x)), collect
-        qkv = linear(x, project, bias)
-        parts = qkv.split([models for models, _ in splits]) if len(splits) > 1 else (qkv,)
-        done = [
-            short_packed(part.flatten(0, -3), s.num_heads, s.scale).unflatten(0, part.shape[:-2])
-            if lane
-            else self._mix(s, *self._direct(s, part), out)
-            for part, (_, s), lane in zip(parts, splits, lanes, strict=True)
-        ]
-        return torch.cat(done) if len(done) > 1 else done[0], collect
-
-    def _short(self, s: Shape, x: Tensor) -> bool:
-        """Whether one projection goes to the short kernel whole."""
-        if (
-            s.num_kv_heads != s.num_heads
-            or s.v_head_dim != s.head_dim
-            or s.qk_norm != "none"
-            or s.qk_rope_head_dim
+        found: dict[str, Tensor] = {}
+        kept = found if keep else None
+        if self.shape.latent:
+            heads = self.attend_heads(self.shape, *self._from_latent(x, rotary), kept)
+            y = self.combine(heads)
+        elif (
+            torch.compiler.is_compiling() and not self.ensemble and not keep and not self._short(x)
         ):
-            return False
-        sizes = (
-            s.num_heads,
-            s.num_heads,
-            x.shape[-2],
-            x.shape[-2],
-            s.head_dim,
-            s.head_dim,
-            s.causal,
-            self.window,
-            self.hard,
-        )
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        call = Call(kind, dtype, math.prod(x.shape[:-2]), *sizes)
-        return self.backend in ("auto", "short") and choose_backend(call).backend == "short"
+            y = self.combine(self.attend_heads(self.shape, *self._separately(x, rotary)))
+        else:
+            y = self.combine(*self._by_groups(x, kept, rotary))
+        return (y, found) if keep else y
 
-    def _mix(
-        self, s: Shape, q: Tensor, k: Tensor, v: Tensor, out: dict[str, Tensor] | None = None
+    def attend_heads(
+        self, s: Shape, q: Tensor, k: Tensor, v: Tensor, kept: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """Attention of the heads of shape s, (..., tokens, heads * value width)."""
+        """Attention of the heads of shape s: q, k, v (..., heads, tokens, width) to (..., tokens,
+        heads * value width)."""
         lead = q.shape[:-3]
         q, k, v = (t.flatten(0, -4) for t in (q, k, v))
-        if out is None:
+        if kept is None:
             o = attend(
                 q,
                 k,
@@ -627,189 +315,190 @@ class Attention(nn.Module):
                 scale=s.scale,
                 hard=self.hard,
                 backend=self.backend,
-                graphed=self.stacked,
+                graphed=self.ensemble,
             )
         else:
-            scores = q @ _repeat(k, s.num_heads).mT * s.scale
-            weights = weights_of(
-                scores,
-                mask_of(q.shape[-2], k.shape[-2], s.causal, self.window, q.device),
-                self.hard,
-            )
-            o = weights @ _repeat(v, s.num_heads)
-            kept = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": o}
-            out.update({name: t.unflatten(0, lead) for name, t in kept.items()})
+            mask = mask_of(q.shape[-2], k.shape[-2], s.causal, self.window, q.device)
+            scores = q @ repeat_kv(k, s.num_heads).mT * s.scale
+            weights = weights_of(scores, mask, self.hard)
+            o = weights @ repeat_kv(v, s.num_heads)
+            parts = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": o}
+            kept.update({name: t.unflatten(0, lead) for name, t in parts.items()})
         return o.transpose(1, 2).reshape(*lead, q.shape[-2], s.num_heads * s.v_head_dim)
 
-    def _heads(self, x: Tensor, width: int) -> Tensor:
-        return x.unflatten(-1, (-1, width)).transpose(-3, -2)
+    def combine(self, heads: Tensor, weight: Tensor | None = None) -> Tensor:
+        """W_O of the heads' outputs, the mean over averaged modules."""
+        bias = None if self.out_bias is None else self.out_bias.mean(-2)
+        weight = self.out.weight if weight is None else weight
+        return linear(heads, weight, bias, 1 / self.shape.average)
 
-    def _direct(self, s: Shape, qkv: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    # ---- queries, keys and values by one projection each
+
+    def split_heads(self, t: Tensor, width: int) -> Tensor:
+        """(..., tokens, heads * width) to (..., heads, tokens, width)."""
+        return t.unflatten(-1, (-1, width)).transpose(-3, -2)
+
+    def split_qkv(
+        self, s: Shape, qkv: Tensor, start: int = 0, rotary: Rotary | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A projection (..., tokens, H R + KV (R + V)) as queries, keys and values by head."""
         R, KV = s.head_dim, s.num_kv_heads
         q, k, v = qkv.split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
-        return self._placed(s, q, k, v, start)
-
-    def _placed(
-        self, s: Shape, q: Tensor, k: Tensor, v: Tensor, start: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
         return (
-            self._place(s, q, "q_norm", start),
-            self._place(s, k, "k_norm", start),
-            self._heads(v, s.v_head_dim),
+            self.place_queries(s, q, start, rotary),
+            self.place_keys(s, k, start, rotary),
+            self.split_heads(v, s.v_head_dim),
         )
 
-    def _apart(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same by three products: compiled, their gradients need not be moved into one tensor;
-        the weights' are small."""
-        q, k, v = (linear(x, weight, bias) for weight, bias in zip(*self._maps(), strict=True))
-        return self._placed(self.shape, q, k, v, 0)
+    def place_queries(
+        self, s: Shape, q: Tensor, start: int = 0, rotary: Rotary | None = None
+    ) -> Tensor:
+        """Queries by head, normalised and rotated; the first stands at position `start`."""
+        q = self.split_heads(q, s.head_dim)
+        # A gain after the rotation would make the scores depend on absolute positions. Under
+        # autocast a norm answers in float32.
+        q = q if s.qk_norm == "none" else self.q_norm(q).to(q.dtype)
+        return rotate(q, s.qk_rope_head_dim, s.rope_theta, start, rotary)
 
-    def _maps(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """The maps to queries, keys and values, and their biases."""
+    def place_keys(
+        self, s: Shape, k: Tensor, start: int = 0, rotary: Rotary | None = None
+    ) -> Tensor:
+        """Keys by head, likewise."""
+        k = self.split_heads(k, s.head_dim)
+        k = k if s.qk_norm == "none" else self.k_norm(k).to(k.dtype)
+        return rotate(k, s.qk_rope_head_dim, s.rope_theta, start, rotary)
+
+    def projections(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """W_Q, W_K, W_V and their biases."""
         s = self.shape
         sizes = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.num_kv_heads * s.v_head_dim
-        return self.qkv.weight.split(sizes), (
-            None,
-            None,
-            None,
-        ) if self.qkv.bias is None else self.qkv.bias.split(sizes)
+        weights, bias = self.qkv.weight.split(sizes), self.qkv.bias
+        return weights, (None, None, None) if bias is None else bias.split(sizes)
 
-    def _place(self, s: Shape, t: Tensor, norm: str, start: int) -> Tensor:
-        """Queries or keys by head, normalised and rotated; the first stands at position `start`."""
-        heads = self._heads(t, s.head_dim)
-        if (
-            s.qk_norm != "none"
-        ):  # before the rotation: a gain after it would make the scores depend on absolute positions
-            heads = getattr(self, norm)(heads).to(
-                t.dtype
-            )  # under autocast a norm answers in float32
-        return self._rotate(s, heads, start)
-
-    def _rotate(self, s: Shape, t: Tensor, start: int) -> Tensor:
-        width, theta = s.qk_rope_head_dim, s.rope_theta
-        known = (
-            self.turns is not None
-            and start == 0
-            and self.turns[0].shape == (t.shape[-2], width // 2)
-            and theta == self.shape.rope_theta
-        )
-        return rotate(t, width, theta, start, self.turns if known else None)
-
-    def _latent(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self._latent_q(x), *self._grow(*self._compress(x))
-
-    def _latent_q(self, x: Tensor, start: int = 0) -> Tensor:
+    def _separately(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by three products: compiled, their gradients then need not be
+        copied into one tensor. Only the weights' are, and those are small."""
         s = self.shape
-        q = self._heads(self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x), s.head_dim)
-        return self._even(self._rotate(s, q, start))
+        weights, biases = self.projections()
+        q, k, v = (linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        keys = self.place_keys(s, k, 0, rotary)
+        return self.place_queries(s, q, 0, rotary), keys, self.split_heads(v, s.v_head_dim)
 
-    def _even(self, t: Tensor) -> Tensor:
-        """Queries or keys of heads with a latent, normed where that is wanted; without gains it
-        does not matter that they are rotated."""
-        return (
-            t if self.shape.qk_norm == "none" else F.rms_norm(t, t.shape[-1:], eps=1e-6).to(t.dtype)
+    # ---- models that cut the same width into different heads
+
+    def _by_groups(
+        self, x: Tensor, kept: dict[str, Tensor] | None, rotary: Rotary | None
+    ) -> tuple[Tensor, Tensor]:
+        """The heads' outputs, and the output weights in the order of their columns.
+
+        All models are projected at once; then each head group attends by itself. The short CPU
+        kernel wants heads innermost. For its groups the rows of the projection, and the columns of
+        the output weights, are put in (rank, head) order: weights are small, so that costs less
+        than moving activations.
+        """
+        groups = self.head_groups
+        if len(groups) < 2:
+            groups = ((x.shape[0] if self.ensemble else 1, self.shape),)
+        counts = [models for models, _ in groups]
+        heads_last = [kept is None and self._short(x, s) for _, s in groups]
+        weight, bias, out_weight = self.qkv.weight, self.qkv.bias, self.out.weight
+        if any(heads_last):
+            weight = _heads_last(weight, -2, 3, groups, heads_last)
+            bias = None if bias is None else _heads_last(bias, -1, 3, groups, heads_last)
+            out_weight = _heads_last(out_weight, -1, 1, groups, heads_last)
+        qkv = linear(x, weight, bias)
+        outputs = []
+        parts = qkv.split(counts) if len(groups) > 1 else (qkv,)
+        for part, (_, s), packed in zip(parts, groups, heads_last, strict=True):
+            if packed:
+                o = short_packed(part.flatten(0, -3), s.num_heads, s.scale)
+                outputs.append(o.unflatten(0, part.shape[:-2]))
+            else:
+                own = (s.qk_rope_head_dim, s.rope_theta) != (
+                    self.shape.qk_rope_head_dim,
+                    self.shape.rope_theta,
+                )
+                qkv_heads = self.split_qkv(s, part, 0, None if own else rotary)
+                outputs.append(self.attend_heads(s, *qkv_heads, kept))
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0], out_weight
+
+    def _short(self, x: Tensor, s: Shape | None = None) -> bool:
+        """Whether the short CPU kernel takes heads of shape s straight from the projection."""
+        s = s or self.shape
+        equal = s.num_kv_heads == s.num_heads and s.v_head_dim == s.head_dim
+        if not equal or s.qk_norm != "none" or s.qk_rope_head_dim:
+            return False
+        device, tokens = x.device.type, x.shape[-2]
+        half = torch.is_autocast_enabled(device)
+        call = Call(
+            device=device,
+            dtype=torch.get_autocast_dtype(device) if half else x.dtype,
+            batch=math.prod(x.shape[:-2]),
+            heads=s.num_heads,
+            kv_heads=s.num_heads,
+            queries=tokens,
+            keys=tokens,
+            rank=s.head_dim,
+            width=s.head_dim,
+            causal=s.causal,
+            window=self.window,
+            hard=self.hard,
         )
+        return self.backend in ("auto", "short") and choose_backend(call).backend == "short"
 
-    def _compress(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
-        """The latent, and the rotated key that all heads share."""
+    # ---- keys and values from a latent (MLA)
+
+    def _from_latent(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.latent_queries(x, 0, rotary)
+        return q, *self.expand(*self.compress(x, 0, rotary))
+
+    def latent_queries(self, x: Tensor, start: int = 0, rotary: Rotary | None = None) -> Tensor:
+        """Queries by head, through a latent of their own where the shape has one."""
+        s = self.shape
+        q = self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x)
+        q = rotate(self.split_heads(q, s.head_dim), s.qk_rope_head_dim, s.rope_theta, start, rotary)
+        return self._normalised(q)
+
+    def compress(
+        self, x: Tensor, start: int = 0, rotary: Rotary | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The latent (..., tokens, C), and the rotated key part that all heads share."""
         s = self.shape
         latent, shared = self.kv_down(x).split((s.kv_lora_rank, s.qk_rope_head_dim), -1)
-        return self.kv_norm(latent), self._rotate(s, shared, start)
+        shared = rotate(shared, s.qk_rope_head_dim, s.rope_theta, start, rotary)
+        return self.kv_norm(latent), shared
 
-    def _grow(self, latent: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
-        """Every head's keys and values."""
+    def expand(self, latent: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
+        """Every head's keys and values from the latent and the shared part."""
         s = self.shape
         rope, nope = s.qk_rope_head_dim, s.head_dim - s.qk_rope_head_dim
-        k, v = self._heads(self.kv(latent), nope + s.v_head_dim).split((nope, s.v_head_dim), -1)
+        kv = self.split_heads(self.kv(latent), nope + s.v_head_dim)
+        k, v = kv.split((nope, s.v_head_dim), -1)
         if rope:
             k = torch.cat((k, shared.unsqueeze(-3).expand(*k.shape[:-1], rope)), -1)
-        return self._even(k), v
+        return self._normalised(k), v
 
-    # ---- with a cache: x (batch, tokens, dim) follows the tokens in it
+    def _normalised(self, t: Tensor) -> Tensor:
+        """Queries or keys of heads with a latent, under qk_norm. It has no gains, so that it does
+        not matter that they are rotated already."""
+        if self.shape.qk_norm == "none":
+            return t
+        return F.rms_norm(t, t.shape[-1:], eps=1e-6).to(t.dtype)
 
-    def _cached(self, x: Tensor, cache: LayerCache) -> Tensor:
-        s, start, absorb = self.shape, cache.length, cache.absorb and x.shape[-2] == 1
-        if cache.kind == "keys":
-            q, k, v = self._direct(s, self.qkv(x), start)
-            return self._look(q, *cache.append(k, v))
-        if cache.kind == "latent":
-            (rows,) = cache.append(torch.cat(self._compress(x, start), -1))
-            return self._from_latent(self._latent_q(x, start), rows, absorb)
-        (seen,) = cache.append(x, ordered=s.qk_rope_head_dim > 0)
-        first = cache.length - seen.shape[-2]
-        if s.latent:
-            return self._from_latent(
-                self._latent_q(x, start), torch.cat(self._compress(seen, first), -1), absorb
-            )
-        return self._from_input(x, start, seen, first, absorb)
 
-    def _from_latent(self, q: Tensor, rows: Tensor, absorb: bool) -> Tensor:
-        s = self.shape
-        if not absorb or s.qk_norm != "none":  # a norm stands between the latent and the scores
-            return self._look(q, *self._grow(*rows.split((s.kv_lora_rank, s.qk_rope_head_dim), -1)))
-        nope = s.head_dim - s.qk_rope_head_dim
-        grow_k, grow_v = self.kv.weight.unflatten(0, (s.num_heads, nope + s.v_head_dim)).split(
-            (nope, s.v_head_dim), 1
-        )
-        return self._absorbed(q, rows, grow_k, grow_v)
+def _heads_last(
+    t: Tensor, axis: int, projections: int, groups: HeadGroups, chosen: list[bool]
+) -> Tensor:
+    """Weights with (head, rank) order turned to (rank, head) order along an axis of `projections`
+    such blocks, for the head groups that are chosen."""
 
-    def _from_input(self, x: Tensor, start: int, seen: Tensor, first: int, absorb: bool) -> Tensor:
-        s = self.shape
-        H, R, V, KV = s.num_heads, s.head_dim, s.v_head_dim, s.num_kv_heads
-        weights, biases = self._maps()
-        q = self._place(s, linear(x, weights[0], biases[0]), "q_norm", start)
-        if (
-            absorb and s.qk_norm == "none" and not s.qk_rope_head_dim
-        ):  # a key's bias adds one number to all scores of a query
-            o = self._absorbed(
-                q, seen, weights[1].unflatten(0, (KV, R)), weights[2].unflatten(0, (KV, V))
-            )
-            return (
-                o
-                if biases[2] is None
-                else o + biases[2].view(KV, 1, V).expand(KV, H // KV, V).flatten()
-            )
-        k = self._place(s, linear(seen, weights[1], biases[1]), "k_norm", first)
-        return self._look(q, k, self._heads(linear(seen, weights[2], biases[2]), V))
+    def swap(part: Tensor, s: Shape) -> Tensor:
+        blocks = part.unflatten(axis, (projections, s.num_heads, s.head_dim))
+        return blocks.transpose(axis, axis - 1).flatten(axis - 2, axis)
 
-    def _look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One query sees all that is kept, so its heads are as many queries to their KV head: no
-        mask, no repeated keys."""
-        s = self.shape
-        if q.shape[-2] > 1:
-            return self._mix(s, q, k, v)
-        return self._ask(q.reshape(len(q), s.num_kv_heads, -1, s.head_dim), k, v).reshape(
-            len(q), 1, -1
-        )
-
-    def _ask(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """A handful of queries, unmasked."""
-        best = decode_backend(q.device.type, q.dtype, q.shape[-1], v.shape[-1], self.hard)
-        return attend(
-            q,
-            k,
-            v,
-            scale=self.shape.scale,
-            hard=self.hard,
-            backend=best if self.backend == "auto" else self.backend,
-        )
-
-    def _absorbed(
-        self, q_BH1R: Tensor, rows_BNC: Tensor, grow_k_KRC: Tensor, grow_v_KVC: Tensor
-    ) -> Tensor:
-        """One query against what keys and values grow from, C numbers and a rotated rest: W_K goes
-        to the query, W_V to the result."""
-        KV, R, C = grow_k_KRC.shape
-        q_BKGR, rest = q_BH1R.reshape(len(q_BH1R), KV, -1, q_BH1R.shape[-1]).split(
-            (R, q_BH1R.shape[-1] - R), -1
-        )
-        q_BHC = torch.cat((torch.einsum("bkgr,krc->bkgc", q_BKGR, grow_k_KRC), rest), -1).flatten(
-            1, 2
-        )
-        rows_B1NC = rows_BNC.unsqueeze(
-            1
-        )  # also the values: as wide as the keys, so that no backend pads and copies them
-        o_BHC = self._ask(q_BHC.unsqueeze(1), rows_B1NC, rows_B1NC)[:, 0, :, :C]
-        return torch.einsum("bkgc,kvc->bkgv", o_BHC.unflatten(1, (KV, -1)), grow_v_KVC).reshape(
-            len(o_BHC), 1, -1
-        )
+    parts = t.split([models for models, _ in groups]) if len(groups) > 1 else (t,)
+    done = [
+        swap(part, s) if swapped else part
+        for part, (_, s), swapped in zip(parts, groups, chosen, strict=True)
+    ]
+    return torch.cat(done) if len(done) > 1 else done[0]

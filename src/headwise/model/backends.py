@@ -1,23 +1,112 @@
-"""Which backend computes which attention, and why not a faster one."""
+"""Which backend computes which attention, and why not a faster one.
+
+Every backend has one function that takes a `Call` and answers with a `Choice`, or with a sentence:
+what it needs, and what this call has. `_order` lists the backends, fastest first, for a device and
+a precision; the first that takes the call runs it. `python -c "import headwise as hw;
+print(hw.explain(hw.Shape(dim=64, depth=1, num_heads=8)))"` prints the choice and every refusal.
+
+    short      CPU, few keys: elementwise over batch and heads (kernels/attention_cpu.py)
+    heads      GPU, few tokens: whole heads in one program (kernels/attention_short_triton.py)
+    cudnn      PyTorch's fused kernels, by their names in torch.nn.attention.SDPBackend
+    flash
+    efficient
+    wide       GPU, rank above 256: products over the tiles that are seen (kernels/attention_wide.py)
+    plain      the formula, scores written out (model/reference.py)
+    blocked    the same, a block of queries at a time
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from headwise.errors import UsageError, nearest
 from headwise.kernels import has_triton
+from headwise.model import reference
 from headwise.shape import Shape
 
 BACKENDS = ("short", "heads", "cudnn", "flash", "wide", "efficient", "plain", "blocked")
-BLOCK_BYTES = (
-    256 << 20
-)  # scores above this are computed in query blocks and recomputed in the backward pass
-# tiles of 64 x 64 scores at rank 64 that a fused kernel makes in less time than several launches
-# take
-FEW = 2048
+# A fused kernel makes so many tiles of 64 x 64 scores at rank 64 in less time than the launches of
+# several kernels take.
+FEW_TILES = 2048
+
+
+# ---- the question
+
+
+class Operands(NamedTuple):
+    """All of a call of `attend` that decides how it is answered: sizes, dtypes, devices, options.
+    Holds no tensors."""
+
+    q: torch.Size
+    k: torch.Size
+    v: torch.Size
+    q_dtype: torch.dtype
+    k_dtype: torch.dtype
+    v_dtype: torch.dtype
+    q_device: torch.device
+    k_device: torch.device
+    v_device: torch.device
+    causal: bool
+    window: int
+    hard: bool
+    backend: str
+    graphed: bool
+    trained: bool  # whether a gradient is wanted
+    block_bytes: int  # reference.BLOCK_BYTES, which the choice depends on
+
+    def check(self) -> None:
+        """Refuse operands that break a rule."""
+        q, k, v = self.q, self.k, self.v
+        got = f"got q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
+        if len(q) != 4 or len(k) != 4 or len(v) != 4:
+            raise UsageError(f"attend takes (batch, heads, tokens, width) tensors, {got}")
+        if q[-1] != k[-1] or k[:3] != v[:3] or q[0] != k[0]:
+            raise UsageError(
+                f"q and k must share batch and rank, k and v batch, heads and tokens, {got}"
+            )
+        if min(q) == 0 or min(v) == 0:
+            raise UsageError(f"no axis may be empty, {got}")
+        if q[1] % k[1]:
+            raise UsageError(f"query heads must be a multiple of KV heads, got {q[1]} and {k[1]}")
+        dtypes = self.q_dtype, self.k_dtype, self.v_dtype
+        devices = self.q_device, self.k_device, self.v_device
+        if len(set(dtypes)) > 1 or len(set(devices)) > 1:
+            found = ", ".join(
+                f"{name} {dtype_name(dtype)} on {device}"
+                for name, dtype, device in zip("qkv", dtypes, devices, strict=True)
+            )
+            raise UsageError(f"q, k and v must share dtype and device, got {found}")
+        if self.window < 0:
+            raise UsageError(f"window must not be negative, got {self.window}")
+        if (self.causal or self.window) and q[2] > k[2]:
+            what = "causal" if self.causal else "windowed"
+            raise UsageError(
+                f"{what} attention needs at least as many keys as queries, got {k[2]} keys, "
+                f"{q[2]} queries"
+            )
+
+    def call(self) -> Call:
+        """What the choice of a backend needs of them."""
+        batch, heads, queries, rank = self.q
+        return Call(
+            device=self.q_device.type,
+            dtype=self.q_dtype,
+            batch=batch,
+            heads=heads,
+            kv_heads=self.k[1],
+            queries=queries,
+            keys=self.k[2],
+            rank=rank,
+            width=self.v[3],
+            causal=self.causal,
+            window=self.window,
+            hard=self.hard,
+            graphed=self.graphed,
+        )
 
 
 @dataclass(frozen=True)
@@ -40,15 +129,12 @@ class Call:
 
     @property
     def few(self) -> bool:
-        """Whether the work is less than the launching of several kernels."""
+        """Whether the work takes less time than the launches of several kernels."""
+        if self.graphed or self.device != "cuda" or self.dtype == torch.float64:
+            return False
         tiles = self.batch * self.heads * -(-self.queries // 64) * -(-self.keys // 64)
         work = tiles * max(64, self.rank, self.width) / 64 * (0.5 if self.causal else 1)
-        return (
-            not self.graphed
-            and self.device == "cuda"
-            and self.dtype != torch.float64
-            and work <= FEW
-        )
+        return work <= FEW_TILES
 
     @property
     def masked(self) -> bool:
@@ -57,6 +143,7 @@ class Call:
 
     @property
     def half(self) -> bool:
+        """Whether the dtype has 16 bits."""
         return self.dtype in (torch.float16, torch.bfloat16)
 
     @property
@@ -65,10 +152,13 @@ class Call:
         return self.batch * self.heads * self.queries * self.keys * max(4, self.dtype.itemsize)
 
 
+# ---- the answer
+
+
 @dataclass(frozen=True)
 class Choice:
-    """Which backend runs, why, what is padded or repeated for it, and why each faster one
-    cannot."""
+    """Which backend runs, why, what is padded or repeated for it, and why each faster one does
+    not."""
 
     backend: str
     why: str
@@ -85,202 +175,45 @@ class Choice:
             )
         if self.repeat_kv:
             lines.append("  keys and values are repeated for every query head")
-        return "\n".join(
-            lines + [f"  not {name}: {why}" for name, why in self.refused if name != self.backend]
-        )
+        lines += [f"  not {name}: {why}" for name, why in self.refused if name != self.backend]
+        return "\n".join(lines)
 
 
-def _up(width: int, multiple: int) -> int:
-    return -(-width // multiple) * multiple
-
-
-_FEW = "so little to do that launching several kernels would take longer than one fused kernel runs"
-
-
-def _try_short(c: Call) -> Choice | str:
-    if c.device != "cpu":
-        return f"it is for CPUs, the device is {c.device}"
-    if c.masked or c.causal:
-        return "it has no mask"
-    if not (c.keys <= 8 and c.rank <= 8) and not (c.keys <= 32 and c.rank <= 2):
-        return (
-            f"it pays up to 8 keys at rank 8 and 32 keys at rank 2, got {c.keys} keys at rank "
-            f"{c.rank}"
-        )
-    return Choice(
-        "short",
-        "few keys on a CPU: elementwise over batch and heads",
-        repeat_kv=c.kv_heads != c.heads,
-    )
-
-
-def _try_heads(c: Call) -> Choice | str:
-    if c.device != "cuda":
-        return f"it needs a GPU, the device is {c.device}"
-    if torch.cuda.is_available() and not has_triton():
-        return "triton is not installed"
-    if c.masked or c.causal:
-        return "it has no mask"
-    if c.dtype == torch.float64:
-        return "it does not take float64"
-    if c.few:
-        return _FEW
-    if c.queries != c.keys or c.rank != c.width:
-        return (
-            f"it needs as many queries as keys and values as wide as the rank, got {c.queries}, "
-            f"{c.keys} and {c.rank}, {c.width}"
-        )
-    most = 64 if c.half else 256
-    if c.keys > most or c.rank > 64:
-        return (
-            f"it pays up to {most} tokens and rank 64 in {dtype_name(c.dtype)}, got {c.keys} "
-            f"tokens at rank {c.rank}"
-        )
-    if c.keys > 128 and c.rank > 16:
-        return (
-            f"beyond 128 tokens it takes at most rank 16 in {dtype_name(c.dtype)}, got {c.keys} "
-            f"tokens at rank {c.rank}"
-        )
-    return Choice(
-        "heads",
-        "few tokens: whole heads in one program, scores never written out",
-        repeat_kv=c.kv_heads != c.heads,
-    )
-
-
-def _try_cudnn(c: Call) -> Choice | str:
-    if c.device != "cuda":
-        return f"it needs a GPU, the device is {c.device}"
-    if not c.half:
-        return f"it takes float16 and bfloat16, got {dtype_name(c.dtype)}"
-    rank, width = _up(c.rank, 8), _up(c.width, 8)
-    limit = (
-        256
-        if torch.cuda.is_available()
-        and torch.cuda.get_device_properties(torch.cuda.current_device()).major == 9
-        else 128
-    )
-    if max(rank, width) > limit:
-        where = (
-            "on this GPU"
-            if torch.cuda.is_available()
-            else "before Hopper (256 there), and no GPU is seen here"
-        )
-        return f"it stops at width {limit} {where}, got {c.rank} and {c.width}"
-    if c.keys == 1:
-        return "it needs more than one key"
-    if c.masked:
-        return "a mask of its own is slower there than in the others"
-    return Choice("cudnn", "fused, the fastest on Hopper", pad=(rank - c.rank, width - c.width))
-
-
-def _try_flash(c: Call) -> Choice | str:
-    equal = max(c.rank, c.width)
-    if c.device == "cpu":
-        return Choice(
-            "flash",
-            "fused on the CPU, scores never written out",
-            pad=(equal - c.rank, equal - c.width),
-        )
-    if c.device != "cuda":
-        return f"not known on {c.device}"
-    if not c.half:
-        return f"it takes float16 and bfloat16, got {dtype_name(c.dtype)}"
-    if equal > 256:
-        return f"it stops at width 256, got {c.rank} and {c.width}"
-    if c.masked:
-        return "it has no mask for windows or unequal lengths"
-    if equal > 2 * min(c.rank, c.width):
-        return (
-            f"widths {c.rank} and {c.width} would be padded to {equal}, more than twice the smaller"
-        )
-    return Choice("flash", "fused, scores never written out", pad=(equal - c.rank, equal - c.width))
-
-
-def _try_plain_short(c: Call) -> Choice | str:
-    if c.few:
-        return _FEW
-    if c.queries > 64 or c.keys > 64 or c.score_bytes > 16 * BLOCK_BYTES:
-        return f"it writes {_size(c.score_bytes)} of scores; fused kernels win beyond 64 tokens"
-    return Choice(
-        "plain",
-        f"few tokens: fused tiles of 64 would be mostly empty; writes {_size(c.score_bytes)} of "
-        "scores",
-    )
-
-
-def _try_wide(c: Call) -> Choice | str:
-    if max(c.rank, c.width) <= 256:
-        return f"fused kernels are faster up to width 256, got {c.rank} and {c.width}"
-    if c.few:
-        return _FEW
-    return Choice(
-        "wide",
-        "beyond width 256: scores written out, each product one launch over the tiles that are "
-        "seen",
-    )
-
-
-def _try_efficient(c: Call) -> Choice | str:
-    if c.device != "cuda":
-        return f"it needs a GPU, the device is {c.device}"
-    if c.dtype == torch.float64:
-        return "it does not take float64"
-    if max(c.rank, c.width) > 256 and not c.few:
-        return f"above width 256 it runs at a tenth of the card's rate, got {c.rank} and {c.width}"
-    step = 8 if c.half else 4
-    return Choice(
-        "efficient",
-        "fused, scores never written out",
-        pad=(_up(c.rank, step) - c.rank, _up(c.width, step) - c.width),
-        repeat_kv=c.kv_heads != c.heads,
-    )
-
-
-def _try_plain(c: Call) -> Choice | str:
-    if c.score_bytes > BLOCK_BYTES:
-        return f"it would write {_size(c.score_bytes)} of scores, more than {_size(BLOCK_BYTES)}"
-    return Choice("plain", f"matrix products with {_size(c.score_bytes)} of scores written out")
-
-
-def _try_blocked(c: Call) -> Choice | str:
-    return Choice(
-        "blocked",
-        f"query blocks of at most {_size(BLOCK_BYTES)} of scores, recomputed in the backward pass",
-    )
+Attempt = Callable[[Call], Choice | str]  # a choice, or why not
 
 
 def choose_backend(call: Call) -> Choice:
-    """The first backend, fastest first, that takes this call; the others say why they do not."""
-    attempts: list[tuple[str, Callable[[Call], Choice | str]]] = [
-        ("plain", _try_plain),
-        ("blocked", _try_blocked),
-    ]
-    if not call.hard:
-        fused: list[tuple[str, Callable[[Call], Choice | str]]] = [
-            ("cudnn", _try_cudnn),
-            ("flash", _try_flash),
-            ("efficient", _try_efficient),
-        ]
-        short_n = [("short", _try_short)] if call.device == "cpu" else [("plain", _try_plain_short)]
-        own = [("heads", _try_heads)] if call.device == "cuda" else []
-        wide = [("wide", _try_wide)] if call.device == "cuda" else []
-        attempts = (
-            own
-            + (fused[:2] + short_n if call.half else short_n + fused[:2])
-            + wide
-            + fused[2:]
-            + attempts
-        )
-    refused: list[tuple[str, str]] = (
-        [("any fused kernel", "none computes hardmax")] if call.hard else []
-    )
-    for name, attempt in attempts:
-        answer = attempt(call)
+    """The first backend, fastest first, that takes this call; the others say why they do not.
+
+    >>> call = Call("cpu", torch.float32, 2, 6, 6, 100, 100, rank=16, width=16)
+    >>> choose_backend(call).backend
+    'flash'
+    """
+    refused: list[tuple[str, str]] = []
+    if call.hard:
+        refused.append(("any fused kernel", "none computes hardmax"))
+    for name in _order(call):
+        answer = _ATTEMPTS[name](call)
         if isinstance(answer, Choice):
-            return Choice(answer.backend, answer.why, answer.pad, answer.repeat_kv, tuple(refused))
-        refused.append((name, answer))
+            return replace(answer, refused=tuple(refused))
+        refused.append(("plain" if name == "plain_short" else name, answer))
     raise AssertionError("blocked takes every call")
+
+
+def forced(backend: str, call: Call) -> Choice:
+    """The backend that was asked for by name, or an error that says why it cannot run this call."""
+    if backend not in BACKENDS:
+        raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
+    if backend == "plain" or (backend == "wide" and not call.hard):
+        return Choice(backend, "asked for")
+    if call.hard and backend != "blocked":
+        raise UsageError(f"backend {backend} does not compute hardmax; choices: plain, blocked")
+    if backend != "efficient":
+        call = replace(call, graphed=True)  # by name also where launches make another faster
+    answer = _ATTEMPTS[backend](call)
+    if isinstance(answer, str):
+        raise UsageError(f"backend {backend} cannot run this call: {answer}")
+    return answer
 
 
 def explain(
@@ -293,66 +226,219 @@ def explain(
     layer: int = 0,
     hard: bool = False,
 ) -> Choice:
-    """Which backend runs this shape's attention, and why the faster ones cannot; print it.
+    """Which backend runs this shape's attention, and why the faster ones do not; print it.
 
-    >>> print(explain(Shape(dim=64, depth=1, num_heads=64, head_dim=1), tokens=8, device="cpu").backend)
+    >>> shape = Shape(dim=64, depth=1, num_heads=64, head_dim=1)
+    >>> print(explain(shape, tokens=8, device="cpu").backend)
     short
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return choose_backend(
         Call(
-            device,
-            dtype,
-            batch,
-            shape.num_heads,
-            shape.num_kv_heads,
-            tokens,
-            tokens,
-            shape.head_dim,
-            shape.v_head_dim,
-            shape.causal,
-            shape.window(layer),
-            hard,
+            device=device,
+            dtype=dtype,
+            batch=batch,
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            queries=tokens,
+            keys=tokens,
+            rank=shape.head_dim,
+            width=shape.v_head_dim,
+            causal=shape.causal,
+            window=shape.window(layer),
+            hard=hard,
         )
     )
 
 
+# ---- one function per backend: its choice, or what it needs and what the call has
+
+_FEW = "needs more work than this call has: several launches take longer than one fused kernel"
+
+
+def _short(c: Call) -> Choice | str:
+    if c.device != "cpu":
+        return f"needs a CPU, the device is {c.device}"
+    if c.masked or c.causal:
+        return "needs attention without a mask, this call has one"
+    if not (c.keys <= 8 and c.rank <= 8) and not (c.keys <= 32 and c.rank <= 2):
+        return (
+            "needs at most 8 keys at rank 8 or 32 keys at rank 2 to be the fastest, this call has "
+            f"{c.keys} keys at rank {c.rank}"
+        )
+    why = "few keys on a CPU: elementwise over batch and heads"
+    return Choice("short", why, repeat_kv=c.kv_heads != c.heads)
+
+
+def _heads(c: Call) -> Choice | str:
+    if c.device != "cuda":
+        return f"needs a GPU, the device is {c.device}"
+    if torch.cuda.is_available() and not has_triton():
+        return "needs triton, which is not installed"
+    if c.masked or c.causal:
+        return "needs attention without a mask, this call has one"
+    if c.dtype == torch.float64:
+        return "needs 16 or 32 bits, this call has float64"
+    if c.few:
+        return _FEW
+    if c.queries != c.keys or c.rank != c.width:
+        return (
+            "needs as many queries as keys and values as wide as the rank, this call has "
+            f"{c.queries} and {c.keys}, {c.width} and {c.rank}"
+        )
+    most = 64 if c.half else 256
+    dtype = dtype_name(c.dtype)
+    if c.keys > most or c.rank > 64:
+        return (
+            f"needs at most {most} tokens and rank 64 in {dtype} to be the fastest, this call has "
+            f"{c.keys} tokens at rank {c.rank}"
+        )
+    if c.keys > 128 and c.rank > 16:
+        return (
+            f"needs at most rank 16 beyond 128 tokens in {dtype}, this call has {c.keys} tokens at "
+            f"rank {c.rank}"
+        )
+    why = "few tokens: whole heads in one program, scores never written out"
+    return Choice("heads", why, repeat_kv=c.kv_heads != c.heads)
+
+
+def _cudnn(c: Call) -> Choice | str:
+    if c.device != "cuda":
+        return f"needs a GPU, the device is {c.device}"
+    if not c.half:
+        return f"needs float16 or bfloat16, this call has {dtype_name(c.dtype)}"
+    rank, width = _round_up(c.rank, 8), _round_up(c.width, 8)
+    limit, gpu = _cudnn_limit()
+    if max(rank, width) > limit:
+        return f"needs widths of at most {limit} {gpu}, this call has {c.rank} and {c.width}"
+    if c.keys == 1:
+        return "needs more than one key, this call has 1"
+    if c.masked:
+        return "needs a call without an explicit mask to be the fastest, this call has one"
+    return Choice("cudnn", "fused, the fastest on Hopper", pad=(rank - c.rank, width - c.width))
+
+
+def _cudnn_limit() -> tuple[int, str]:
+    """The largest head width of cuDNN's attention, and on which GPU that is."""
+    if not torch.cuda.is_available():
+        return 128, "before Hopper (256 there), and no GPU is seen here"
+    hopper = torch.cuda.get_device_properties(torch.cuda.current_device()).major == 9
+    return 256 if hopper else 128, "on this GPU"
+
+
+def _flash(c: Call) -> Choice | str:
+    widest = max(c.rank, c.width)
+    pad = widest - c.rank, widest - c.width
+    if c.device == "cpu":
+        return Choice("flash", "fused on the CPU, scores never written out", pad=pad)
+    if c.device != "cuda":
+        return f"needs a GPU or a CPU, the device is {c.device}"
+    if not c.half:
+        return f"needs float16 or bfloat16, this call has {dtype_name(c.dtype)}"
+    if widest > 256:
+        return f"needs widths of at most 256, this call has {c.rank} and {c.width}"
+    if c.masked:
+        return "needs all keys, or causal with as many queries as keys; this call has another mask"
+    if widest > 2 * min(c.rank, c.width):
+        return (
+            "needs rank and value width within a factor of two, because it pads the smaller; this "
+            f"call has {c.rank} and {c.width}"
+        )
+    return Choice("flash", "fused, scores never written out", pad=pad)
+
+
+def _plain_short(c: Call) -> Choice | str:
+    if c.few:
+        return _FEW
+    scores = _size(c.score_bytes)
+    if c.queries > 64 or c.keys > 64 or c.score_bytes > 16 * reference.BLOCK_BYTES:
+        return (
+            "needs at most 64 tokens to be faster than fused kernels, this call has "
+            f"{c.queries} queries and {c.keys} keys, {scores} of scores"
+        )
+    why = f"few tokens: fused tiles of 64 would be mostly empty; writes {scores} of scores"
+    return Choice("plain", why)
+
+
+def _wide(c: Call) -> Choice | str:
+    if max(c.rank, c.width) <= 256:
+        return (
+            "needs a width above 256 to be faster than fused kernels, this call has "
+            f"{c.rank} and {c.width}"
+        )
+    if c.few:
+        return _FEW
+    why = "beyond width 256: scores written out, each product one launch over the tiles seen"
+    return Choice("wide", why)
+
+
+def _efficient(c: Call) -> Choice | str:
+    if c.device != "cuda":
+        return f"needs a GPU, the device is {c.device}"
+    if c.dtype == torch.float64:
+        return "needs 16 or 32 bits, this call has float64"
+    if max(c.rank, c.width) > 256 and not c.few:
+        return (
+            "needs widths of at most 256, above it runs at a tenth of the card's rate; this call "
+            f"has {c.rank} and {c.width}"
+        )
+    step = 8 if c.half else 4
+    pad = _round_up(c.rank, step) - c.rank, _round_up(c.width, step) - c.width
+    why = "fused, scores never written out"
+    return Choice("efficient", why, pad=pad, repeat_kv=c.kv_heads != c.heads)
+
+
+def _plain(c: Call) -> Choice | str:
+    scores, limit = _size(c.score_bytes), _size(reference.BLOCK_BYTES)
+    if c.score_bytes > reference.BLOCK_BYTES:
+        return f"needs at most {limit} of scores, this call has {scores}"
+    return Choice("plain", f"matrix products with {scores} of scores written out")
+
+
+def _blocked(c: Call) -> Choice | str:
+    limit = _size(reference.BLOCK_BYTES)
+    why = f"query blocks of at most {limit} of scores, recomputed in the backward pass"
+    return Choice("blocked", why)
+
+
+_ATTEMPTS: dict[str, Attempt] = {
+    "short": _short,
+    "heads": _heads,
+    "cudnn": _cudnn,
+    "flash": _flash,
+    "wide": _wide,
+    "efficient": _efficient,
+    "plain": _plain,
+    "plain_short": _plain_short,  # plain, where it is the fastest and not the last resort
+    "blocked": _blocked,
+}
+
+
+def _order(c: Call) -> tuple[str, ...]:
+    """Who is asked, fastest first."""
+    last = "efficient", "plain", "blocked"
+    if c.hard:
+        return "plain", "blocked"
+    if c.device == "cpu":
+        return ("cudnn", "flash", "short", *last) if c.half else ("short", "cudnn", "flash", *last)
+    first = ("cudnn", "flash", "plain_short") if c.half else ("plain_short", "cudnn", "flash")
+    return ("heads", *first, "wide", *last) if c.device == "cuda" else (*first, *last)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
+    """float16 for torch.float16."""
     return str(dtype).removeprefix("torch.")
+
+
+def _round_up(width: int, multiple: int) -> int:
+    return -(-width // multiple) * multiple
 
 
 def _size(count: float) -> str:
     for suffix in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return (
-                f"{count:.0f} {suffix}" if count >= 10 or suffix == "B" else f"{count:.1f} {suffix}"
-            )
+            exact = count >= 10 or suffix == "B"
+            return f"{count:.0f} {suffix}" if exact else f"{count:.1f} {suffix}"
         count /= 1024
     return f"{count:.1f} TiB"
-
-
-def forced(backend: str, call: Call) -> Choice:
-    """The backend that was asked for by name, or an error that says why it cannot run this call."""
-    attempts = {
-        "short": _try_short,
-        "heads": _try_heads,
-        "cudnn": _try_cudnn,
-        "flash": _try_flash,
-        "wide": _try_wide,
-        "efficient": _try_efficient,
-        "plain": _try_plain,
-        "blocked": _try_blocked,
-    }
-    if backend not in attempts:
-        raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *attempts))}")
-    if backend == "plain" or (backend == "wide" and not call.hard):
-        return Choice(backend, "asked for")
-    if call.hard and backend != "blocked":
-        raise UsageError(f"backend {backend} does not compute hardmax; choices: plain, blocked")
-    answer = attempts[backend](
-        call if backend == "efficient" else replace(call, graphed=True)
-    )  # by name also where another is faster
-    if isinstance(answer, str):
-        raise UsageError(f"backend {backend} cannot run this call: {answer}")
-    return answer

@@ -37,7 +37,7 @@ def decode(model: Decoder | Encoder, newest: Tensor, cache: Cache) -> Tensor:
 def read(model: Decoder | Encoder, inputs: Tensor, cache: Cache) -> Tensor:
     """The step of both, inputs taken as they are: nothing waits for the device, so it can be
     captured in a CUDA graph."""
-    return model.leave(model.follow(inputs, cache)[:, -1:])[:, 0]
+    return model.unembed(model.follow(inputs, cache)[:, -1:])[:, 0]
 
 
 @torch.no_grad()

@@ -102,10 +102,10 @@ def _cached(
 def _anew(model: Decoder | Encoder, inputs: Tensor) -> dict[str, Any]:
     @torch.no_grad()
     def step() -> None:
-        h = model.enter(inputs)
+        h = model.embed(inputs)
         for block in model.blocks:
             h, _ = block(h)
-        model.leave(h[:, -1:])
+        model.unembed(h[:, -1:])
 
     return {
         "keeps": "nothing",

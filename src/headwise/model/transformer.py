@@ -1,75 +1,56 @@
-"""Shape -> module: `Encoder`, `Decoder`, and every initialisation.
+"""Shape -> module: `Encoder` and `Decoder`.
 
-With `models` = M a module holds M independent models: each parameter and each input has a leading
-model axis, and one forward pass runs them all.
+With `models` = M a module holds M independent models, an ensemble: each parameter and each input
+has a leading model axis, and one forward pass runs them all.
+
+Parameters have the same names with and without it: embedding, read_in, positions,
+blocks.0.attention.qkv, blocks.0.feed.up, blocks.0.norm1, final_norm, head, read_out.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.errors import UsageError, nearest
+from headwise.errors import UsageError
 from headwise.kernels import embed_readout
-from headwise.model import INITS
-from headwise.model.attention import Attention, Linear, Norm, Turns, drawn, linear, turns_of
+from headwise.model import decode
+from headwise.model.attention import Attention, HeadGroups
 from headwise.model.cache import Cache, LayerCache
+from headwise.model.layers import FeedForward, Linear, Norm, Rotary, linear, rotary_table, uniform
 from headwise.shape import WIDENING, Shape
-
-Splits = Sequence[tuple[int, Shape]]
-
-
-class FeedForward(nn.Module):
-    """W_2 act(W_1 x), or W_2 (act(W_g x) * W_1 x) when gated."""
-
-    def __init__(self, shape: Shape, models: int | None = None) -> None:
-        super().__init__()
-        self.activation, self.width = shape.activation, shape.ffn_dim
-        self.up = Linear(
-            shape.dim, shape.ffn_dim * (2 if shape.gated else 1), shape.ffn_bias, models
-        )
-        self.down = Linear(shape.ffn_dim, shape.dim, shape.ffn_bias, models)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self._activate(self.up(x)))
-
-    def _activate(self, hidden: Tensor) -> Tensor:
-        match self.activation:
-            case "relu":
-                return F.relu(hidden, inplace=True)
-            case "relu2":
-                return F.relu(hidden).square()
-            case "gelu":
-                return F.gelu(hidden)
-        gate, up = hidden.split(self.width, -1)
-        return (
-            F.silu(gate) if self.activation == "swiglu" else F.gelu(gate, approximate="tanh")
-        ) * up
 
 
 class Block(nn.Module):
-    """One layer: attention and feed-forward with skips, norms where `Shape.norm_at` puts them."""
+    """One layer: attention A and feed-forward F with skips, norms n where `Shape.norm_at` puts
+    them.
+
+    post      x <- n1(x + A(x)),    x <- n2(x + F(x))
+    pre       x <- x + A(n1(x)),    x <- x + F(n2(x))
+    parallel  x <- x + A(n1(x)) + F(n1(x))
+    sandwich  x <- x + m1(A(n1(x))), x <- x + m2(F(n2(x)))
+
+    Without feed-forward the second step is left out.
+    """
 
     def __init__(
         self,
         shape: Shape,
         layer: int,
         models: int | None = None,
-        splits: Splits = (),
+        head_groups: HeadGroups = (),
         hard: bool = False,
     ) -> None:
         super().__init__()
-        self.place = shape.norm_at
+        self.norm_at = shape.norm_at
 
         def norm() -> Norm:
             return Norm(shape.norm, shape.dim, models)
 
-        self.attention = Attention(shape, layer=layer, models=models, splits=splits, hard=hard)
+        self.attention = Attention(
+            shape, layer=layer, models=models, head_groups=head_groups, hard=hard
+        )
         self.norm1 = norm()
         self.feed = FeedForward(shape, models) if shape.ffn_dim else None
         sandwich = shape.norm_at == "sandwich"
@@ -78,20 +59,30 @@ class Block(nn.Module):
         self.after2 = norm() if sandwich and self.feed is not None else None
 
     def forward(
-        self, x: Tensor, keep: bool = False, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        keep: bool = False,
+        cache: LayerCache | None = None,
+        rotary: Rotary | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The block's output, and with `keep` its intermediates by name.
+
+        With `cache` x follows what is in it, and joins it. `rotary` as in `Attention`.
+        """
         out: dict[str, Tensor] = {}
 
         def attention(z: Tensor) -> Tensor:
+            if cache is not None:
+                return decode.follow(self.attention, z, cache)
             if not keep:
-                return self.attention(z, cache=cache)
-            y, kept = self.attention(z, keep=True)
+                return self.attention(z, rotary=rotary)
+            y, kept = self.attention(z, keep=True, rotary=rotary)
             out.update(kept, attention=y)
             return y
 
         feed = self.feed or torch.zeros_like
         norm2 = self.norm2 or nn.Identity()
-        match self.place:
+        match self.norm_at:
             case "post":
                 x = self.norm1(x + attention(x))
                 x = norm2(x + feed(x)) if self.feed else x
@@ -110,142 +101,126 @@ class Block(nn.Module):
         return x, out
 
 
-class _Stack(nn.Module):
+class Transformer(nn.Module):
+    """Blocks between what comes in and what goes out; use `Encoder` or `Decoder`.
+
+    Inputs are vectors (batch, tokens, in_dim) or ids (batch, tokens), outputs (batch, tokens,
+    out_dim); in an ensemble both have a leading model axis.
+    """
+
     def __init__(
-        self, shape: Shape, *, models: int | None = None, splits: Splits = (), hard: bool = False
+        self,
+        shape: Shape,
+        *,
+        models: int | None = None,
+        head_groups: HeadGroups = (),
+        hard: bool = False,
     ) -> None:
         super().__init__()
         if shape.extras:
             names = ", ".join(name for name, _ in shape.extras)
             raise UsageError(
-                "a model with parts outside the stack can be costed but not built, got extras "
-                f"{names}"
+                "a model with parameters outside its blocks can be costed but not built, got "
+                f"extras {names}"
             )
         lead = () if models is None else (models,)
         self.shape, self.models = shape, models
-        self.embedding = (
-            nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim))
-            if shape.vocab_size
-            else None
-        )
+        self.rotary: Rotary | None = None  # of sequences of the length given to `prepare`
+
+        def table(rows: int, width: int) -> nn.Parameter:
+            return nn.Parameter(uniform(0.02, *lead, rows, width))
+
+        D, vocab = shape.dim, shape.vocab_size
+        self.embedding = table(vocab, D) if vocab else None
         self.read_in = (
-            Linear(shape.input_dim, shape.dim - shape.position_dim, True, models)
+            Linear(shape.input_dim, D - shape.position_dim, True, models)
             if shape.input_dim
             else None
         )
-        width = shape.position_dim or shape.dim
-        self.positions = (
-            nn.Parameter(drawn(0.02, *lead, shape.position_rows, width))
-            if shape.position_rows
-            else None
-        )
+        rows = shape.position_rows
+        self.positions = table(rows, shape.position_dim or D) if rows else None
         self.blocks = nn.ModuleList(
-            Block(shape, i, models, splits, hard) for i in range(shape.depth)
+            Block(shape, i, models, head_groups, hard) for i in range(shape.depth)
         )
-        self.final_norm = Norm(shape.norm, shape.dim, models) if shape.norm_at != "post" else None
-        own_head = shape.vocab_size and not shape.tied and not shape.output_dim
-        self.head = (
-            nn.Parameter(drawn(0.02, *lead, shape.vocab_size, shape.dim)) if own_head else None
-        )
-        self.read_out = (
-            Linear(shape.dim, shape.output_dim, True, models) if shape.output_dim else None
-        )
-        self.turns: Turns | None = None
+        self.final_norm = Norm(shape.norm, D, models) if shape.norm_at != "post" else None
+        own_head = vocab and not shape.tied and not shape.output_dim
+        self.head = table(vocab, D) if own_head else None
+        self.read_out = Linear(D, shape.output_dim, True, models) if shape.output_dim else None
 
     def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
         """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
         out: dict[str, dict[str, Tensor]] = {}
-        h = self.enter(x)
-        turns = self._turns(h)
+        h = self.embed(x)
+        rotary = self._rotary(h)  # one table for all blocks
         for i, block in enumerate(self.blocks):
-            attention: Any = block.attention
-            attention.turns = turns  # made once for all blocks
-            h, kept = block(h, keep)
-            attention.turns = None
+            h, kept = block(h, keep, rotary=rotary)
             if keep:
                 out[f"layer {i}"] = kept
-        return self.leave(h), out
-
-    def _turns(self, h: Tensor) -> Turns | None:
-        s, known = self.shape, self.turns
-        exact = torch.promote_types(h.dtype, torch.float32)
-        if known is not None and (*known[0].shape, known[0].device, known[0].dtype) == (
-            h.shape[-2], s.qk_rope_head_dim // 2, h.device, exact
-        ):  # fmt: skip
-            return known
-        return (
-            turns_of(h.shape[-2], s.qk_rope_head_dim, s.rope_theta, h)
-            if s.qk_rope_head_dim
-            else None
-        )
-
-    def prepare(self, tokens: int) -> None:
-        """Make the rotary positions of sequences of one length once for all: compiled, every use
-        would compute them anew."""
-        s, like = self.shape, next(self.parameters())
-        self.turns = (
-            turns_of(tokens, s.qk_rope_head_dim, s.rope_theta, like) if s.qk_rope_head_dim else None
-        )
+        return self.unembed(h), out
 
     def follow(self, x: Tensor, cache: Cache) -> Tensor:
         """The last block's output for inputs that follow those in the cache, and join it."""
         if self.models is not None:
-            raise UsageError(f"a cache is for one model, got {self.models} stacked")
+            raise UsageError(f"a cache needs a single model, this module holds {self.models}")
         cache.check(self.shape, len(x))
-        h = self.enter(x, cache.length)
+        h = self.embed(x, cache.length)
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             h, _ = block(h, cache=layer)
         return h
 
-    def enter(self, x: Tensor, start: int = 0) -> Tensor:
-        """What the first block gets; the first input stands at position `start`."""
+    def prepare(self, tokens: int) -> None:
+        """Make the rotary table of sequences of one length once for all: compiled, every use would
+        compute it anew."""
+        s, like = self.shape, next(self.parameters())
+        if s.qk_rope_head_dim:
+            self.rotary = rotary_table(tokens, s.qk_rope_head_dim, s.rope_theta, like)
+
+    def _rotary(self, h: Tensor) -> Rotary | None:
+        s, made, tokens = self.shape, self.rotary, h.shape[-2]
+        if not s.qk_rope_head_dim:
+            return None
+        if made is not None:
+            exact = torch.promote_types(h.dtype, torch.float32)
+            cos = made[0]
+            if (len(cos), cos.device, cos.dtype) == (tokens, h.device, exact):
+                return made
+        return rotary_table(tokens, s.qk_rope_head_dim, s.rope_theta, h)
+
+    # ---- what comes in
+
+    def embed(self, x: Tensor, start: int = 0) -> Tensor:
+        """What the first block gets: tokens looked up or vectors read in, with their positions; the
+        first input stands at position `start`."""
         first, table = self.read_in, self.positions
-        if first is None or table is None or start or not self._narrow(x):
-            return self._position(self._embed(x), start)
+        if first is None or table is None or start or not self._has_short_inputs(x):
+            return self._add_positions(self._look_up(x), start)
         assert first.bias is not None
         return embed_readout.enter(x, first.weight, first.bias, table)
 
-    def leave(self, h: Tensor) -> Tensor:
-        """What becomes of the last block's output."""
-        norm, last = self.final_norm, self.read_out
-        if norm is None:
-            return self._unembed(h)
-        if last is None or self.shape.output_dim > 1 or norm.kind != "layer" or not norm.narrow(h):
-            return self._unembed(norm(h))
-        assert norm.weight is not None
-        assert norm.bias is not None
-        assert last.bias is not None
-        return embed_readout.leave(h, norm.weight, norm.bias, last.weight, last.bias)
-
-    def _narrow(self, x: Tensor) -> bool:
-        """Whether these are few and short vectors for a stack on a GPU, read in with added
-        positions."""
+    def _has_short_inputs(self, x: Tensor) -> bool:
+        """Whether x is what the kernel of `embed_readout` takes: few and short vectors of an
+        ensemble on a GPU, with added positions."""
         s = self.shape
-        if (
-            x.ndim != 4
-            or x.requires_grad
-            or s.positions != "additive"
-            or s.dim > embed_readout.WIDTH
-            or not embed_readout.possible(x)
-        ):
+        if x.ndim != 4 or x.requires_grad or s.positions != "additive":
             return False
-        alike = x.shape[0] == self.models and x.shape[-1] == s.input_dim
-        return (
-            alike
-            and s.input_dim <= embed_readout.INPUTS
-            and x.shape[-2] <= min(embed_readout.TOKENS, s.num_positions)
-        )
+        if s.dim > embed_readout.WIDTH or not embed_readout.possible(x):
+            return False
+        if x.shape[0] != self.models or x.shape[-1] != s.input_dim:
+            return False
+        tokens = min(embed_readout.TOKENS, s.num_positions)
+        return s.input_dim <= embed_readout.INPUTS and x.shape[-2] <= tokens
 
-    def _embed(self, x: Tensor) -> Tensor:
+    def _look_up(self, x: Tensor) -> Tensor:
         if self.embedding is None:
             return x if self.read_in is None else self.read_in(x)
         if self.models is None:
             return F.embedding(x, self.embedding)
+        # All models' tables as one, model m's ids shifted by m vocabularies.
         offset = torch.arange(self.models, device=x.device) * self.shape.vocab_size
         rows = x + offset.view(-1, *([1] * (x.ndim - 1)))
         return F.embedding(rows, self.embedding.flatten(0, 1))
 
-    def _position(self, h: Tensor, start: int) -> Tensor:
+    def _add_positions(self, h: Tensor, start: int) -> Tensor:
         if self.positions is None:
             return h
         stop, table = start + h.shape[-2], self.positions.unsqueeze(-3)
@@ -260,7 +235,23 @@ class _Stack(nn.Module):
             return h + table
         return torch.cat((h, table.expand(*h.shape[:-1], self.shape.position_dim)), -1)
 
-    def _unembed(self, h: Tensor) -> Tensor:
+    # ---- what goes out
+
+    def unembed(self, h: Tensor) -> Tensor:
+        """Outputs from the last block's: the final norm, then logits or vectors."""
+        norm, last = self.final_norm, self.read_out
+        if norm is None:
+            return self._project_out(h)
+        one_output = last is not None and self.shape.output_dim == 1
+        if not one_output or norm.kind != "layer" or not norm.has_short_rows(h):
+            return self._project_out(norm(h))
+        assert norm.weight is not None
+        assert norm.bias is not None
+        assert last is not None
+        assert last.bias is not None
+        return embed_readout.leave(h, norm.weight, norm.bias, last.weight, last.bias)
+
+    def _project_out(self, h: Tensor) -> Tensor:
         if self.read_out is not None:
             return self._read_out(h, self.read_out)
         if self.embedding is None:
@@ -271,21 +262,20 @@ class _Stack(nn.Module):
         return torch.bmm(h.flatten(1, -2), table.mT).unflatten(1, h.shape[1:-1])
 
     def _read_out(self, h: Tensor, last: Linear) -> Tensor:
-        """Few outputs are computed among sixteen: products with one column take a path of their
-        own, whose bits depend on the models beside it."""
-        more = -self.shape.output_dim % 16
-        if self.models is None or not more or last.bias is None:
+        """An ensemble's outputs are padded to a multiple of sixteen columns: products with one
+        column take a path of their own, whose bits depend on the models beside it."""
+        outputs = self.shape.output_dim
+        missing = -outputs % 16
+        if self.models is None or not missing or last.bias is None:
             return last(h)
-        return linear(h, F.pad(last.weight, (0, 0, 0, more)), F.pad(last.bias, (0, more)))[
-            ..., : self.shape.output_dim
-        ]
+        weight, bias = F.pad(last.weight, (0, 0, 0, missing)), F.pad(last.bias, (0, missing))
+        return linear(h, weight, bias)[..., :outputs]
 
 
-class Encoder(_Stack):
-    """A stack in which every token sees every other; vectors or tokens in, the same out.
+class Encoder(Transformer):
+    """A transformer in which every token sees every other; vectors or tokens in, the same out.
 
-    The rank paper's encoder is `Encoder(paper_shape(...))`: layers x <- n(x + A(x)), x <- n(x +
-    MLP(x)) with n(x) = s x/||x||.
+    The rank paper's encoder has post-norm blocks with n(x) = s x / ||x||.
 
     >>> y, _ = Encoder(Shape(dim=12, depth=2, num_heads=3))(torch.zeros(2, 5, 12))
     >>> y.shape
@@ -293,20 +283,33 @@ class Encoder(_Stack):
     """
 
 
-class Decoder(_Stack):
-    """A causal stack in today's form: tokens in, logits out."""
+class Decoder(Transformer):
+    """A causal transformer: tokens in, logits out.
+
+    >>> shape = Shape(dim=12, depth=2, num_heads=3, causal=True, vocab_size=31)
+    >>> logits, _ = Decoder(shape)(torch.zeros(2, 5, dtype=torch.long))
+    >>> logits.shape
+    torch.Size([2, 5, 31])
+    """
 
     def __init__(
-        self, shape: Shape, *, models: int | None = None, splits: Splits = (), hard: bool = False
+        self,
+        shape: Shape,
+        *,
+        models: int | None = None,
+        head_groups: HeadGroups = (),
+        hard: bool = False,
     ) -> None:
         if not shape.causal:
-            raise UsageError("a Decoder needs a causal shape, got causal False")
-        super().__init__(shape, models=models, splits=splits, hard=hard)
+            raise UsageError("a Decoder needs a causal shape, this shape has causal=False")
+        super().__init__(shape, models=models, head_groups=head_groups, hard=hard)
 
 
-def build(shape: Shape, *, models: int | None = None, splits: Splits = ()) -> Encoder | Decoder:
+def build(
+    shape: Shape, *, models: int | None = None, head_groups: HeadGroups = ()
+) -> Encoder | Decoder:
     """The module of a shape: a Decoder when it is causal, else an Encoder."""
-    return (Decoder if shape.causal else Encoder)(shape, models=models, splits=splits)
+    return (Decoder if shape.causal else Encoder)(shape, models=models, head_groups=head_groups)
 
 
 def paper_shape(
@@ -346,212 +349,3 @@ def paper_shape(
         num_positions=0 if positions in ("none", "room") else points,
         position_dim=wide - dim,
     )
-
-
-def initialise(model: Encoder | Decoder, scheme: str, generator: torch.Generator) -> None:
-    """Draw every parameter of one model (no model axis), in the order of its layers; gains of norms
-    are 1.
-
-    library    what PyTorch's own modules start with: stacked query/key/value weights U(+-sqrt(6/(D + rows of
-               one averaged module))), output projection and feed-forward U(+-1/sqrt(fan in)),
-               attention biases 0, feed-forward biases U(+-1/sqrt(fan in)), additive positions N(0,
-               1), concatenated and room U(-1, 1)
-    published  the rank paper's: library, but every layer starts as a copy of the first, and additive
-               positions have mean -1
-    original   the very weights that the rank paper's code starts from, whatever the seed
-    normal     GPT-2's: N(0, 0.02), projections back into the residual N(0, 0.02/sqrt(2 depth)), biases 0
-    spectral   normal, and to every head's queries, keys and values the identity's rows are added, head h those from h rank on: the
-               fixed term of spectral conditioning, which without weight decay is a start
-    orthogonal normal, but every head's queries and keys are drawn with orthonormal rows and its
-    values are the identity's rows
-
-    The maps that read vectors in and out are U(+-1/sqrt(fan in)) under each, biases too.
-    """
-    if scheme not in INITS:
-        raise UsageError(f"unknown init {scheme!r}; {nearest(scheme, INITS)}")
-    shape = model.shape
-    blocks: list[Block] = list(model.blocks)  # type: ignore[arg-type]
-    with torch.no_grad():
-        _reset(model)
-        if scheme == "original":
-            _original(model, blocks)
-            return
-        normal = scheme not in ("library", "published")
-        for block in blocks:
-            (_normal_block if normal else _library_block)(block, shape, generator)
-            if scheme in ("spectral", "orthogonal"):
-                _conditioned_block(block, shape, scheme, generator)
-        if scheme == "published":
-            for block in blocks[1:]:
-                block.load_state_dict(blocks[0].state_dict())
-        for end in (model.read_in, model.read_out):
-            if end is not None:
-                _uniform_linear(end, generator)
-        for table in (model.embedding, model.head):
-            if table is not None:
-                table.normal_(0.0, 0.02, generator=generator)
-        if model.positions is not None and normal:
-            model.positions.normal_(0.0, 0.02, generator=generator)
-        elif model.positions is not None and shape.positions == "additive":
-            model.positions.normal_(
-                -1.0 if scheme == "published" else 0.0, 1.0, generator=generator
-            )
-        elif model.positions is not None:
-            model.positions.uniform_(-1.0, 1.0, generator=generator)
-
-
-ORIGINAL = 613  # the seed of every run of the rank paper
-
-
-def _original(model: Encoder | Decoder, blocks: list[Block]) -> None:
-    """What PyTorch's modules draw in the order in which the rank paper's code makes them. Heads do
-    not matter: all ranks start alike."""
-    s, feed = model.shape, blocks[0].feed
-    rest = s.average, s.ffn_dim, s.positions, s.num_positions, s.position_dim
-    if (
-        feed is None
-        or s.positions == "room"
-        or s.dim % s.head_dim
-        or s != paper_shape(s.dim - s.position_dim, s.depth, s.head_dim, *rest)
-    ):
-        raise UsageError(
-            "init original is for the rank paper's encoders, as models.paper_shape makes them; "
-            "choices: library, published"
-        )
-    generator, D, first = torch.Generator().manual_seed(ORIGINAL), s.dim, blocks[0]
-
-    def drawn(bound: float, *size: int) -> Tensor:
-        return torch.empty(size).uniform_(-bound, bound, generator=generator)
-
-    def module() -> tuple[Tensor, Tensor]:
-        out, _ = drawn(D**-0.5, D, D), drawn(D**-0.5, D)  # a bias that is then set to 0
-        return drawn(math.sqrt(6 / (4 * D)), 3, D, D), out
-
-    module()  # one that is never used
-    for part in (feed.up, feed.down):
-        _uniform_linear(part, generator)
-    modules = [module() for _ in range(s.average)]
-    first.attention.qkv.weight.copy_(torch.cat([qkv for qkv, _ in modules], 1).flatten(0, 1))
-    first.attention.out.weight.copy_(torch.cat([out for _, out in modules], 1))
-    for block in blocks[1:]:
-        block.load_state_dict(first.state_dict())
-    if model.positions is not None and s.positions == "additive":
-        model.positions.copy_(
-            torch.empty(D, s.num_positions).normal_(-1.0, 1.0, generator=generator).mT
-        )
-    elif model.positions is not None:
-        model.positions.copy_(drawn(1.0, s.position_dim, s.num_positions).mT)
-
-
-def _reset(model: Encoder | Decoder) -> None:
-    """Gains 1 and biases 0, also when the model was trained before."""
-    for module in model.modules():
-        if isinstance(module, Norm) and module.weight is not None:
-            module.weight.fill_(1.0)
-        for name in ("bias", "out_bias"):
-            bias = getattr(module, name, None)
-            if isinstance(bias, nn.Parameter):
-                bias.zero_()
-
-
-def _uniform(tensor: Tensor | None, bound: float, generator: torch.Generator) -> None:
-    if tensor is not None:
-        tensor.uniform_(-bound, bound, generator=generator)
-
-
-def _uniform_linear(part: Linear, generator: torch.Generator) -> None:
-    bound = part.weight.shape[-1] ** -0.5
-    _uniform(part.weight, bound, generator)
-    _uniform(part.bias, bound, generator)
-
-
-def _library_block(block: Block, shape: Shape, generator: torch.Generator) -> None:
-    attention = block.attention
-    for name, part in attention.named_children():
-        if isinstance(part, Linear) and name != "out":
-            rows, inputs = part.weight.shape
-            _uniform(part.weight, math.sqrt(6 / (inputs + rows / shape.average)), generator)
-    _uniform(
-        attention.out.weight,
-        (shape.num_heads * shape.v_head_dim / shape.average) ** -0.5,
-        generator,
-    )
-    if block.feed is not None:
-        for part in (block.feed.up, block.feed.down):
-            _uniform_linear(part, generator)
-
-
-def _normal_block(block: Block, shape: Shape, generator: torch.Generator) -> None:
-    back = [block.attention.out] + ([block.feed.down] if block.feed is not None else [])
-    for part in block.modules():
-        if isinstance(part, Linear):
-            shrink = math.sqrt(2 * shape.depth) if any(part is b for b in back) else 1.0
-            part.weight.normal_(0.0, 0.02 / shrink, generator=generator)
-
-
-def _conditioned_block(block: Block, shape: Shape, scheme: str, generator: torch.Generator) -> None:
-    H, R, D = shape.num_heads, shape.head_dim, shape.dim
-    if shape.latent or shape.num_kv_heads != H or shape.v_head_dim != R or R > D:
-        raise UsageError(
-            f"init {scheme} is for plain heads of at most the model's rank, got rank {R}, dim "
-            f"{D}, {shape.num_kv_heads} KV heads"
-        )
-    weights = block.attention.qkv.weight.view(3, H, R, D)
-    rows = torch.arange(H * R, device=weights.device).view(H, R) % D
-    identity = torch.eye(D, dtype=weights.dtype, device=weights.device)[rows]
-    if scheme == "spectral":
-        weights += identity
-        return
-    for score in weights[:2]:
-        for head in score:
-            nn.init.orthogonal_(head, generator=generator)
-    weights[2] = identity
-
-
-def fresh(
-    shape: Shape, scheme: str, seeds: list[int], derive: Callable[[int], torch.Generator]
-) -> Encoder | Decoder:
-    """One module of len(seeds) models, model m drawn from derive(seeds[m]) alone."""
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # what a module starts with is drawn over; the caller's numbers stay theirs
-        stacked, one = build(shape, models=len(seeds)), build(shape)
-    for m, seed in enumerate(seeds):
-        initialise(one, scheme, derive(seed))
-        with torch.no_grad():
-            for target, source in zip(stacked.parameters(), one.parameters(), strict=True):
-                target[m].copy_(source)
-    return stacked
-
-
-def score_geometry(shape: Shape, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the trained heads' scores look like, a list of layers: the angle in degrees between
-    W_Q^T W_K and the identity, and its norm over sqrt(dim), each as (least, lower quartile, median,
-    upper quartile, largest) over the heads of a layer.
-
-    For heads of full rank also with W_Q W_K^T, which is what the rank paper's code takes; the two
-    agree when the product is a multiple of the identity. Empty for shapes whose queries and keys
-    are not one projection each.
-    """
-    if shape.latent or shape.num_kv_heads != shape.num_heads or shape.depth < 1:
-        return {}
-    H, R, D = shape.num_heads, shape.head_dim, shape.dim
-    found: dict[str, list[list[float]]] = {}
-    for i in range(shape.depth):
-        stacked = weights[f"blocks.{i}.attention.qkv.weight"].double()
-        q, k = (stacked[j * H * R : (j + 1) * H * R].view(H, R, D) for j in (0, 1))
-        trace = (q * k).sum((1, 2))
-        forms = {"": ((q @ q.mT) * (k @ k.mT)).sum((1, 2)).sqrt()}
-        if R == D:
-            forms["_transposed"] = ((q.mT @ q) * (k.mT @ k)).sum((1, 2)).sqrt()
-        for name, norm in forms.items():
-            cosine = trace / (norm * math.sqrt(D)).clamp_min(torch.finfo(torch.float64).tiny)
-            angle = torch.rad2deg(cosine.clamp(-1, 1).arccos())
-            for what, values in (("angle", angle), ("norm", norm / math.sqrt(D))):
-                found.setdefault(f"score_{what}{name}", []).append(_quartiles(values))
-    return found
-
-
-def _quartiles(values: Tensor) -> list[float]:
-    at = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=values.dtype)
-    return [float(f"{v:.6g}") for v in torch.quantile(values, at).tolist()]

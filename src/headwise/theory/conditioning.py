@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.func import functional_call, jacrev, vjp
 
 from headwise.errors import UsageError
-from headwise.model.attention import Attention, Linear
+from headwise.model.attention import Attention
+from headwise.model.layers import Linear
 from headwise.model.transformer import Decoder, Encoder
 from headwise.shape import Shape
 
@@ -167,7 +168,7 @@ def head_outputs(model: Encoder | Decoder, inputs: Tensor) -> list[Tensor]:
     found: list[list[Tensor]] = [[] for _ in exact.blocks]
     with torch.no_grad():
         for one in inputs.double() if inputs.is_floating_point() else inputs:
-            h = exact.enter(one.unsqueeze(0))
+            h = exact.embed(one.unsqueeze(0))
             for layer, block in zip(found, exact.blocks, strict=True):
                 h, kept = block(h, keep=True)
                 layer.append(side_by_side(kept["heads"]))

@@ -25,7 +25,8 @@ from torch import Tensor
 from headwise.device import memory, numerics, pick_device, provenance
 from headwise.errors import UsageError
 from headwise.files import write_whole
-from headwise.model.transformer import build, score_geometry
+from headwise.model.geometry import score_geometry
+from headwise.model.transformer import build
 from headwise.progress import Free, Progress
 from headwise.rows import CHECKPOINT_FILE, WEIGHTS_FILE, Row
 from headwise.training import fused_decoder, fused_encoder

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from headwise.errors import UsageError
 from headwise.kernels import has_triton
-from headwise.model.transformer import build, fresh
+from headwise.model.init import fresh
+from headwise.model.transformer import build
 from headwise.seeds import derive, generator_of
 from headwise.shape import Shape
 from headwise.training import fused_decoder, fused_encoder
@@ -95,7 +96,7 @@ class Stack:
                 (len(list(same)), shape)
                 for shape, same in itertools.groupby(run.shape for run in self.runs)
             ]
-            self.model = build(self.runs[0].shape, models=len(states), splits=splits)
+            self.model = build(self.runs[0].shape, models=len(states), head_groups=splits)
         self.places, _ = _layout(list(self.model.parameters()))
         self.weights, self.mean, self.square = (
             torch.stack([getattr(s, name) for s in states]).to(device)
@@ -234,9 +235,9 @@ class Stack:
     def _around(self, blocks: Blocks, inputs: Tensor, targets: Tensor, losses_M: Tensor) -> Tensor:
         """The same with the blocks as kernels and what is around them as modules."""
         given = dict(self.model.named_parameters())
-        before = self.model.enter(inputs)
+        before = self.model.embed(inputs)
         after = blocks.forward(before.detach().flatten(1, -2)).view(before.shape).requires_grad_()
-        losses = self.task.loss(self.model.leave(after).float(), targets)
+        losses = self.task.loss(self.model.unembed(after).float(), targets)
         losses_M.copy_(losses.detach())
         ends = [given[name] for name in self.ends]
         last = torch.autograd.grad(
@@ -358,8 +359,8 @@ class Stack:
                 if isinstance(kernels, Fused):
                     outputs = kernels.forward(x.expand(wide))
                 elif isinstance(kernels, Blocks):
-                    before = self.model.enter(x.expand(wide))
-                    outputs = self.model.leave(
+                    before = self.model.embed(x.expand(wide))
+                    outputs = self.model.unembed(
                         kernels.forward(before.flatten(1, -2)).view(before.shape)
                     )
                 else:

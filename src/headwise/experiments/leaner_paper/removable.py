@@ -35,7 +35,7 @@ from headwise.experiments.common import (
     task_of,
     tuned,
 )
-from headwise.model.transformer import INITS
+from headwise.model import INITS
 from headwise.rows import Row
 from headwise.stats import difference, group
 from headwise.training.run import Run

@@ -1,0 +1,123 @@
+"""Attention of new tokens over a cache, `follow`.
+
+What a layer keeps decides how keys and values come back (cache.LayerCache.kind):
+
+    keys    keys and values, as they are
+    latent  latents: keys and values are grown again, or the query is brought to the latents
+    input   the layer's inputs: likewise, with W_K and W_V in the place of the growing maps
+
+"Brought to" is the absorbed form, for one new token: q^T (W_K c) = (W_K^T q)^T c, so the query is
+multiplied by W_K once and meets the C numbers of every kept row directly; the weighted mean of rows
+is multiplied by W_V once. That is H C (R + V) products per token instead of N times as many.
+
+Axes: B batch, N kept tokens, H heads, K KV heads, G query heads per KV head, R rank, V value width,
+C numbers of a kept row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.model.attention import Attention, attend
+from headwise.model.cache import LayerCache
+from headwise.model.layers import linear
+
+
+def follow(layer: Attention, x: Tensor, cache: LayerCache) -> Tensor:
+    """The layer's output for x (batch, tokens, dim), which follows what is in the cache and joins
+    it."""
+    s, start = layer.shape, cache.length
+    absorb = cache.absorb and x.shape[-2] == 1
+    if cache.kind == "keys":
+        q, k, v = layer.split_qkv(s, layer.qkv(x), start)
+        return layer.combine(_attend(layer, q, *cache.append(k, v)))
+    if cache.kind == "latent":
+        (rows,) = cache.append(torch.cat(layer.compress(x, start), -1))
+        return layer.combine(_from_latents(layer, layer.latent_queries(x, start), rows, absorb))
+    (inputs,) = cache.append(x, ordered=s.qk_rope_head_dim > 0)
+    first = cache.length - inputs.shape[-2]
+    if s.latent:
+        rows = torch.cat(layer.compress(inputs, first), -1)
+        return layer.combine(_from_latents(layer, layer.latent_queries(x, start), rows, absorb))
+    return layer.combine(_from_inputs(layer, x, start, inputs, first, absorb))
+
+
+def decode_backend(device: str, dtype: torch.dtype, rank: int, width: int, hard: bool) -> str:
+    """The backend of a few queries whose keys grow by one at every token.
+
+    No kernel that pads, hence copies, all keys; and not cuDNN, which is planned anew for every
+    number of keys.
+    """
+    half = dtype in (torch.float16, torch.bfloat16)
+    fits = device == "cpu" or (half and rank <= 256 and rank % 8 == 0)
+    return "flash" if fits and rank == width and not hard else "plain"
+
+
+def _from_latents(layer: Attention, q: Tensor, rows: Tensor, absorb: bool) -> Tensor:
+    s = layer.shape
+    nope = s.head_dim - s.qk_rope_head_dim
+    if not absorb or s.qk_norm != "none":  # a norm stands between the latent and the scores
+        k, v = layer.expand(*rows.split((s.kv_lora_rank, s.qk_rope_head_dim), -1))
+        return _attend(layer, q, k, v)
+    maps = layer.kv.weight.unflatten(0, (s.num_heads, nope + s.v_head_dim))
+    key_map, value_map = maps.split((nope, s.v_head_dim), 1)
+    return _absorbed(layer, q, rows, key_map, value_map)
+
+
+def _from_inputs(
+    layer: Attention, x: Tensor, start: int, inputs: Tensor, first: int, absorb: bool
+) -> Tensor:
+    """`inputs` are the kept ones, the first of them at position `first`."""
+    s = layer.shape
+    H, R, V, KV = s.num_heads, s.head_dim, s.v_head_dim, s.num_kv_heads
+    (q_map, k_map, v_map), (q_bias, k_bias, v_bias) = layer.projections()
+    q = layer.place_queries(s, linear(x, q_map, q_bias), start)
+    if absorb and s.qk_norm == "none" and not s.qk_rope_head_dim:
+        # The keys' bias adds one number to all scores of a query, which softmax does not see.
+        o = _absorbed(layer, q, inputs, k_map.unflatten(0, (KV, R)), v_map.unflatten(0, (KV, V)))
+        if v_bias is None:
+            return o
+        return o + v_bias.view(KV, 1, V).expand(KV, H // KV, V).flatten()
+    k = layer.place_keys(s, linear(inputs, k_map, k_bias), first)
+    return _attend(layer, q, k, layer.split_heads(linear(inputs, v_map, v_bias), V))
+
+
+def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Heads' outputs, (batch, tokens, H V).
+
+    A single query sees everything that is kept. So the G query heads of a KV head become G queries
+    of one head: no mask, and no repeated keys.
+    """
+    s = layer.shape
+    if q.shape[-2] > 1:
+        return layer.attend_heads(s, q, k, v)
+    q_BKGR = q.reshape(len(q), s.num_kv_heads, -1, s.head_dim)
+    return _attend_all(layer, q_BKGR, k, v).reshape(len(q), 1, -1)
+
+
+def _attend_all(layer: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A handful of queries, unmasked."""
+    backend = layer.backend
+    if backend == "auto":
+        backend = decode_backend(q.device.type, q.dtype, q.shape[-1], v.shape[-1], layer.hard)
+    return attend(q, k, v, scale=layer.shape.scale, hard=layer.hard, backend=backend)
+
+
+def _absorbed(
+    layer: Attention, q_BH1R: Tensor, rows_BNC: Tensor, key_map_KRC: Tensor, value_map_KVC: Tensor
+) -> Tensor:
+    """One query against the kept rows: W_K^T goes to the query, W_V to the result.
+
+    Behind its R coordinates the query may have rotated ones; behind its C numbers a row has the
+    rotated key, which they meet as they are.
+    """
+    KV, R, C = key_map_KRC.shape
+    batch, width = len(q_BH1R), q_BH1R.shape[-1]
+    q_BKGR, rotated = q_BH1R.reshape(batch, KV, -1, width).split((R, width - R), -1)
+    q_BKGC = torch.cat((torch.einsum("bkgr,krc->bkgc", q_BKGR, key_map_KRC), rotated), -1)
+    # The rows are the values too: as wide as the keys, so that no backend pads and copies them.
+    rows_B1NC = rows_BNC.unsqueeze(1)
+    o_BHC = _attend_all(layer, q_BKGC.flatten(1, 2).unsqueeze(1), rows_B1NC, rows_B1NC)
+    o_BKGC = o_BHC[:, 0, :, :C].unflatten(1, (KV, -1))
+    return torch.einsum("bkgc,kvc->bkgv", o_BKGC, value_map_KVC).reshape(batch, 1, -1)

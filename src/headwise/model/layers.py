@@ -1,0 +1,182 @@
+"""The layers that attention and transformers are made of: Linear, Norm, FeedForward, rotary
+positions.
+
+With `models` = M a layer holds M independent models: its parameters and its input have a leading
+model axis, and one call computes them all.
+
+Axes: M models, T tokens of all sequences, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.kernels import embed_readout
+from headwise.kernels.unit_norm import unit
+from headwise.shape import Shape
+
+# ---- linear maps
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:
+    """scale * x W^T + b.
+
+    W is (outputs, inputs), or (models, outputs, inputs) with x (models, ..., inputs).
+    """
+    if weight.ndim == 2:
+        return F.linear(x, weight if scale == 1.0 else weight * scale, bias)
+    flat_MTD = x.flatten(1, -2)
+    if bias is None:
+        y_MTD = torch.bmm(flat_MTD, weight.mT)
+        y_MTD = y_MTD if scale == 1.0 else y_MTD * scale
+    else:
+        y_MTD = torch.baddbmm(bias.unsqueeze(1), flat_MTD, weight.mT, alpha=scale)
+    return y_MTD.unflatten(1, x.shape[1:-1])
+
+
+def uniform(bound: float, *size: int) -> Tensor:
+    """U(+-bound) from torch's global generator, as torch's own modules start, so that a module
+    works as it is made; `init.initialise` draws anew, from a generator.
+
+    On the meta device nothing is drawn: torch would load a symbolic algebra system for it.
+    """
+    tensor = torch.empty(*size)
+    return tensor if tensor.is_meta else tensor.uniform_(-bound, bound)
+
+
+class Linear(nn.Module):
+    """y = x W^T + b; with `models` the product is batched.
+
+    >>> Linear(5, 3, bias=True, models=2)(torch.zeros(2, 7, 5)).shape
+    torch.Size([2, 7, 3])
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, models: int | None = None) -> None:
+        super().__init__()
+        lead = () if models is None else (models,)
+        self.weight = nn.Parameter(uniform(inputs**-0.5, *lead, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(*lead, outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+# ---- norms
+
+
+class Norm(nn.Module):
+    """The normalisations of `Shape.norm` over the last axis, with gain g and bias b.
+
+    layer         (x - mean) / std * g + b
+    layer-nobias  (x - mean) / std * g
+    rms           x / rms * g
+    rms-free      x / rms
+    scalar        s x / ||x||, one learned s
+    """
+
+    def __init__(self, kind: str, dim: int, models: int | None = None, eps: float = 1e-6) -> None:
+        super().__init__()
+        lead = () if models is None else (models,)
+        self.kind = kind
+        self.dim = dim
+        self.eps = eps
+        self.ensemble = models is not None
+        gains = {"layer": dim, "layer-nobias": dim, "rms": dim, "rms-free": 0, "scalar": 1}[kind]
+        self.weight = nn.Parameter(torch.ones(*lead, gains)) if gains else None
+        self.bias = nn.Parameter(torch.zeros(*lead, dim)) if kind == "layer" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain, bias = self.weight, self.bias
+        if self.kind == "scalar":
+            assert gain is not None
+            return unit(x, gain.view(-1, *([1] * (x.ndim - 1))))
+        alone = self.kind == "rms" and not self.ensemble
+        if alone and gain is not None and x.dtype == gain.dtype:
+            return F.rms_norm(x, (self.dim,), gain, self.eps)  # norm and gain in one kernel
+        if gain is not None and bias is not None and self.has_short_rows(x):
+            return embed_readout.layer_norm(x, gain, bias)
+        normalise = F.layer_norm if self.kind.startswith("layer") else F.rms_norm
+        y = normalise(x, (self.dim,), eps=self.eps)
+        if gain is not None:
+            y = y * self._per_model(gain, x)
+        return y if bias is None else y + self._per_model(bias, x)
+
+    def has_short_rows(self, x: Tensor) -> bool:
+        """Whether x is what the kernels of `embed_readout` take: short rows of an ensemble on a
+        GPU."""
+        if not self.ensemble or self.weight is None:
+            return False
+        if self.dim > embed_readout.MOST or self.eps != embed_readout.EPS:
+            return False
+        fits = x.shape[0] == len(self.weight) and x.shape[-1] == self.dim
+        return fits and embed_readout.possible(x)
+
+    def _per_model(self, gain: Tensor, x: Tensor) -> Tensor:
+        """Gains or biases (models, dim) with the axes of x between."""
+        return gain.view(gain.shape[0], *([1] * (x.ndim - 2)), -1) if self.ensemble else gain
+
+
+# ---- feed-forward
+
+
+class FeedForward(nn.Module):
+    """W_2 act(W_1 x), or W_2 (act(W_g x) * W_1 x) when gated; `up` holds W_g over W_1."""
+
+    def __init__(self, shape: Shape, models: int | None = None) -> None:
+        super().__init__()
+        self.activation = shape.activation
+        self.width = shape.ffn_dim
+        hidden = shape.ffn_dim * (2 if shape.gated else 1)
+        self.up = Linear(shape.dim, hidden, shape.ffn_bias, models)
+        self.down = Linear(shape.ffn_dim, shape.dim, shape.ffn_bias, models)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self._activate(self.up(x)))
+
+    def _activate(self, hidden: Tensor) -> Tensor:
+        match self.activation:
+            case "relu":
+                return F.relu(hidden, inplace=True)
+            case "relu2":
+                return F.relu(hidden).square()
+            case "gelu":
+                return F.gelu(hidden)
+        gate, up = hidden.split(self.width, -1)
+        if self.activation == "swiglu":
+            return F.silu(gate) * up
+        return F.gelu(gate, approximate="tanh") * up
+
+
+# ---- rotary positions
+
+Rotary = tuple[Tensor, Tensor]  # cosines and sines, each (tokens, width / 2)
+
+
+def rotary_table(tokens: int, width: int, theta: float, like: Tensor, start: int = 0) -> Rotary:
+    """Cosines and sines of the angles p theta^(-2i/width), positions p from `start` on.
+
+    Never below float32: half precision cannot tell large positions apart.
+    """
+    exact = torch.promote_types(like.dtype, torch.float32)
+    positions = torch.arange(start, start + tokens, device=like.device, dtype=exact)
+    rates = theta ** (-torch.arange(0, width, 2, device=like.device, dtype=exact) / width)
+    angles = torch.outer(positions, rates)
+    return angles.cos(), angles.sin()
+
+
+def rotate(
+    x: Tensor, width: int, theta: float, start: int = 0, table: Rotary | None = None
+) -> Tensor:
+    """Rotary positions on the last `width` coordinates of x (..., tokens, rank): coordinate i
+    turns with coordinate i + width / 2.
+
+    `table` is `rotary_table(...)` of the same tokens, where the caller has it.
+    """
+    if not width:
+        return x
+    table = table or rotary_table(x.shape[-2], width, theta, x, start)
+    cos, sin = (t.to(x.dtype) for t in table)
+    rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)
+    return torch.cat((rest, a * cos - b * sin, b * cos + a * sin), -1)
