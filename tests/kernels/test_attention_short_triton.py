@@ -429,7 +429,9 @@ def test_the_backend_by_name_repeats_keys_and_values(kv_heads, monkeypatch):
 @pytest.mark.parametrize(("allow", "dot"), [(True, "tf32"), (False, "tf32x3")])
 def test_the_backend_rounds_products_only_where_torch_may(allow, dot, monkeypatch):
     told = []
-    monkeypatch.setattr(backends, "_try_heads", lambda call: backends.Choice("heads", "asked for"))
+    monkeypatch.setitem(
+        backends._ATTEMPTS, "heads", lambda call: backends.Choice("heads", "asked for")
+    )
     monkeypatch.setattr(
         attention_short_triton,
         "attend_heads",
