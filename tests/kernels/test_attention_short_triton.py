@@ -409,9 +409,11 @@ def test_second_derivatives_are_refused_rather_than_wrong():
 
 @pytest.mark.parametrize("kv_heads", [6, 2, 1])
 def test_the_backend_by_name_repeats_keys_and_values(kv_heads, monkeypatch):
-    allowed = backends._try_heads
-    monkeypatch.setattr(
-        backends, "_try_heads", lambda call: allowed(dataclasses.replace(call, device="cuda"))
+    allowed = backends._heads
+    monkeypatch.setitem(
+        backends._ATTEMPTS,
+        "heads",
+        lambda call: allowed(dataclasses.replace(call, device="cuda")),
     )
     given = [
         normal(i, 2, count, 7, 4).requires_grad_()

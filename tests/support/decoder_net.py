@@ -76,7 +76,7 @@ class Net:
 
     def __post_init__(self):
         self.models = sum(n for n, _ in self.splits)
-        module = build(self.splits[0][1], models=self.models, splits=self.splits)
+        module = build(self.splits[0][1], models=self.models, head_groups=self.splits)
         places, self.length = _layout(list(module.parameters()))
         self.places = dict(
             zip([name for name, _ in module.named_parameters()], places, strict=True)

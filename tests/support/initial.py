@@ -5,7 +5,8 @@ import math
 import torch
 from support.tolerance import STANDARD_ERRORS, seeded
 
-from headwise.model.transformer import build, initialise
+from headwise.model.init import initialise
+from headwise.model.transformer import build
 
 
 def filled(model, seed=0, spread=0.3):
