@@ -25,10 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.device import commit, numerics
-from headwise.lm.corpus import find_text, find_tokenizer, load
-from headwise.lm.distributed import Ranks
-from headwise.lm.spec import Pretraining
-from headwise.lm.trainer import COMPILED, Training, many_shapes, peak_of
+from headwise.lm.corpus import load
+from headwise.lm.peak_flops import peak_flops
+from headwise.lm.spec import COMPILED, Pretraining
+from headwise.lm.text_files import find_text, find_tokenizer
+from headwise.lm.trainer import Trainer, allow_many_shapes
 from headwise.shape import Shape
 
 
@@ -128,9 +129,9 @@ def our_step(
         precision="bf16",
     )
     device = torch.device("cuda")
-    with numerics("bf16", device), many_shapes(), tempfile.TemporaryDirectory() as folder:
+    with numerics("bf16", device), allow_many_shapes(), tempfile.TemporaryDirectory() as folder:
         corpus = load(find_text(""), find_tokenizer("")[0], Path(folder), run.digest)
-        yield Training(run, corpus, device, Ranks(), 1, "ddp", compiled).step
+        yield Trainer(run, corpus, device, compiled=compiled).step
 
 
 def seconds(steps: list[Callable[[], Any]], times: int, rounds: int = 5) -> list[float]:
@@ -200,7 +201,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.decoder needs a GPU, torch sees none")
     torch.manual_seed(0)
-    peak = peak_of(torch.cuda.get_device_name(), "bf16")
+    peak = peak_flops(torch.cuda.get_device_name(), "bf16")
     arms = [("plain", args.heads[0], ""), *(("ours", h, "adamw") for h in args.heads)]
     arms += [] if args.no_muon else [("ours", args.heads[0], "muon")]
     with contextlib.ExitStack() as stack:

@@ -121,7 +121,7 @@ def test_large_parameters_are_moved_as_the_others_are(monkeypatch):
             p.data = normal(i, *p.shape)
         moving = optim.Optimiser(dict(model.named_parameters()), shape, "adamw", 0.1)
         assert bool(moving.large) == large
-        moving.set_step(4)
+        moving.set_steps(4)
         for lr in (0.1, 0.02):
             for i, p in enumerate(model.parameters()):
                 p.grad = normal(100 + i, *p.shape)

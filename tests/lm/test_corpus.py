@@ -14,21 +14,25 @@ from support.data import refused, written
 from support.tokenizer import MANY, trained_tokenizer
 from support.tolerance import examples
 
-from headwise.lm import corpus
+from headwise.lm import text_files
 from headwise.lm.corpus import (
-    BYTES,
     Corpus,
-    Text,
+    _epoch_starts,
     check_length,
     encode,
-    end_of,
-    find_text,
-    find_tokenizer,
     held_out_rows,
     held_out_starts,
     load,
     recall_rows,
     rows_at,
+)
+from headwise.lm.text_files import (
+    BYTE_IDS,
+    TextFiles,
+    chunks,
+    end_of,
+    find_text,
+    find_tokenizer,
     vocab_of,
 )
 
@@ -38,8 +42,8 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> str:
     return trained_tokenizer(tmp_path_factory.mktemp("bpe") / "tokenizer.json")
 
 
-def text_of(*documents: bytes) -> Text:
-    return Text("a text", documents, sum(map(len, documents)), "")
+def text_of(*documents: bytes) -> TextFiles:
+    return TextFiles("a text", documents, sum(map(len, documents)), "")
 
 
 def encoded(tokenizer: Any, data: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +60,7 @@ def corpus_of(count: int, held: int) -> Corpus:
 # ---- ids
 
 
-def test_bytes_and_the_end_of_a_document(tmp_path: Path) -> None:
+def test_load_gives_bytes_and_ends_of_documents(tmp_path: Path) -> None:
     written(tmp_path / "text" / "b.txt", "then")
     written(tmp_path / "text" / "a.txt", "first, and é")
     written(tmp_path / "text" / "sub" / "c.txt", "")
@@ -66,8 +70,8 @@ def test_bytes_and_the_end_of_a_document(tmp_path: Path) -> None:
     assert corpus.ids.tolist() == [*"first, and é".encode(), 256, *b"then", 256]
     assert (text.size, text.cut) == (17, 16)
     assert corpus.cut == 17  # 13 bytes, an end, and three of the four that follow
-    assert corpus.behind.tolist() == [1, 1]  # the last byte, and an end that has none
-    assert (corpus.vocab, corpus.end) == (BYTES, 256) == (vocab_of(None), end_of(None))
+    assert corpus.bytes_to.tolist() == [1, 1]  # the last byte, and an end that has none
+    assert (corpus.vocab, corpus.end) == (BYTE_IDS, 256) == (vocab_of(None), end_of(None))
 
 
 @examples(200)
@@ -75,26 +79,26 @@ def test_bytes_and_the_end_of_a_document(tmp_path: Path) -> None:
     st.lists(st.text(st.sampled_from("ab\n é走🙂"), max_size=12), min_size=1, max_size=4),
     st.integers(4, 9),
 )
-def test_pieces_are_the_text_cut_once_at_a_character(documents: list[str], size: int) -> None:
+def test_chunks_are_the_text_cut_once_at_a_character(documents: list[str], size: int) -> None:
     text = text_of(*(d.encode() for d in documents))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "PIECE", size)
-        pieces = list(corpus._pieces(text))
-    assert all(0 < len(data) <= size for data, _, _ in pieces)
-    assert b"".join(data for data, _, _ in pieces) == "".join(documents).encode()
-    assert all(data.decode() is not None for data, _, _ in pieces)
-    assert [last for _, _, last in pieces].count(True) == sum(bool(d) for d in documents)
-    held = [h for _, h, _ in pieces]
+        patch.setattr(text_files, "CHUNK_BYTES", size)
+        found = list(chunks(text))
+    assert all(0 < len(data) <= size for data, _, _ in found)
+    assert b"".join(data for data, _, _ in found) == "".join(documents).encode()
+    assert all(data.decode() is not None for data, _, _ in found)
+    assert [last for _, _, last in found].count(True) == sum(bool(d) for d in documents)
+    held = [h for _, h, _ in found]
     assert held == sorted(held)
-    share = sum(len(data) for data, h, _ in pieces if h)
+    share = sum(len(data) for data, h, _ in found if h)
     assert text.size // 10 - 3 <= share <= text.size // 10
 
 
-def test_a_tokenizer_holds_out_the_same_bytes(bpe: str) -> None:
+def test_load_holds_out_the_same_bytes_whatever_the_tokenizer(bpe: str) -> None:
     text, (tokenizer, _) = text_of(MANY.encode(), b"and one more document."), find_tokenizer(bpe)
     plain, coded = load(text, None), load(text, tokenizer)
     assert len(coded.ids) < len(plain.ids) / 2
-    assert coded.behind[-1] == plain.behind[-1] == text.size - text.cut
+    assert coded.bytes_to[-1] == plain.bytes_to[-1] == text.size - text.cut
     assert (coded.ids == end_of(tokenizer)).sum() == (plain.ids == 256).sum() == 2
     back = tokenizer.decode(coded.ids[coded.cut :].tolist(), skip_special_tokens=True)
     assert back.encode() == bytes(
@@ -102,7 +106,7 @@ def test_a_tokenizer_holds_out_the_same_bytes(bpe: str) -> None:
     )
 
 
-def test_bytes_behind_ids_agree_with_the_tokens_own_bytes(bpe: str) -> None:
+def test_encode_counts_bytes_as_the_tokens_do(bpe: str) -> None:
     """A byte-level token has one sign for each of its bytes; the two counts agree wherever a
     character ends."""
     tokenizer, _ = find_tokenizer(bpe)
@@ -130,19 +134,19 @@ class Words:
         return [self.text for _ in ids]
 
 
-def test_blanks_that_a_tokenizer_leaves_out_count_for_the_next_id() -> None:
+def test_encode_counts_skipped_blanks_for_the_next_id() -> None:
     assert encoded(Words(), Words.text.encode())[1].tolist() == [2, 4, 9]
 
 
-def test_a_truncating_tokenizer_truncates_nothing(bpe: str, tmp_path: Path) -> None:
-    told = json.loads(Path(bpe).read_text())
-    told["truncation"] = {
+def test_find_tokenizer_turns_truncation_and_padding_off(bpe: str, tmp_path: Path) -> None:
+    settings = json.loads(Path(bpe).read_text())
+    settings["truncation"] = {
         "direction": "Right",
         "max_length": 5,
         "strategy": "LongestFirst",
         "stride": 0,
     }
-    told["padding"] = {
+    settings["padding"] = {
         "strategy": {"Fixed": 9},
         "direction": "Right",
         "pad_to_multiple_of": None,
@@ -150,7 +154,7 @@ def test_a_truncating_tokenizer_truncates_nothing(bpe: str, tmp_path: Path) -> N
         "pad_type_id": 0,
         "pad_token": "x",
     }
-    cut, _ = find_tokenizer(written(tmp_path / "cut.json", json.dumps(told)))
+    cut, _ = find_tokenizer(written(tmp_path / "cut.json", json.dumps(settings)))
     assert (
         encoded(cut, MANY.encode())[0].tolist()
         == encoded(find_tokenizer(bpe)[0], MANY.encode())[0].tolist()
@@ -160,10 +164,10 @@ def test_a_truncating_tokenizer_truncates_nothing(bpe: str, tmp_path: Path) -> N
 # ---- ids on disk
 
 
-def test_ids_from_a_folder_are_those_in_memory(
+def test_load_from_a_folder_is_as_in_memory(
     bpe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 97)
+    monkeypatch.setattr(text_files, "CHUNK_BYTES", 97)
     text = text_of(MANY.encode(), b"more")
     for path in ("", bpe):
         tokenizer, key = find_tokenizer(path)
@@ -171,23 +175,23 @@ def test_ids_from_a_folder_are_those_in_memory(
         again = load(text_of(b"never read again"), tokenizer, tmp_path, f"k{key}")
         for other in (there, again):
             assert here.ids.tolist() == other.ids.tolist()
-            assert here.behind.tolist() == other.behind.tolist()
+            assert here.bytes_to.tolist() == other.bytes_to.tolist()
             assert (here.cut, here.vocab, here.end) == (other.cut, other.vocab, other.end)
         assert isinstance(there.ids, np.memmap)
 
 
-def test_ids_that_were_not_finished_are_made_again_and_torn_ones_refused(tmp_path: Path) -> None:
+def test_load_makes_unfinished_ids_again_and_refuses_torn_ones(tmp_path: Path) -> None:
     text = text_of(MANY.encode())
-    whole = load(text, None, tmp_path, "k").ids.tolist()
+    complete = load(text, None, tmp_path, "k").ids.tolist()
     (tmp_path / "k.json").unlink()  # as after a kill before the description
     (tmp_path / "k.ids").write_bytes(b"half")
     (tmp_path / ".k.ids.half").write_bytes(b"half")
-    assert load(text, None, tmp_path, "k").ids.tolist() == whole
+    assert load(text, None, tmp_path, "k").ids.tolist() == complete
     assert sorted(p.name for p in tmp_path.iterdir()) == ["k.behind", "k.ids", "k.json", "k.lock"]
     (tmp_path / "k.ids").write_bytes(b"half")
-    assert "is not whole" in refused(load, text, None, tmp_path, "k")
+    assert "is not complete" in refused(load, text, None, tmp_path, "k")
     (tmp_path / "k.ids").write_bytes(b"")
-    assert "is not whole, 0 of" in refused(load, text, None, tmp_path, "k")
+    assert "is not complete, 0 of" in refused(load, text, None, tmp_path, "k")
     for bad in ("{", "[]", '{"format": 1, "ids": "many"}', "null"):
         written(tmp_path / "k.json", bad)
         assert "k.json cannot be read: remove it" in refused(load, text, None, tmp_path, "k")
@@ -196,14 +200,14 @@ def test_ids_that_were_not_finished_are_made_again_and_torn_ones_refused(tmp_pat
 
 
 @pytest.mark.parametrize("text", ["a", "abc", "abcdefghi"])
-def test_a_text_of_a_few_letters_leaves_nothing_behind(text: str, tmp_path: Path) -> None:
+def test_load_of_a_few_letters_leaves_no_files(text: str, tmp_path: Path) -> None:
     assert "too short to hold a tenth of it out" in refused(
         load, text_of(text.encode()), None, tmp_path, "k"
     )
     assert [p.name for p in tmp_path.iterdir()] == ["k.lock"]
 
 
-def test_what_is_held_out_must_be_more_than_the_end_of_a_document() -> None:
+def test_check_length_needs_more_than_the_end_of_a_document() -> None:
     for size in (10, 11, 19):
         assert "must hold text, got the end" in refused(
             check_length, load(text_of(b"a" * size), None), 1, "a.txt"
@@ -213,16 +217,16 @@ def test_what_is_held_out_must_be_more_than_the_end_of_a_document() -> None:
 # ---- batches
 
 
-def test_rows_are_a_pure_function_of_seed_and_number() -> None:
+def test_rows_at_is_a_pure_function_of_seed_and_number() -> None:
     corpus = corpus_of(1009, 101)
-    whole = rows_at(corpus, 13, 5, 0, 300)
+    rows = rows_at(corpus, 13, 5, 0, 300)
     for first, count in ((0, 1), (7, 70), (76, 1), (75, 4), (150, 150), (299, 1)):
-        corpus._starts.cache_clear()
-        assert torch.equal(rows_at(corpus, 13, 5, first, count), whole[first : first + count])
-    assert not torch.equal(rows_at(corpus, 13, 6, 0, 76), whole[:76])
+        _epoch_starts.cache_clear()
+        assert torch.equal(rows_at(corpus, 13, 5, first, count), rows[first : first + count])
+    assert not torch.equal(rows_at(corpus, 13, 6, 0, 76), rows[:76])
 
 
-def test_an_epoch_sees_every_window_once_and_nothing_that_is_held_out() -> None:
+def test_rows_at_covers_an_epoch_once_and_nothing_that_is_held_out() -> None:
     corpus, length = corpus_of(1009, 101), 13
     windows = (1009 - 13) // 13
     rows = rows_at(corpus, length, 0, 0, 9 * windows).view(9, windows, length + 1)
@@ -239,7 +243,7 @@ def test_an_epoch_sees_every_window_once_and_nothing_that_is_held_out() -> None:
 
 
 @pytest.mark.parametrize("count", [14, 15, 26, 27, 28, 39, 40])
-def test_short_texts(count: int) -> None:
+def test_rows_at_of_short_texts(count: int) -> None:
     rows = rows_at(corpus_of(count, 0), 13, 0, 0, 200)
     assert rows.shape == (200, 14)
     assert int(rows.min()) >= 0
@@ -247,7 +251,7 @@ def test_short_texts(count: int) -> None:
     assert int(rows.max()) - int(rows.min()) >= min(count, 27) - 2, "a part is never seen"
 
 
-def test_held_out_windows_lie_side_by_side_or_evenly_spread() -> None:
+def test_held_out_windows_are_adjacent_or_evenly_spread() -> None:
     corpus = corpus_of(1000, 101)
     assert held_out_starts(corpus, 13, 99).tolist() == [1000 + 13 * i for i in range(7)]
     assert held_out_starts(corpus, 13, 3).tolist() == [1000, 1026, 1052]
@@ -256,7 +260,7 @@ def test_held_out_windows_lie_side_by_side_or_evenly_spread() -> None:
     assert size.tolist() == [13] * 7
 
 
-def test_both_parts_must_be_longer_than_a_sequence() -> None:
+def test_check_length_of_both_parts() -> None:
     check_length(corpus_of(14, 14), 13, "it")
     assert (
         refused(check_length, corpus_of(13, 50), 13, "it")
@@ -283,23 +287,23 @@ def test_both_parts_must_be_longer_than_a_sequence() -> None:
         (b"abcdef\xc3\xc3", "is not text in UTF-8 (byte 6)"),
     ],
 )
-def test_what_is_not_text_is_refused(
+def test_find_text_refuses_what_is_not_text(
     data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 7)
+    monkeypatch.setattr(text_files, "CHUNK_BYTES", 7)
     assert message in refused(find_text, written(tmp_path / "a.txt", data))
     written(tmp_path / "b.txt", "fine" if data.strip() else "")
     assert message in refused(find_text, str(tmp_path))
 
 
-def test_texts_that_are_not_there(tmp_path: Path) -> None:
+def test_find_text_refuses_what_is_not_there(tmp_path: Path) -> None:
     assert refused(find_text, str(tmp_path / "none")).startswith(
         f"there is no text at {tmp_path / 'none'}; give a file"
     )
     assert refused(find_text, str(tmp_path)) == f"the folder {tmp_path} holds no .txt files"
 
 
-def test_the_digest_is_of_the_documents(tmp_path: Path) -> None:
+def test_find_text_digest_is_of_the_documents(tmp_path: Path) -> None:
     one = [find_text(written(tmp_path / name / "a.txt", "some text")).digest for name in ("x", "y")]
     assert one[0] == one[1]
     written(tmp_path / "z" / "a.txt", "some")
@@ -308,7 +312,7 @@ def test_the_digest_is_of_the_documents(tmp_path: Path) -> None:
     assert find_text("").digest == find_text("").digest != one[0]
 
 
-def test_tokenizers_that_do_not_fit(tmp_path: Path) -> None:
+def test_find_tokenizer_refuses_what_does_not_fit(tmp_path: Path) -> None:
     import tokenizers as hf
 
     assert refused(find_tokenizer, str(tmp_path / "none.json")).endswith(
@@ -323,8 +327,8 @@ def test_tokenizers_that_do_not_fit(tmp_path: Path) -> None:
     lower, _ = find_tokenizer(
         trained_tokenizer(tmp_path / "lower.json", normalizer=hf.normalizers.Lowercase())
     )
-    told = refused(load, text_of(b"as Said"), lower)
-    assert told.endswith("it must give every character back: 'Said' became 'said'")
+    message = refused(load, text_of(b"as Said"), lower)
+    assert message.endswith("it must give every character back: 'Said' became 'said'")
     words = hf.Tokenizer(hf.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     assert "must give every character back" in refused(load, text_of(b"a b"), words)
 
@@ -332,7 +336,7 @@ def test_tokenizers_that_do_not_fit(tmp_path: Path) -> None:
 # ---- recall
 
 
-def test_each_value_of_the_second_half_was_told_by_the_first() -> None:
+def test_recall_rows_repeat_every_pair_in_another_order() -> None:
     corpus = Corpus(np.zeros(10, np.uint16), 5, np.zeros(5, np.int64), 30, 7)
     ids = recall_rows(corpus, 9, 40, seed=3)
     assert ids.shape == (40, 36)

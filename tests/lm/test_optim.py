@@ -11,13 +11,14 @@ from headwise.lm import optim
 from headwise.lm.optim import (
     MARGIN,
     POLYNOMIALS,
-    SIZE,
+    UPDATE_RMS,
     Optimiser,
     is_matrix,
+    lr_multiplier,
+    map_rows,
     orthogonalise,
-    pieces,
-    rate,
 )
+from headwise.lm.spec import SCHEDULES
 from headwise.model.init import initialise
 from headwise.model.transformer import Decoder
 from headwise.shape import Shape
@@ -66,7 +67,7 @@ def pushed(model: Decoder, seed: int) -> None:
 
 
 @pytest.mark.parametrize("size", [(7, 7), (5, 13), (13, 5), (1, 11), (31, 23)])
-def test_against_the_singular_value_decomposition(size: tuple[int, int]) -> None:
+def test_orthogonalise_against_the_singular_value_decomposition(size: tuple[int, int]) -> None:
     """U p(S) V^T with the polynomials one after another, and p(S) within 15 % of 1 from a
     thousandth of the norm on."""
     stack = torch.randn(3, *size, generator=seeded(1), dtype=torch.float64)
@@ -83,7 +84,7 @@ def test_against_the_singular_value_decomposition(size: tuple[int, int]) -> None
     assert (orthogonalise(stack.float()) - found).abs().max() < 1e-4
 
 
-def test_bfloat16_is_good_enough() -> None:
+def test_orthogonalise_in_bfloat16_is_good_enough() -> None:
     stack = torch.randn(5, 17, 29, generator=seeded(4))
     off = torch.linalg.matrix_norm(
         orthogonalise(stack, torch.bfloat16).float() - orthogonalise(stack), 2
@@ -91,10 +92,10 @@ def test_bfloat16_is_good_enough() -> None:
     assert off.max() < 0.25, off  # of singular values that are right to 0.15
 
 
-def test_it_knows_no_scale_no_neighbours_and_no_orientation() -> None:
+def test_orthogonalise_ignores_scale_neighbours_and_orientation() -> None:
     stack = torch.randn(4, 6, 11, generator=seeded(2))
-    whole = orthogonalise(stack)
-    for one, alone in zip(stack, whole, strict=True):
+    together = orthogonalise(stack)
+    for one, alone in zip(stack, together, strict=True):
         close(orthogonalise(one), alone)
         close(orthogonalise(one * 1e-15), alone)
         close(orthogonalise(one * 1e15), alone)
@@ -102,7 +103,7 @@ def test_it_knows_no_scale_no_neighbours_and_no_orientation() -> None:
     assert (orthogonalise(torch.zeros(2, 3, 5)) == 0).all()
 
 
-def test_a_planted_fault_in_the_polynomials_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orthogonalise_fails_with_another_polynomial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim, "POLYNOMIALS", ((1.0, 0.0, 0.0), *POLYNOMIALS[1:]))
     u, _, vt = torch.linalg.svd(torch.randn(9, 9, generator=seeded(3)))
     found = torch.linalg.svdvals(orthogonalise(u * torch.logspace(0, -2.5, 9) @ vt))
@@ -113,12 +114,12 @@ def test_a_planted_fault_in_the_polynomials_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_maps_in_a_matrix_are_all_of_it(name: str) -> None:
+def test_map_rows_are_all_of_a_matrix(name: str) -> None:
     shape, found = SHAPES[name], 0
     for at, p in model_of(shape).named_parameters():
         if is_matrix(at, p):
             found += 1
-            assert sum(pieces(shape, at, p.shape[0])) == p.shape[0], at
+            assert sum(map_rows(shape, at, p.shape[0])) == p.shape[0], at
         else:
             assert (
                 p.ndim == 1 or at in ("embedding", "head", "positions") or at.endswith("out_bias")
@@ -182,7 +183,7 @@ def test_muon_step_by_step() -> None:
         ).abs().max() > 0.005
 
 
-def test_an_update_is_as_large_as_adamws_whatever_the_shape() -> None:
+def test_muon_update_is_as_large_as_adamws_whatever_the_shape() -> None:
     for name in ("plain", "latent", "biases"):
         model = model_of(SHAPES[name])
         before = {k: p.detach().clone() for k, p in model.named_parameters()}
@@ -197,7 +198,7 @@ def test_an_update_is_as_large_as_adamws_whatever_the_shape() -> None:
                 .sqrt()
                 .item()
             )
-            assert size == pytest.approx(SIZE, rel=0.15), k
+            assert size == pytest.approx(UPDATE_RMS, rel=0.15), k
 
 
 def test_muon_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,9 +273,7 @@ def test_adamw_is_torchs(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_gradient_that_is_divided_on_the_way_is_the_divided_one(
-    kind: str, dtype: torch.dtype
-) -> None:
+def test_grad_scale_divides_the_gradient(kind: str, dtype: torch.dtype) -> None:
     shape, found = SHAPES["plain"], []
     for over in (None, torch.tensor(3.7)):
         model = model_of(shape).to(dtype)
@@ -294,8 +293,8 @@ def test_a_gradient_that_is_divided_on_the_way_is_the_divided_one(
         torch.testing.assert_close(divided, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_moments_and_a_count_are_all_of_the_state() -> None:
-    """A new optimiser with the old one's moments goes on as the old one."""
+def test_optimiser_state_is_moments_and_steps() -> None:
+    """A new optimiser with the old one's moments continues as the old one."""
     shape = SHAPES["plain"]
     model = model_of(shape)
     one: dict[str, Any] = {}
@@ -313,7 +312,7 @@ def test_moments_and_a_count_are_all_of_the_state() -> None:
             p.copy_(one[name])
     for name, m in second.moments.items():
         m.copy_(moments[name])
-    second.set_step(2)
+    second.set_steps(2)
     for step in (2, 3):
         pushed(other, step)
         second.step(0.05)
@@ -324,25 +323,25 @@ def test_moments_and_a_count_are_all_of_the_state() -> None:
 # ---- schedules
 
 
-def test_a_trapezoid_by_its_corners() -> None:
-    rates = [rate("trapezoid", step, 1000, 0.1, 0.3) for step in range(1000)]
+def test_lr_multiplier_of_a_trapezoid_by_its_corners() -> None:
+    rates = [lr_multiplier("trapezoid", step, 1000, 0.1, 0.3) for step in range(1000)]
     assert rates[:100] == pytest.approx([(i + 1) / 100 for i in range(100)])
     assert rates[100:701] == [1.0] * 601
     assert rates[700:] == pytest.approx([1 - i / 300 for i in range(300)])
-    assert [rate("trapezoid", step, 5, 0.0, 0.0) for step in range(5)] == [1.0] * 5
+    assert [lr_multiplier("trapezoid", step, 5, 0.0, 0.0) for step in range(5)] == [1.0] * 5
 
 
-def test_a_cosine_by_its_closed_form() -> None:
-    rates = [rate("cosine", step, 1000, 0.1, 0.3) for step in range(1000)]
+def test_lr_multiplier_of_a_cosine_by_its_closed_form() -> None:
+    rates = [lr_multiplier("cosine", step, 1000, 0.1, 0.3) for step in range(1000)]
     assert rates[:100] == pytest.approx([(i + 1) / 100 for i in range(100)])
     assert rates[100:] == pytest.approx([math.cos(math.pi * i / 1800) ** 2 for i in range(900)])
 
 
-@pytest.mark.parametrize("schedule", optim.SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [1, 2, 3, 19, 20])
 @pytest.mark.parametrize(("warmup", "warmdown"), [(0.0, 0.0), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)])
-def test_rates_are_above_0_and_at_most_1(
+def test_lr_multiplier_is_above_0_and_at_most_1(
     schedule: str, steps: int, warmup: float, warmdown: float
 ) -> None:
-    rates = [rate(schedule, step, steps, warmup, warmdown) for step in range(steps)]
+    rates = [lr_multiplier(schedule, step, steps, warmup, warmdown) for step in range(steps)]
     assert all(0 < r <= 1 for r in rates)

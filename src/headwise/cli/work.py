@@ -477,8 +477,8 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def _pretraining(args: argparse.Namespace, device: str) -> Any:
     """What `headwise pretrain` was asked to train."""
-    from headwise.lm.corpus import find_tokenizer, vocab_of
     from headwise.lm.spec import PRESETS, Pretraining
+    from headwise.lm.text_files import find_tokenizer, vocab_of
 
     if args.preset not in PRESETS:
         raise UsageError(f"unknown preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
@@ -554,18 +554,18 @@ def _told(shape: Any) -> str:
 def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.device import pick_device
     from headwise.execute.sweep import check_space
-    from headwise.lm.distributed import from_first, joined, place, told
-    from headwise.lm.trainer import check_way, prepared, pretrain
+    from headwise.lm.distributed import broadcast_result, from_env, local_device, process_group
+    from headwise.lm.trainer import check_execution, load_corpus, pretrain
     from headwise.rows import CHECKPOINT_FILE
     from headwise.store import Store
 
-    ranks = told()
-    where = place(ranks, pick_device(args.device))
+    world = from_env()
+    where = local_device(world, pick_device(args.device))
     run, store = _pretraining(args, str(where)), Store(args.store)
     peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
     compiled = "blocks" if args.compile_blocks else "model" if args.compile else ""
-    check_way(run, ranks, args.accumulate, args.shard, compiled, peak)
-    with joined(ranks, where), contextlib.ExitStack() as held:
+    check_execution(run, world, args.accumulate, args.shard, compiled, peak)
+    with process_group(world, where), contextlib.ExitStack() as held:
 
         def claimed() -> dict[str, Any] | bool:
             """The row if it is there, else whether the run is ours to train."""
@@ -573,12 +573,14 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             if row is None:
                 check_space(store.path, [run])
                 store.open()
-                prepared(run, store.path / "tokens")  # a text that does not do leaves no run behind
+                load_corpus(
+                    run, store.path / "tokens"
+                )  # a text that does not do leaves no run behind
                 return bool(held.enter_context(store.claim([run])))
             store.tidy([run])
             return row
 
-        row = from_first(ranks, claimed)
+        row = broadcast_result(world, claimed)
         if row is False:
             raise UsageError(f"another process is training run {run.id} in {store.path}")
         begun = (store.runs_path / run.id / CHECKPOINT_FILE).exists()
@@ -594,7 +596,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 device=args.device,
                 folder=store.runs_path,
                 cache=store.path / "tokens",
-                ranks=ranks,
+                world=world,
                 accumulate=args.accumulate,
                 shard=args.shard,
                 compiled=compiled,

@@ -29,7 +29,7 @@ from headwise.device import pick_device, provenance
 from headwise.errors import UsageError
 from headwise.files import load_module
 from headwise.lm.spec import Pretraining
-from headwise.lm.trainer import prepared, pretrain
+from headwise.lm.trainer import load_corpus, pretrain
 from headwise.progress import Progress
 from headwise.rows import Row
 from headwise.store import Store
@@ -270,7 +270,7 @@ def pretrain_all(
         (run.digest, run.length): run for run in runs if store.row(run.id) is None
     }.values():
         store.open()
-        prepared(run, cache)  # a text that does not do leaves no run behind
+        load_corpus(run, cache)  # a text that does not do leaves no run behind
 
     def make(run: Pretraining) -> None:
         pretrain(

@@ -1,7 +1,7 @@
-"""The processes that share one training: who we are among them, and what goes between them.
+"""The processes that share one training, in torch.distributed's words.
 
-torchrun says it in the environment (RANK, WORLD_SIZE, LOCAL_RANK); without it there is one process
-and nothing is sent.
+torchrun describes them in the environment (RANK, WORLD_SIZE, LOCAL_RANK). Without it there is one
+process and nothing is communicated.
 """
 
 from __future__ import annotations
@@ -20,144 +20,168 @@ from torch import Tensor, nn
 from headwise.errors import UsageError
 from headwise.model.transformer import Decoder
 
-SHARDS = ("ddp", "fsdp")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class World:
     """This process among all of them."""
 
     rank: int = 0
-    world: int = 1
-    local: int = 0  # on this machine
+    size: int = 1
+    local_rank: int = 0  # on this machine
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
+        """Whether this is the process that reads, writes and prints."""
         return self.rank == 0
 
 
-def told() -> Ranks:
-    """What the environment says."""
-    return Ranks(
-        *(
-            int(os.environ.get(name, default))
-            for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-        )
-    )
+def from_env() -> World:
+    """The world that torchrun describes in the environment."""
+
+    def number(name: str, default: int) -> int:
+        return int(os.environ.get(name, default))
+
+    return World(number("RANK", 0), number("WORLD_SIZE", 1), number("LOCAL_RANK", 0))
 
 
 @contextlib.contextmanager
-def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
+def process_group(world: World, device: torch.device) -> Iterator[None]:
     """Meet the other processes, and leave them at the end."""
-    if ranks.world == 1:
+    if world.size == 1:
         yield
         return
-    gpu = device.type == "cuda"
-    if gpu:
+    backend, bound = "gloo", None
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if gpu else "gloo", timeout=timedelta(hours=1), device_id=device if gpu else None
-    )
+        backend, bound = "nccl", device
+    dist.init_process_group(backend, timeout=timedelta(hours=1), device_id=bound)
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def place(ranks: Ranks, device: torch.device) -> torch.device:
-    """Each process of a machine has a GPU of its own."""
-    if device.type != "cuda" or ranks.world == 1:
+def local_device(world: World, device: torch.device) -> torch.device:
+    """The device of this process: each process of a machine has a GPU of its own."""
+    if device.type != "cuda" or world.size == 1:
         return device
-    if ranks.local >= torch.cuda.device_count():
+    if world.local_rank >= torch.cuda.device_count():
         raise UsageError(
             f"every process needs a GPU of its own, got {torch.cuda.device_count()} for process "
-            f"{ranks.local + 1} of a machine"
+            f"{world.local_rank + 1} of a machine"
         )
-    return torch.device("cuda", ranks.local)
+    return torch.device("cuda", world.local_rank)
 
 
-def add_up(ranks: Ranks, tensor: Tensor) -> Tensor:
+# ---- communication
+
+
+def all_reduce(world: World, tensor: Tensor) -> Tensor:
     """The sum over the processes, in place."""
-    if ranks.world > 1:
+    if world.size > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
-def from_first(ranks: Ranks, work: Callable[[], T]) -> T:
-    """What the first process gets from `work`, told to all; its UsageError is everybody's."""
-    if ranks.world == 1:
-        return work()
-    box: list[Any] = [None, None]
-    if ranks.first:
-        try:
-            box[0] = work()
-        except UsageError as e:
-            box[1] = str(e)
-    dist.broadcast_object_list(box)
-    if box[1] is not None:
-        raise UsageError(box[1])
-    return box[0]
-
-
-def sent(ranks: Ranks, tensor: Tensor | None, like: Tensor) -> Tensor:
-    """A whole tensor that the first process has, sized and placed as `like`, for all."""
-    full = (
-        torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        if tensor is None
-        else tensor.to(like.device)
-    )
-    if ranks.world > 1:
+def broadcast(world: World, tensor: Tensor | None, like: Tensor) -> Tensor:
+    """The main process's tensor, for all; its size, dtype and device are those of `like`."""
+    if tensor is None:
+        full = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    else:
+        full = tensor.to(like.device)
+    if world.size > 1:
         dist.broadcast(full, 0)
     return full
 
 
-# ---- parameters, whole or in shards
+def broadcast_result(world: World, work: Callable[[], T]) -> T:
+    """What `work` returns in the main process, for all; a UsageError is raised in all."""
+    if world.size == 1:
+        return work()
+    result_and_error: list[Any] = [None, None]
+    if world.is_main:
+        try:
+            result_and_error[0] = work()
+        except UsageError as e:
+            result_and_error[1] = str(e)
+    dist.broadcast_object_list(result_and_error)
+    result, error = result_and_error
+    if error is not None:
+        raise UsageError(error)
+    return result
 
 
-def shared(model: Decoder, shard: str, ranks: Ranks, device: torch.device) -> Any:
-    """The module to call: the model itself, in DDP, or with every block's parameters cut into
-    shards (FSDP2)."""
-    if ranks.world == 1:
+def map_sharded(world: World, stack: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+    """work(stack): each process works on an equal share of the matrices, padded with zeros, and
+    all gather the results."""
+    if world.size == 1:
+        return work(stack)
+    each = -(-stack.shape[0] // world.size)
+    share = stack[world.rank * each : (world.rank + 1) * each]
+    padding = share.new_zeros(each - len(share), *share.shape[1:])
+    done = work(torch.cat((share, padding))).contiguous()
+    gathered = done.new_empty(each * world.size, *done.shape[1:])
+    dist.all_gather_into_tensor(gathered, done)
+    return gathered[: stack.shape[0]]
+
+
+# ---- models and tensors, replicated (DDP) or in shards (FSDP2)
+
+
+def parallelise(model: Decoder, shard: str, world: World, device: torch.device) -> Any:
+    """The module to call: the model itself, in DDP, or with every block's parameters in shards
+    (FSDP2)."""
+    if world.size == 1:
         return model
     if shard == "ddp":
-        return nn.parallel.DistributedDataParallel(
-            model, device_ids=[device] if device.type == "cuda" else None
-        )
+        device_ids = [device] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (ranks.world,))
+    mesh = init_device_mesh(device.type, (world.size,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
 @contextlib.contextmanager
-def sending(module: Any, last: bool) -> Iterator[None]:
-    """Gradients go between the processes only with the last part of a step."""
+def gradient_sync(module: Any, world: World, enabled: bool) -> Iterator[None]:
+    """Whether backward passes inside exchange gradients: only the last micro-batch of a step
+    does."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
-        with contextlib.nullcontext() if last else module.no_sync():
+        with contextlib.nullcontext() if enabled else module.no_sync():
             yield
         return
-    if hasattr(module, "set_requires_gradient_sync"):
-        module.set_requires_gradient_sync(last)
+    if world.size > 1:
+        module.set_requires_gradient_sync(enabled)
     yield
 
 
-def mine(tensor: Any) -> Tensor:
-    """The part of a tensor that lies here: all of it, or a shard."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor lies in shards over the processes."""
+    if type(tensor) in (Tensor, nn.Parameter):
+        return False  # the common case; importing DTensor takes a second
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
 
 
-def all_of(part: Tensor, like: Any) -> Tensor:
-    """The whole of what lies in parts as `like` does."""
-    if not hasattr(like, "to_local"):
-        return part
+def local_shard(tensor: Any) -> Tensor:
+    """The rows of a tensor that lie in this process: all of them, unless it is sharded."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def full_tensor(shard: Tensor, like: Any) -> Tensor:
+    """The complete tensor, gathered from shards that are cut as `like` is."""
+    if not is_sharded(like):
+        return shard
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
-        part,
+        shard,
         like.device_mesh,
         like.placements,
         run_check=False,
@@ -166,23 +190,10 @@ def all_of(part: Tensor, like: Any) -> Tensor:
     ).full_tensor()
 
 
-def part_of(full: Tensor, like: Any) -> Tensor:
-    """The rows of a whole tensor that lie here in `like`."""
-    if not hasattr(like, "to_local"):
+def shard_of(full: Tensor, like: Any) -> Tensor:
+    """The rows of a complete tensor that lie in this process in `like`."""
+    if not is_sharded(like):
         return full
     rows = -(-full.shape[0] // like.device_mesh.size())
-    at = like.device_mesh.get_local_rank() * rows
-    return full[at : at + rows]
-
-
-def dealt(ranks: Ranks, stack: Tensor, work: Any) -> Tensor:
-    """work(stack), the matrices of a stack dealt out over the processes and collected again."""
-    if ranks.world == 1:
-        return work(stack)
-    each = -(-stack.shape[0] // ranks.world)
-    some = stack[ranks.rank * each : (ranks.rank + 1) * each]
-    some = torch.cat((some, some.new_zeros(each - len(some), *some.shape[1:])))
-    done = work(some).contiguous()
-    out = done.new_empty(each * ranks.world, *done.shape[1:])
-    dist.all_gather_into_tensor(out, done)
-    return out[: stack.shape[0]]
+    first = like.device_mesh.get_local_rank() * rows
+    return full[first : first + rows]

@@ -1,10 +1,10 @@
-"""What moves the weights of one large model: AdamW for all, or Muon for the matrices of its blocks
-and AdamW for the rest.
+"""The optimiser of one large model: AdamW for all parameters, or Muon for the matrices of its
+blocks and AdamW for the rest.
 
-One learning rate serves both: an orthogonalised update is scaled to the size that AdamW's have, 0.2
-a coordinate, whatever the matrix's shape (Liu and others, 2502.16982), so that shapes are compared
-at one rate. Query, key and value maps are orthogonalised apart though they lie in one parameter,
-and so are the two maps of a gated feed-forward.
+One learning rate serves both. An orthogonalised update is scaled to the size that AdamW's have, 0.2
+per coordinate, whatever the matrix's shape (Liu and others, 2502.16982). So shapes are compared at
+one rate. One parameter may hold several maps: queries, keys and values, or the two maps of a
+gated feed-forward. Each map is orthogonalised by itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from headwise.kernels import has_triton
-from headwise.lm.distributed import Ranks, all_of, dealt, mine, part_of
+from headwise.lm.distributed import World, full_tensor, local_shard, map_sharded, shard_of
 from headwise.shape import Shape
 
-OPTIMISERS = ("adamw", "muon")
-SCHEDULES = ("cosine", "trapezoid")
-BETAS, EPS = (0.9, 0.95), 1e-8
+BETAS = (0.9, 0.95)
+EPS = 1e-8
 MOMENTUM = 0.95
-SIZE = 0.2  # root mean square of an orthogonalised update's coordinates, as AdamW's
+UPDATE_RMS = 0.2  # root mean square of an orthogonalised update's coordinates, as AdamW's
 
 # a x + b x^3 + c x^5, one after another: the Polar Express (Amsel, Persson, Musco, Gower,
 # 2505.16932), for singular values from a thousandth of the norm, to within 15 % of 1
@@ -39,41 +38,44 @@ MARGIN = 1.02  # of the norm, against rounding
 LARGE = 1 << 20  # numbers of a parameter
 
 
-def rate(schedule: str, step: int, steps: int, warmup: float, warmdown: float) -> float:
+def lr_multiplier(schedule: str, step: int, steps: int, warmup: float, warmdown: float) -> float:
     """The share of the learning rate at a step: a linear warm-up, then a cosine to 0, or 1 and a
     linear warm-down.
 
-    >>> [rate("trapezoid", step, 8, 0.25, 0.5) for step in range(8)]
+    >>> [lr_multiplier("trapezoid", step, 8, 0.25, 0.5) for step in range(8)]
     [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
-    up, down = max(1, round(warmup * steps)), round(warmdown * steps)
-    if step < up:
-        return (step + 1) / up
+    warmup_steps = max(1, round(warmup * steps))
+    warmdown_steps = round(warmdown * steps)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
     if schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * (step - up) / max(1, steps - up)))
-    return min(1.0, (steps - step) / down) if down else 1.0
+        done = (step - warmup_steps) / max(1, steps - warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * done))
+    return min(1.0, (steps - step) / warmdown_steps) if warmdown_steps else 1.0
 
 
 def orthogonalise(stack: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """U V^T of every matrix U S V^T of a stack (..., rows, columns), nearly: singular values within
     15 % of 1.
 
-    Five steps of matrix products in `dtype`, which bfloat16 is good enough for; singular values
-    below a thousandth of the matrix's norm stay smaller.
+    Five steps of matrix products in `dtype`; bfloat16 is good enough. Singular values below a
+    thousandth of the matrix's norm stay smaller.
     """
     tall = stack.shape[-2] > stack.shape[-1]
     x = (stack.mT if tall else stack).to(torch.promote_types(stack.dtype, torch.float32))
     norm = x.norm(dim=(-2, -1), keepdim=True) * MARGIN
     x = (x / norm.clamp_min(torch.finfo(torch.float32).tiny)).to(dtype)
-    size, x = x.shape, x.reshape(-1, *x.shape[-2:])
-    for a, b, c in POLYNOMIALS:  # sums that the products end with, no passes of their own
+    size = x.shape
+    x = x.reshape(-1, *size[-2:])
+    for a, b, c in POLYNOMIALS:  # each product adds its sum itself: no passes for the sums
         gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.view(size).mT if tall else x.view(size)
 
 
-def pieces(shape: Shape, name: str, rows: int) -> tuple[int, ...]:
-    """How many rows of a block's matrix belong to each of the maps that lie in it."""
+def map_rows(shape: Shape, name: str, rows: int) -> tuple[int, ...]:
+    """How many rows of a block's matrix belong to each of the maps that it holds."""
     if name.endswith("attention.qkv.weight"):
         kv = shape.num_kv_heads
         return shape.num_heads * shape.head_dim, kv * shape.head_dim, kv * shape.v_head_dim
@@ -91,7 +93,11 @@ def is_matrix(name: str, p: Tensor) -> bool:
 
 
 class Optimiser:
-    """Moments of the parameters of one model, and the step; on shards where they are sharded."""
+    """The moments of one model's parameters, and the step; on shards where they are sharded.
+
+    `matrices` are moved by Muon and have a mean only. All other parameters are moved by AdamW and
+    have a mean and a square: the `large` ones by a kernel each, the rest together by torch's.
+    """
 
     def __init__(
         self,
@@ -99,124 +105,135 @@ class Optimiser:
         shape: Shape,
         kind: str = "adamw",
         weight_decay: float = 0.0,
-        ranks: Ranks | None = None,
+        world: World | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.named, self.shape, self.decay, self.ranks, self.dtype = (
-            dict(named),
-            shape,
-            weight_decay,
-            ranks or Ranks(),
-            dtype,
-        )
-        self.matrices = [name for name, p in named.items() if kind == "muon" and is_matrix(name, p)]
+        self.named = dict(named)
+        self.shape = shape
+        self.weight_decay = weight_decay
+        self.world = world or World()
+        self.dtype = dtype  # of the orthogonalisation
+        self.steps = 0  # made so far
+
+        muon = kind == "muon"
+        self.matrices = [name for name, p in named.items() if muon and is_matrix(name, p)]
         rest = [name for name in named if name not in self.matrices]
-        self.moments = {
-            f"mean.{name}": torch.zeros_like(mine(named[name])) for name in (*self.matrices, *rest)
-        }
-        self.moments |= {f"square.{name}": torch.zeros_like(mine(named[name])) for name in rest}
+        self.large = [name for name in rest if _is_large(local_shard(named[name]))]
+        self.small = [name for name in rest if name not in self.large]
         self.decays = {
             name: weight_decay if named[name].ndim > 1 and not name.endswith("bias") else 0.0
             for name in rest
         }
-        self.large = [name for name in rest if _is_large(mine(named[name]))]
-        self.counts = {
-            name: torch.zeros((), device=mine(named[name]).device)
-            for name in rest
-            if name not in self.large
-        }
-        self.made = 0  # steps
 
-    def set_step(self, step: int) -> None:
+        self.moments: dict[str, Tensor] = {}
+        for name in (*self.matrices, *rest):
+            self.moments[f"mean.{name}"] = torch.zeros_like(local_shard(named[name]))
+        for name in rest:
+            self.moments[f"square.{name}"] = torch.zeros_like(local_shard(named[name]))
+        # torch's fused AdamW counts steps on the device, for each parameter
+        self.counts = {
+            name: torch.zeros((), device=local_shard(named[name]).device) for name in self.small
+        }
+
+    def set_steps(self, steps: int) -> None:
         """How many steps were made, after moments were put in."""
-        self.made = step
+        self.steps = steps
         for count in self.counts.values():
-            count.fill_(step)
+            count.fill_(steps)
 
     def owner(self, moment: str) -> nn.Parameter:
         """The parameter that a moment is of."""
         return self.named[moment.partition(".")[2]]
 
     @torch.no_grad()
-    def step(self, lr: float, over: Tensor | None = None) -> None:
-        """Move every parameter by its gradient, which is divided by `over`: AdamW does so while it
-        reads it."""
-        self.made += 1
+    def step(self, lr: float, grad_scale: Tensor | None = None) -> None:
+        """Move every parameter by its gradient over `grad_scale`; AdamW divides while it reads."""
+        self.steps += 1
         for name in self.large:
-            self._move(name, lr, over)
+            self._adamw_kernel(name, lr, grad_scale)
         for decay in dict.fromkeys(self.decays.values()):
-            names = [name for name in self.counts if self.decays[name] == decay]
-            ps = [self.named[name] for name in names]
-            mean, square = (
-                [self.moments[f"{kind}.{name}"] for name in names] for kind in ("mean", "square")
-            )
-            adamw(
-                [mine(p) for p in ps],
-                [mine(_grad(p)) for p in ps],
-                mean,
-                square,
-                [],
-                [self.counts[name] for name in names],
-                foreach=False,
-                fused=True,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=over,
-                beta1=BETAS[0],
-                beta2=BETAS[1],
-                lr=lr,
-                weight_decay=decay,
-                eps=EPS,
-            )
+            names = [name for name in self.small if self.decays[name] == decay]
+            self._adamw(names, lr, decay, grad_scale)
         if self.matrices:
-            if over is not None:
-                torch._foreach_div_([mine(_grad(self.named[name])) for name in self.matrices], over)
-            self._turn(lr)
+            if grad_scale is not None:
+                torch._foreach_div_(self._grads(self.matrices), grad_scale)
+            self._muon(lr)
 
-    def _move(self, name: str, lr: float, over: Tensor | None) -> None:
+    def _adamw(self, names: list[str], lr: float, decay: float, grad_scale: Tensor | None) -> None:
+        """torch's AdamW for several parameters of one weight decay."""
+        adamw(
+            [local_shard(self.named[name]) for name in names],
+            self._grads(names),
+            [self.moments[f"mean.{name}"] for name in names],
+            [self.moments[f"square.{name}"] for name in names],
+            [],
+            [self.counts[name] for name in names],
+            foreach=False,
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=grad_scale,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            lr=lr,
+            weight_decay=decay,
+            eps=EPS,
+        )
+
+    def _adamw_kernel(self, name: str, lr: float, grad_scale: Tensor | None) -> None:
+        """Our kernel, for one parameter."""
         from headwise.kernels.adamw_triton import adamw
 
         tensors = (
-            mine(self.named[name]),
+            local_shard(self.named[name]),
             self.moments[f"mean.{name}"],
             self.moments[f"square.{name}"],
-            mine(_grad(self.named[name])),
+            local_shard(_grad(self.named[name])),
         )
-        adamw(*tensors, over, lr, *BETAS, EPS, self.decays[name], self.made)
+        adamw(*tensors, grad_scale, lr, *BETAS, EPS, self.decays[name], self.steps)
 
-    def _alike(self) -> dict[tuple[int, int], list[tuple[str, int, int]]]:
-        """The maps by their sizes: (parameter, first row, behind the last)."""
+    def _muon(self, lr: float) -> None:
+        """Muon: momentum with look-ahead, then orthogonalised, all maps of one size at once.
+
+        The update of every matrix is gathered from its shards, since orthogonalisation needs all of
+        it. Maps of one size are stacked and shared out over the processes. Each process then
+        subtracts its own rows.
+        """
+        ps = [self.named[name] for name in self.matrices]
+        means = [self.moments[f"mean.{name}"] for name in self.matrices]
+        grads = self._grads(self.matrices)
+        torch._foreach_lerp_(means, grads, 1 - MOMENTUM)
+        looked_ahead = torch._foreach_lerp(grads, means, MOMENTUM)
+        updates = {
+            name: full_tensor(update.to(self.dtype), p)
+            for name, update, p in zip(self.matrices, looked_ahead, ps, strict=True)
+        }
+        for (rows, columns), group in self._maps_by_size().items():
+            scale = UPDATE_RMS * math.sqrt(max(rows, columns))
+            maps = [updates[name][start:stop] for name, start, stop in group]
+            orthogonal = map_sharded(
+                self.world, torch.stack(maps), lambda share: orthogonalise(share, self.dtype)
+            )
+            for update, result in zip(maps, orthogonal, strict=True):
+                torch.mul(result, scale, out=update)
+        if self.weight_decay:
+            torch._foreach_mul_([local_shard(p) for p in ps], 1 - lr * self.weight_decay)
+        for name, p in zip(self.matrices, ps, strict=True):
+            local_shard(p).sub_(shard_of(updates[name], p), alpha=lr)
+
+    def _maps_by_size(self) -> dict[tuple[int, int], list[tuple[str, int, int]]]:
+        """The maps by (rows, columns): (parameter, first row, behind the last)."""
         groups: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
         for name in self.matrices:
             rows, columns = self.named[name].shape
-            at = 0
-            for count in pieces(self.shape, name, rows):
-                groups.setdefault((count, columns), []).append((name, at, at + count))
-                at += count
+            first = 0
+            for count in map_rows(self.shape, name, rows):
+                groups.setdefault((count, columns), []).append((name, first, first + count))
+                first += count
         return groups
 
-    def _turn(self, lr: float) -> None:
-        """Muon: momentum with look-ahead, orthogonalised, all maps of one size at once."""
-        ps, means = (
-            [self.named[name] for name in self.matrices],
-            [self.moments[f"mean.{name}"] for name in self.matrices],
-        )
-        grads = [mine(_grad(p)) for p in ps]
-        torch._foreach_lerp_(means, grads, 1 - MOMENTUM)
-        looked = torch._foreach_lerp(grads, means, MOMENTUM)
-        ahead = {
-            name: all_of(x.to(self.dtype), p)
-            for name, x, p in zip(self.matrices, looked, ps, strict=True)
-        }
-        for (rows, columns), group in self._alike().items():
-            stack = torch.stack([ahead[name][start:stop] for name, start, stop in group])
-            turned = dealt(self.ranks, stack, lambda some: orthogonalise(some, self.dtype))
-            for (name, start, stop), update in zip(group, turned, strict=True):
-                torch.mul(update, SIZE * math.sqrt(max(rows, columns)), out=ahead[name][start:stop])
-        if self.decay:
-            torch._foreach_mul_([mine(p) for p in ps], 1 - lr * self.decay)
-        for name, p in zip(self.matrices, ps, strict=True):
-            mine(p).sub_(part_of(ahead[name], p), alpha=lr)
+    def _grads(self, names: list[str]) -> list[Tensor]:
+        return [local_shard(_grad(self.named[name])) for name in names]
 
 
 def _grad(p: nn.Parameter) -> Tensor:
@@ -225,8 +242,7 @@ def _grad(p: nn.Parameter) -> Tensor:
 
 
 def _is_large(p: Tensor) -> bool:
-    """Whether a parameter is moved by a kernel of its own; the others go together, in one of
-    torch's."""
+    """Whether a parameter is moved by a kernel of its own."""
     return (
         p.is_cuda
         and p.dtype == torch.float32

@@ -1,5 +1,4 @@
-"""What the training of one decoder on one text is: `Pretraining`, a plain value whose `id` is a
-hash of all of it."""
+"""What the training of one decoder on one text is: `Pretraining`, a plain value; no torch."""
 
 from __future__ import annotations
 
@@ -7,22 +6,27 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from headwise.errors import LARGEST, UsageError, nearest
-from headwise.lm.corpus import find_text, find_tokenizer, vocab_of
-from headwise.lm.optim import OPTIMISERS, SCHEDULES
+from headwise.errors import LARGEST, UsageError, check_whole_numbers, nearest
+from headwise.lm.text_files import find_text, find_tokenizer, vocab_of
 from headwise.rows import Work
 from headwise.shape import Shape
 
+OPTIMISERS = ("adamw", "muon")
+SCHEDULES = ("cosine", "trapezoid")
 PRECISIONS = ("bf16", "fp32", "tf32")
+SHARDS = ("ddp", "fsdp")  # how several processes share a model
+COMPILED = ("model", "blocks")  # what is compiled as one
 
-STYLE = {
-    "qk_norm": "free",
-    "activation": "relu2",
-}  # nanochat's, of any decoder that is not a config's, unless given
-# sizes of a shape as the command line takes them, and what a run has unless it is given
+# nanochat's style; a decoder that is given by its sizes has it unless the style is given too
+STYLE = {"qk_norm": "free", "activation": "relu2"}
+
+PATHS = ("source", "tokenizer")  # fields that are not part of what a run is
+
+# by preset: sizes of a shape as the command line takes them, and fields of Pretraining
 PRESETS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "quick": (
         ("dim=64", "depth=3", "num_heads=2", "head_dim=32"),
@@ -43,8 +47,14 @@ PRESETS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """One decoder to train on one text. `id` is a hash of all of it, with the text's and the
-    tokenizer's digests for their paths."""
+    """One decoder to train on one text.
+
+    `id` is a hash of all fields, with the digest of text and tokenizer in place of their paths.
+
+    >>> shape = Shape(dim=8, depth=1, num_heads=2, causal=True, vocab_size=257)
+    >>> Pretraining(shape=shape, steps=10, batch_tokens=64, length=16).rows
+    4
+    """
 
     work: ClassVar[Work] = "pretrain"
     shape: Shape
@@ -59,45 +69,42 @@ class Pretraining:
     warmup: float = 0.02  # share of the steps
     warmdown: float = 0.4  # share of the steps, for a trapezoid
     weight_decay: float = 0.0  # of matrices and tables
-    clip: float = 1.0  # largest norm of the gradient; 0: as it is
+    clip: float = 1.0  # largest norm of the gradient; 0: not clipped
     precision: str = "bf16"
-    evals: int = 4  # how often the held-out part is judged
-    eval_tokens: int = 1 << 20  # of it at most
+    evals: int = 4  # how often it is evaluated on the held-out part
+    eval_tokens: int = 1 << 20  # held-out tokens of an evaluation, at most
     seed: int = 0
     digest: str = ""  # of text and tokenizer; found when not given, checked when given
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "length", "evals", "eval_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+        check_whole_numbers(self, 1, "steps", "batch_tokens", "length", "evals", "eval_tokens")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UsageError(f"seed must be a whole number, got {self.seed!r}")
-        for name, high in (
-            ("lr", LARGEST),
-            ("warmup", 1),
-            ("warmdown", 1),
-            ("weight_decay", LARGEST),
-            ("clip", LARGEST),
-        ):
+        self._check_number(LARGEST, "lr", "weight_decay", "clip")
+        self._check_number(1, "warmup", "warmdown")
+        self._check_choice("optimiser", OPTIMISERS)
+        self._check_choice("schedule", SCHEDULES)
+        self._check_choice("precision", PRECISIONS)
+        self._check_schedule()
+        self._check_sizes()
+        self._check_shape()
+        self._check_text()
+
+    def _check_number(self, most: float, *names: str) -> None:
+        """Refuse what is no number from 0 to `most`; whole numbers become floats."""
+        for name in names:
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 <= value <= high
-            ):
-                raise UsageError(f"{name} must be a number from 0 to {high:g}, got {value!r}")
+            real = isinstance(value, int | float) and not isinstance(value, bool)
+            if not real or not 0 <= value <= most:
+                raise UsageError(f"{name} must be a number from 0 to {most:g}, got {value!r}")
             object.__setattr__(self, name, float(value))
-        for name, choices in (
-            ("optimiser", OPTIMISERS),
-            ("schedule", SCHEDULES),
-            ("precision", PRECISIONS),
-        ):
-            if getattr(self, name) not in choices:
-                raise UsageError(
-                    f"unknown {name} {getattr(self, name)!r}; "
-                    f"{nearest(str(getattr(self, name)), choices)}"
-                )
+
+    def _check_choice(self, name: str, choices: Sequence[str]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise UsageError(f"unknown {name} {value!r}; {nearest(str(value), choices)}")
+
+    def _check_schedule(self) -> None:
         if self.schedule == "cosine" and self.warmdown != Pretraining.warmdown:
             raise UsageError(
                 "a cosine has no warm-down; warmdown is for schedule trapezoid, got "
@@ -108,6 +115,8 @@ class Pretraining:
                 f"warmup and warmdown must not exceed 1 together, got {self.warmup} and "
                 f"{self.warmdown}"
             )
+
+    def _check_sizes(self) -> None:
         if self.eval_tokens < self.length:
             raise UsageError(
                 f"eval_tokens must be at least length {self.length}, got {self.eval_tokens}"
@@ -117,8 +126,6 @@ class Pretraining:
                 "batch_tokens must be a multiple of length, got batch_tokens "
                 f"{self.batch_tokens}, length {self.length}"
             )
-        self._check_shape()
-        self._check_text()
 
     def _check_shape(self) -> None:
         shape = self.shape
@@ -138,15 +145,16 @@ class Pretraining:
             )
 
     def _check_text(self) -> None:
-        tokenizer, of_tokenizer = find_tokenizer(self.tokenizer)
-        if self.shape.vocab_size < (vocab := vocab_of(tokenizer)):
+        tokenizer, tokenizer_digest = find_tokenizer(self.tokenizer)
+        vocab = vocab_of(tokenizer)
+        if self.shape.vocab_size < vocab:
             name = self.tokenizer or "bytes"
             raise UsageError(
                 f"vocab_size must be at least the {vocab} ids of the tokenizer ({name}), got "
                 f"{self.shape.vocab_size}"
             )
         text = find_text(self.source)
-        found = text.digest + (f"+{of_tokenizer}" if of_tokenizer else "")
+        found = text.digest + (f"+{tokenizer_digest}" if tokenizer_digest else "")
         if self.digest and self.digest != found:
             raise UsageError(
                 f"{text.name} or its tokenizer is not what it was: digest {found}, expected "
@@ -161,7 +169,7 @@ class Pretraining:
 
     @property
     def flops(self) -> int:
-        """Arithmetic of one step."""
+        """Operations of one step."""
         return self.shape.flops(self.length, batch=self.rows, training=True)
 
     def spec(self) -> dict[str, Any]:
@@ -175,20 +183,15 @@ class Pretraining:
         return cls(shape=Shape.of(spec["shape"]), **rest)
 
     def columns(self) -> dict[str, Any]:
-        """The same as the columns of a row, and its size; names of files are not part of what a run
-        is."""
-        shape = {
-            key: value for key, value in dataclasses.asdict(self.shape).items() if key != "extras"
-        }
-        rest = {
-            key: value
-            for key, value in self.spec().items()
-            if key not in ("shape", "source", "tokenizer")
-        }
-        return {**shape, **rest, "params": self.shape.params}
+        """The run as the columns of its row, with its parameters; paths are not part of a run."""
+        columns = dataclasses.asdict(self.shape)
+        columns |= {name: value for name, value in self.spec().items() if name != "shape"}
+        for name in ("extras", *PATHS):
+            del columns[name]
+        return {**columns, "params": self.shape.params}
 
     @functools.cached_property
     def id(self) -> str:
-        spec = {k: v for k, v in self.spec().items() if k not in ("source", "tokenizer")}
+        spec = {name: value for name, value in self.spec().items() if name not in PATHS}
         text = json.dumps({"pretrain": spec}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

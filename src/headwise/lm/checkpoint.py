@@ -1,0 +1,209 @@
+"""Checkpoints of one decoder's training, and the weights that a finished run leaves.
+
+A checkpoint is one safetensors file. It holds complete tensors however many processes wrote it:
+
+    weights.<parameter>   the parameters
+    mean.<parameter>      their first moments
+    square.<parameter>    their second moments; Muon has none
+    losses                of every step, float64
+
+with the run's specification and the rest of its state in the metadata. The main process reads and
+writes; the others send and receive their shards.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import UsageError
+from headwise.files import whole_file
+from headwise.lm.distributed import (
+    World,
+    broadcast,
+    broadcast_result,
+    full_tensor,
+    local_shard,
+    shard_of,
+)
+from headwise.lm.optim import Optimiser
+from headwise.lm.spec import PATHS, Pretraining
+from headwise.model.transformer import Decoder
+from headwise.rows import WEIGHTS_FILE
+from headwise.shape import Shape
+
+FORMAT = 1
+
+
+@dataclass
+class TrainingState:
+    """What a training is besides its tensors."""
+
+    losses: list[float] = field(default_factory=list)  # of every step whose loss was read
+    evaluations: list[tuple[int, float | None]] = field(default_factory=list)  # (step, bits/byte)
+    seconds: float = 0.0
+    timed_steps: int = 0  # steps in `seconds`: all but the first after each start
+    resumed: int = 0
+
+
+# ---- checkpoints
+
+
+def save(
+    path: Path, run: Pretraining, optimiser: Optimiser, state: TrainingState, world: World
+) -> None:
+    """Write a checkpoint; every process calls this."""
+    from safetensors.torch import save_file
+
+    tensors = _complete(_local_tensors(optimiser, moments=True), world)
+    if not world.is_main:
+        return
+    tensors["losses"] = torch.tensor(state.losses, dtype=torch.float64)
+    about = {
+        "judged": state.evaluations,
+        "seconds": state.seconds,
+        "timed": state.timed_steps,
+        "resumed": state.resumed,
+    }
+    metadata = {
+        "format": str(FORMAT),
+        "run": json.dumps(run.spec()),
+        "state": json.dumps(about),
+    }
+    with whole_file(path) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
+def resume(
+    path: Path, run: Pretraining, optimiser: Optimiser, world: World
+) -> TrainingState | None:
+    """Put a checkpoint's tensors into parameters and moments, and return the rest of its state;
+    None where there is no checkpoint. Every process calls this."""
+    places = _local_tensors(optimiser, moments=True)
+    tensors: dict[str, Tensor] = {}  # in the main process
+
+    def read() -> TrainingState | None:
+        if not path.exists():
+            return None
+        sizes = {name: like.shape for name, (_, like) in places.items()}
+        found, state = _read(path, run, sizes)
+        tensors.update(found)
+        return state
+
+    state = broadcast_result(world, read)
+    if state is None:
+        return None
+    with torch.no_grad():
+        for name, (shard, like) in places.items():
+            full = broadcast(world, tensors.pop(name, None), like)
+            shard.copy_(shard_of(full, like))
+    optimiser.set_steps(len(state.losses))
+    state.resumed += 1
+    return state
+
+
+def _local_tensors(optimiser: Optimiser, moments: bool) -> dict[str, tuple[Tensor, nn.Parameter]]:
+    """By name: the rows of each parameter and moment that lie in this process, and the parameter
+    that is cut as they are."""
+    tensors = {
+        f"weights.{name}": (local_shard(p.detach()), p) for name, p in optimiser.named.items()
+    }
+    if moments:
+        for name, moment in optimiser.moments.items():
+            tensors[name] = (moment, optimiser.owner(name))
+    return tensors
+
+
+def _complete(tensors: dict[str, tuple[Tensor, nn.Parameter]], world: World) -> dict[str, Tensor]:
+    """The complete tensors on the CPU, in the main process; every process takes part."""
+    complete = {}
+    for name, (shard, like) in tensors.items():
+        full = full_tensor(shard, like)
+        if world.is_main:
+            complete[name] = full.cpu().contiguous()
+    return complete
+
+
+def _read(
+    path: Path, run: Pretraining, sizes: dict[str, torch.Size]
+) -> tuple[dict[str, Tensor], TrainingState]:
+    """The tensors and the state of a run's checkpoint; refuses what is not this run's."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as f:
+            metadata = f.metadata() or {}
+            if metadata["format"] != str(FORMAT):
+                raise ValueError(f"format {metadata['format']}, this headwise reads {FORMAT}")
+            _check_same_run(json.loads(metadata["run"]), run, path)
+            tensors = {name: f.get_tensor(name) for name in sizes}
+            losses = f.get_tensor("losses").tolist()
+        for name, size in sizes.items():
+            if tensors[name].shape != size:
+                raise ValueError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(size)}")
+        about = json.loads(metadata["state"])
+        evaluations = [(step, bits) for step, bits in about["judged"]]
+        state = TrainingState(
+            losses, evaluations, about["seconds"], about["timed"], about["resumed"]
+        )
+        return tensors, state
+    except UsageError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
+        why = " ".join(f"{type(e).__name__}: {e}".split())
+        raise UsageError(
+            f"the checkpoint {path} cannot be used ({why}); remove it to start again"
+        ) from None
+
+
+def _check_same_run(saved: dict[str, Any], run: Pretraining, path: Path) -> None:
+    """Refuse the checkpoint of another run, with what differs."""
+    spec = json.loads(json.dumps(run.spec()))
+    ours = {**spec["shape"], **spec}
+    theirs = {**saved["shape"], **saved}
+    names = [name for name in ours if name not in ("shape", *PATHS)]
+    differing = [name for name in names if ours[name] != theirs.get(name)]
+    if differing:
+        what = ", ".join(f"{name} {theirs.get(name)} for {ours[name]}" for name in differing[:4])
+        raise UsageError(
+            f"the checkpoint {path} is of another run: {what}; remove it or use another store"
+        )
+
+
+# ---- weights of a finished run
+
+
+def save_weights(path: Path, run: Pretraining, optimiser: Optimiser, world: World) -> None:
+    """Write the weights, by the names of the model's parameters; every process calls this."""
+    from safetensors.torch import save_file
+
+    tensors = {
+        name.removeprefix("weights."): tensor
+        for name, tensor in _complete(_local_tensors(optimiser, moments=False), world).items()
+    }
+    if world.is_main:
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary, {"run": json.dumps(run.spec())})
+
+
+def load_decoder(folder: str | Path) -> Decoder:
+    """The decoder that a finished run left in its folder (`runs/<id>` of a store), ready to
+    generate."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(folder) / WEIGHTS_FILE
+    try:
+        with safe_open(path, "pt") as f:
+            run = json.loads(f.metadata()["run"])
+            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as e:
+        reason = " ".join(str(e).split())
+        raise UsageError(f"{folder} holds no weights of a finished run ({reason})") from None
+    model = Decoder(Shape.of(run["shape"]))
+    model.load_state_dict(tensors)
+    return model.eval()

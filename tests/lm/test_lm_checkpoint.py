@@ -1,0 +1,116 @@
+"""Checkpoints of one decoder: resumed, refused, of an earlier version; and weights it leaves."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load as load_bytes
+from safetensors.torch import load_file, save_file
+from support.data import refused
+from support.lm_runs import SHAPE, bits, make_run, stop, trained_row
+
+from headwise.lm import Pretraining, load_decoder, pretrain
+
+
+@pytest.mark.parametrize("optimiser", ["muon", "adamw"])
+def test_resume_after_any_step_is_bitwise_the_same(
+    book: str, optimiser: str, tmp_path: Path
+) -> None:
+    run = make_run(book, optimiser=optimiser, weight_decay=0.1)
+    undisturbed = trained_row(run, folder=tmp_path / "whole")
+    for steps in range(1, run.steps):
+        stop(run, steps, tmp_path / "kept")
+    row = trained_row(run, folder=tmp_path / "kept")
+    assert row["resumed"] == run.steps - 1
+    assert bits(row) == bits(undisturbed)
+    assert sorted(p.name for p in (tmp_path / "kept" / run.id).iterdir()) == ["weights.safetensors"]
+    a, b = (
+        load_file(tmp_path / name / run.id / "weights.safetensors") for name in ("whole", "kept")
+    )
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_resume_needs_the_moments(book: str, tmp_path: Path) -> None:
+    run = make_run(book)
+    stop(run, 3, tmp_path)
+    path = tmp_path / run.id / "checkpoint.safetensors"
+    with safe_open(path, "pt") as f:
+        metadata = f.metadata()
+    tensors = load_bytes(path.read_bytes())  # not mapped: the file is written over
+    for name in tensors:
+        if name.startswith("mean."):
+            tensors[name].zero_()
+    save_file(tensors, path, metadata)
+    assert bits(trained_row(run, folder=tmp_path)) != bits(trained_row(run))
+
+
+def test_checkpoint_that_cannot_be_used_is_refused_and_kept(book: str, tmp_path: Path) -> None:
+    """Never overwritten: one line, and the file stays."""
+    run, wider = make_run(book), make_run(book, shape=SHAPE.replace(dim=24))
+    path = tmp_path / run.id / "checkpoint.safetensors"
+    stop(run, 2, tmp_path)
+    complete = path.read_bytes()
+    (tmp_path / wider.id).mkdir()
+    (tmp_path / wider.id / path.name).write_bytes(complete)
+    message = refused(trained_row, wider, folder=tmp_path)
+    assert "is of another run: dim 22 for 24; remove it or use another store" in message
+    with safe_open(path, "pt") as f:
+        about = f.metadata()
+    tensors = load_bytes(path.read_bytes())  # not mapped: the file is written over
+    spoilt = {
+        "not safetensors": b"x" * 99,
+        "cut off": complete[: len(complete) // 2],
+        "a tensor less": None,
+        "another size": None,
+        "format 9": None,
+    }
+    for what, data in spoilt.items():
+        if data is None:
+            some = dict(tensors)
+            if what == "a tensor less":
+                del some["weights.embedding"]
+            if what == "another size":
+                some["weights.embedding"] = some["weights.embedding"][:-1].clone()
+            save_file(some, path, {**about, "format": "9" if what == "format 9" else "1"})
+        else:
+            path.write_bytes(data)
+        before = path.read_bytes()
+        message = refused(trained_row, run, folder=tmp_path)
+        assert message.startswith(f"the checkpoint {path} cannot be used ("), what
+        assert message.endswith("; remove it to start again")
+        assert path.read_bytes() == before
+    path.write_bytes(complete)
+    assert bits(trained_row(run, folder=tmp_path)) == bits(trained_row(run))
+
+
+def test_resume_of_a_checkpoint_that_an_earlier_version_wrote(tmp_path: Path) -> None:
+    """The file was written before the folders of the package were made, after step 3 of 6; the
+    numbers are those of the undisturbed run of that version."""
+    old = Path(__file__).with_name("data") / "checkpoint-format-1.safetensors"
+    with safe_open(old, "pt") as f:
+        run = Pretraining.of(json.loads(f.metadata()["run"]))
+    assert run.id == "b01227dd018c0994"
+    (tmp_path / run.id).mkdir()
+    shutil.copy(old, tmp_path / run.id / "checkpoint.safetensors")
+    row = trained_row(run, folder=tmp_path)
+    assert (row["resumed"], row["steps_done"]) == (1, 6)
+    curve = [5.537772455, 5.520219201, 5.458762256, 5.403872089, 5.360883155, 5.279890461]
+    assert row["curve"][:3] == pytest.approx(curve[:3], rel=1e-9), "not read from the file"
+    assert row["curve"] == pytest.approx(curve, rel=1e-5)
+    evaluations = [(2, 7.89531906), (4, 7.74926247), (6, 7.62072535)]
+    for found, expected in zip(row["held_out_curve"], evaluations, strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_load_decoder_of_a_finished_run(book: str, tmp_path: Path) -> None:
+    run = make_run(book, steps=2)
+    pretrain(run, device="cpu", folder=tmp_path, quiet=True)
+    model = load_decoder(tmp_path / run.id)
+    assert model.shape == run.shape
+    assert not model.training
+    weights = load_file(tmp_path / run.id / "weights.safetensors")
+    assert all(value.equal(weights[name]) for name, value in model.state_dict().items())
+    assert "holds no weights of a finished run" in refused(load_decoder, tmp_path / "none")
