@@ -24,22 +24,42 @@ from headwise.store import Store
 # ---- killed and resumed
 
 
+# Every second kill falls while the run starts; the others wait for a checkpoint of this start, so
+# that they fall in training, whatever else the machine does.
 KILLS = """
 import os, random, signal, sys, time
+from pathlib import Path
 from headwise.cli import main
 import headwise.lm.trainer, headwise.execute.sweep
 import torch.optim.adamw, safetensors.torch, torch._dynamo
-rng, kills = random.Random(int(sys.argv[1])), 0
+
+def stamps():
+    found = []
+    for path in store.glob("runs/*/checkpoint.safetensors"):
+        try:
+            found.append(path.stat().st_mtime_ns)
+        except FileNotFoundError:
+            pass
+    return found
+
+rng, kills, store = random.Random(int(sys.argv[1])), 0, Path(sys.argv[3])
 while kills < int(sys.argv[2]):
+    before = stamps()
     child = os.fork()
     if not child:
-        os._exit(main(sys.argv[3:]))
-    time.sleep(rng.uniform(0.0, 0.5))
+        os._exit(main(sys.argv[4:]))
+    finished = False
+    while kills % 2 and stamps() == before and not finished:
+        finished = os.waitpid(child, os.WNOHANG) != (0, 0)
+        time.sleep(0.001)
+    if finished:
+        break
+    time.sleep(rng.uniform(0.0, 0.1))
     os.kill(child, signal.SIGKILL)
     if os.waitpid(child, 0)[1] != signal.SIGKILL:
         break  # it was finished before
     kills += 1
-sys.exit(main(sys.argv[3:]))
+sys.exit(main(sys.argv[4:]))
 """
 
 
@@ -56,7 +76,8 @@ def test_pretrain_killed_at_random_moments_is_the_same(
 ) -> None:
     """kill -9 while it starts, trains, saves; the curve, every held-out number and the files are
     those of a run left alone."""
-    command = [sys.executable, "-c", KILLS, "7", "12", *words_of(tmp_path / "store", book)]
+    store = tmp_path / "store"
+    command = [sys.executable, "-c", KILLS, "7", "12", str(store), *words_of(store, book)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     row = answer(done.stdout)
