@@ -176,7 +176,7 @@ def test_heads_without_an_identity_of_their_own_are_refused_in_one_line(name, sc
     drawn(shape, "normal")
     with pytest.raises(UsageError) as caught:
         drawn(shape, scheme)
-    assert str(caught.value).startswith(f"init {scheme} is for plain heads")
+    assert str(caught.value).startswith(f"init {scheme} needs plain heads")
     assert f"rank {shape.head_dim}, dim 13, {shape.num_kv_heads} KV heads" in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from headwise.experiments import settings_of
-from headwise.model.transformer import score_geometry
+from headwise.model.geometry import score_geometry
 from headwise.training.engine import row_of
 from headwise.training.ensemble import Stack, begin
 from headwise.training.run import Run
