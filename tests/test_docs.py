@@ -18,6 +18,7 @@ ACCOUNTS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "results").glob("*/R
 NUMBERS_PER_100_WORDS = 8
 MEDIAN_SENTENCE = 22
 LONGEST_SENTENCE = 50
+MEDIAN_SENTENCE_OF_AN_ACCOUNT = 26  # of results/*/README.md, which are for who checks
 
 # Modules that other names have now, and what the project's own dialect was.
 OLD_MODULES = (
@@ -51,6 +52,15 @@ def test_page_keeps_its_numbers_in_tables_and_its_sentences_short(page: str) -> 
     counted = prose(text_of(page))
     assert counted.numbers_per_100_words <= NUMBERS_PER_100_WORDS
     assert counted.median_sentence <= MEDIAN_SENTENCE
+    assert len(counted.longest_sentence.split()) <= LONGEST_SENTENCE, counted.longest_sentence
+
+
+@pytest.mark.parametrize("page", ACCOUNTS)
+def test_account_opens_with_its_claim(page: str) -> None:
+    claim = text_of(page).splitlines()[2]
+    assert claim.startswith("**"), claim
+    counted = prose(text_of(page))
+    assert counted.median_sentence <= MEDIAN_SENTENCE_OF_AN_ACCOUNT
     assert len(counted.longest_sentence.split()) <= LONGEST_SENTENCE, counted.longest_sentence
 
 

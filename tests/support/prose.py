@@ -38,7 +38,7 @@ def paragraphs(page: str) -> list[str]:
     page = re.sub(r"^```.*?^```", "\n", page, flags=re.M | re.S)
     page = re.sub(r"!\[[^]]*\]\([^)]*\)", "", page)
     page = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", page)
-    page = re.sub(r"^(#.*|\|.*)$", "", page, flags=re.M)
+    page = re.sub(r"^(#.*|\s*\|.*)$", "", page, flags=re.M)
     page = re.sub(r"^\s*(?:[-*]|\d+\.) +", "\n\n", page, flags=re.M)
     out = [" ".join(block.split()) for block in re.split(r"\n\s*\n", page)]
     return [block.replace("**", "").replace("*", "") for block in out if block]
