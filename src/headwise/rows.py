@@ -4,10 +4,13 @@ Standard library only."""
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol
+
+from headwise.errors import UsageError
 
 Row = dict[str, Any]
 Work = Literal["train", "pretrain", "compute"]
@@ -40,6 +43,46 @@ def named_spec(value: Any) -> dict[str, Any]:
     kind = type(value)
     version = {} if kind.version == 1 else {"version": kind.version}
     return {"name": vars(kind).get("name") or kind.__name__, **version, **dataclasses.asdict(value)}
+
+
+def check_value(value: Any, word: str) -> None:
+    """Refuse a task or model that cannot stand in a run's specification: it must be a frozen
+    dataclass of plain values."""
+    name = type(value).__name__
+    if not dataclasses.is_dataclass(value):
+        raise UsageError(f"{word} {name} must be a frozen dataclass")
+    check_class(name, type(value))
+    for field in dataclasses.fields(value):
+        held = getattr(value, field.name)
+        try:
+            hash(held)
+            plain = dataclasses.asdict(held) if dataclasses.is_dataclass(held) else held
+            json.dumps(plain, allow_nan=False)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"field {field.name} of {word} {name} must be a plain value (number, text, "
+                f"True, None or a tuple of them), got {held!r:.80}"
+            ) from None
+
+
+def check_class(name: str, chosen: type[Any]) -> None:
+    """Refuse fields that `dataclass` does not see, or that hide behind a property."""
+    own = [
+        field
+        for field, annotation in inspect.get_annotations(chosen).items()
+        if "ClassVar" not in str(annotation)
+    ]
+    if own and "__dataclass_fields__" not in vars(chosen):
+        raise UsageError(
+            f"{name} must be decorated with @dataclass(frozen=True), or its field"
+            f"{'s' * (len(own) > 1)} {', '.join(own)} would not count"
+        )
+    for field in own:
+        if isinstance(inspect.getattr_static(chosen, field, None), property):
+            raise UsageError(
+                f"field {field} of {name} needs a default, as in {field}: int = 8, because its "
+                "base has a property of that name"
+            )
 
 
 class Specified(Protocol):

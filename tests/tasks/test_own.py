@@ -281,6 +281,12 @@ BAD_FILES = {
         "{}:Sums must be decorated with @dataclass(frozen=True), or its fields modulus, noise, "
         "sizes would not count",
     ),
+    "field behind a property": (
+        TASK.replace("modulus: int = 7", "tokens: int").replace("    def tokens", "    def other"),
+        "",
+        "field tokens of {}:Sums needs a default, as in tokens: int = 8, because its base has a "
+        "property of that name",
+    ),
     "not frozen": (
         TASK.replace(DECORATED, "@dataclass\nclass Sums"),
         "",
@@ -321,7 +327,8 @@ def test_a_file_that_is_not_there(tmp_path):
     assert message(f"{tmp_path}/none.py") == f"there is no file {tmp_path}/none.py"
     assert "cannot be loaded: IsADirectoryError" in message(str(_folder(tmp_path / "a.py")))
     assert message("farthest") == (
-        "a task of your own is FILE.py, FILE.py:NAME or FILE.py:NAME(field=value), got 'farthest'"
+        "a task or model of your own is FILE.py, FILE.py:NAME or FILE.py:NAME(field=value), "
+        "got 'farthest'"
     )
 
 

@@ -9,9 +9,7 @@ never evaluated, and no row or store names a file that would be loaded. Every mi
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
-import json
 import re
 import typing
 from collections.abc import Mapping
@@ -20,8 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from headwise.errors import UsageError, nearest
+from headwise.errors import UsageError, nearest, one_line
 from headwise.files import load_user_file
+from headwise.rows import check_class, check_value
 from headwise.tasks import check_fields
 
 if TYPE_CHECKING:
@@ -55,25 +54,63 @@ def load_task(spec: str) -> Task:
 
     A file with one class that derives from `headwise.Task`, or with a value `TASK`, needs no name.
     """
-    from headwise.tasks.task import Task
-
-    return _load(spec, _Kind("task", Task, "sample", "TASK"))
+    return _load(spec, _task_kind())
 
 
 def load_model(spec: str) -> Model:
     """The model that a user's file holds, named as for `load_task`; the value is `MODEL`."""
+    return _load(spec, _model_kind())
+
+
+def _task_kind() -> _Kind:
+    from headwise.tasks.task import Task
+
+    return _Kind("task", Task, "sample", "TASK")
+
+
+def _model_kind() -> _Kind:
     from headwise.model.own import Model
 
-    return _load(spec, _Kind("model", Model, "build", "MODEL"))
+    return _Kind("model", Model, "build", "MODEL")
 
 
-def _load(spec: str, kind: _Kind) -> Any:
+def load_task_and_model(spec: str) -> tuple[Task | None, Model | None]:
+    """What a user's file holds: a task, a model, or one of each."""
+    tasks, models = _task_kind(), _model_kind()
+    found = _parsed(spec)
+    module = _module(found["path"])
+    if found["name"] is not None:
+        value = vars(module).get(found["name"])
+        kind = value if isinstance(value, type) else type(value)
+        return (
+            (None, load_model(spec)) if issubclass(kind, models.base) else (load_task(spec), None)
+        )
+
+    def held(kind: _Kind) -> Any:
+        there = kind.value in vars(module) or _choices(module, kind)
+        return _load(spec, kind) if there else None
+
+    task, model = held(tasks), held(models)
+    if task is None and model is None:
+        raise UsageError(
+            f"{spec} has no task and no model: it needs a class that derives from headwise.Task or "
+            "headwise.Model"
+        )
+    return task, model
+
+
+def _parsed(spec: str) -> re.Match[str]:
     found = SPEC.fullmatch(spec)
     if found is None:
         raise UsageError(
-            f"a {kind.word} of your own is FILE.py, FILE.py:NAME or FILE.py:NAME(field=value), "
+            "a task or model of your own is FILE.py, FILE.py:NAME or FILE.py:NAME(field=value), "
             f"got {spec!r}"
         )
+    return found
+
+
+def _load(spec: str, kind: _Kind) -> Any:
+    found = _parsed(spec)
     path, name = found["path"], found["name"]
     arguments = _arguments(spec, found["arguments"])
     module = _module(path)
@@ -129,11 +166,6 @@ def _module(path: str) -> ModuleType:
         raise UsageError(f"{path} is not Python: line {e.lineno}: {e.msg}") from None
     except (Exception, SystemExit) as e:
         raise UsageError(f"{path} cannot be loaded: {one_line(e)}") from None
-
-
-def one_line(error: BaseException) -> str:
-    """An exception in one line: its class, and what it says."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
 
 
 def _choices(module: ModuleType, kind: _Kind) -> dict[str, type[Any]]:
@@ -199,16 +231,7 @@ def _named(path: str, module: ModuleType, name: str, kind: _Kind) -> Any:
 def _built(path: str, chosen: type[Any], kind: _Kind, arguments: Mapping[str, Any]) -> Any:
     """An instance of a user's class; what its constructor raises is told in one line."""
     name = f"{path}:{chosen.__name__}"
-    lost = [
-        field
-        for field, annotation in inspect.get_annotations(chosen).items()
-        if "ClassVar" not in str(annotation)
-    ]
-    if lost and "__dataclass_fields__" not in vars(chosen):
-        raise UsageError(
-            f"{name} must be decorated with @dataclass(frozen=True), or its field"
-            f"{'s' * (len(lost) > 1)} {', '.join(lost)} would not count"
-        )
+    check_class(name, chosen)
     check_fields(chosen, f"{kind.word} {name}", arguments)
     try:
         return chosen(**_typed(chosen, arguments))
@@ -236,22 +259,3 @@ def _typed(chosen: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{field} must be of type {wanted.__name__}, got {value!r}")
         values[field] = value
     return values
-
-
-def check_value(value: Any, word: str) -> None:
-    """Refuse a task or model whose fields cannot stand in a run's id: it must be a frozen dataclass
-    of plain values."""
-    name = type(value).__name__
-    if not dataclasses.is_dataclass(value):
-        raise UsageError(f"{word} {name} must be a frozen dataclass")
-    for field in dataclasses.fields(value):
-        held = getattr(value, field.name)
-        try:
-            hash(held)
-            plain = dataclasses.asdict(held) if dataclasses.is_dataclass(held) else held
-            json.dumps(plain, allow_nan=False)
-        except (TypeError, ValueError):
-            raise UsageError(
-                f"field {field.name} of {word} {name} must be a plain value (number, text, "
-                f"True, None or a tuple of them), got {held!r:.80}"
-            ) from None

@@ -1,0 +1,268 @@
+"""The rules of `headwise check` that are about data: randomness, devices, held-out sequences, and
+other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.errors import Note, Wrong
+from headwise.tasks.own import load_task
+from headwise.tasks.task import Task
+
+BATCH = 5  # sequences of most rules
+STEPS = (0, 10**6, None)  # of training: the first, a late one; held out
+DRAWN = (4096, 1024)  # training and held-out sequences that are compared
+LARGEST_DRAW = 2**24  # numbers in one of these parts
+SMALL_SPACE = 10**6  # so few sequences of ids may all be met in training
+
+
+def drawn(task: Task, seed: int, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
+    return task.sample(torch.Generator().manual_seed(seed), batch, step)
+
+
+def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# ---- randomness
+
+
+def follows_the_generator(task: Task) -> str:
+    for step in STEPS:
+        with _global_generators(1) as touched:
+            first = drawn(task, 9, 13, step)
+        if touched:
+            raise Wrong(
+                f"sample uses the global generator of {' and '.join(touched)}: draw with "
+                "generator=generator"
+            )
+        with _global_generators(2):
+            second = drawn(task, 9, 13, step)
+        if not equal(first, second):
+            raise Wrong(
+                "the same generator must give the same data: two calls with equal states differ"
+            )
+    return "the same state gives the same data; no global generator is used"
+
+
+@contextlib.contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Give the global generators back in the state they had."""
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def _global_generators(seed: int) -> Iterator[list[str]]:
+    """Global generators seeded; the names of those that were used, once the block has ended."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    touched: list[str] = []
+    before = _states()
+    yield touched
+    after = _states()
+    touched += [name for name in before if before[name] != after[name]]
+
+
+def _states() -> dict[str, bytes]:
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": pickle.dumps(np.random.get_state()),  # noqa: NPY002
+        "random": pickle.dumps(random.getstate()),
+    }
+
+
+def draws_anew(task: Task) -> str:
+    for step in STEPS:
+        generator = torch.Generator().manual_seed(3)
+        first = task.sample(generator, 64, step)
+        if torch.equal(first[0], drawn(task, 4, 64, step)[0]):
+            raise Wrong("other seeds must give other data: seeds 3 and 4 give the same inputs")
+        if torch.equal(first[0], task.sample(generator, 64, step)[0]):
+            raise Wrong("the generator must move on: two draws in a row give the same inputs")
+    return "other seeds and later draws give other data"
+
+
+def stays_on_the_device(task: Task) -> str:
+    """Data lie where the generator is. Without a GPU, tensors made without a device are sent to
+    "meta", where they are found out."""
+    if torch.cuda.is_available():
+        pair = task.sample(torch.Generator("cuda").manual_seed(0), BATCH)
+        places = {tensor.device.type for tensor in pair}
+        if places != {"cuda"}:
+            raise Wrong(
+                "inputs and targets must be on the generator's device cuda, got "
+                f"{' and '.join(sorted(places))}: make tensors with device=generator.device"
+            )
+        return "data are on the generator's device, cuda"
+    before = torch.get_default_device()
+    torch.set_default_device("meta")
+    try:
+        places = {tensor.device.type for tensor in drawn(task, 0, BATCH)}
+    except Exception as e:
+        # Data that are moved from the default device afterwards cannot be judged here.
+        places = {"meta"} if "'meta' device type for generator" in str(e) else set[str]()
+    finally:
+        torch.set_default_device(before)
+    if "meta" in places:
+        raise Wrong(
+            "inputs and targets must be on the generator's device: make every tensor with "
+            "device=generator.device"
+        )
+    return "tensors are made on the generator's device"
+
+
+# ---- what is held out
+
+
+def keeps_apart(task: Task) -> str:
+    """No held-out sequence occurs in training, unless there are hardly any others."""
+    room = LARGEST_DRAW // (task.tokens * max(1, task.in_dim))
+    count, held_count = (max(32, min(n, room)) for n in DRAWN)
+    known: set[bytes] = set()
+    for part in range(4):
+        known |= set(_rows(drawn(task, 100 + part, count // 4, 1000 * part)[0]))
+    held = _rows(drawn(task, 200, held_count)[0])
+    seen = sum(row in known for row in held)
+    what = f"{seen:,} of {held_count:,} held-out sequences occur among {count:,} training ones"
+    if not seen:
+        return f"none of {held_count:,} held-out sequences occurs among {count:,} training ones"
+    space = task.vocab**task.tokens if task.vocab else math.inf
+    if space <= SMALL_SPACE:
+        raise Note(
+            f"{what}: there are at most {space:,}. Keep some for step None to see what is learned "
+            "rather than remembered"
+        )
+    if task.vocab and seen <= held_count / 100:
+        raise Note(what)
+    raise Wrong(f"{what}: where step is None, sample must draw from those that are kept apart")
+
+
+def _rows(inputs: Tensor) -> list[bytes]:
+    return [row.tobytes() for row in inputs.flatten(1).numpy()]
+
+
+def fills_what_it_samples(task: Task) -> str:
+    steps, batch = 3, BATCH
+    for step in (0, 10**6):
+        expected = [t.unflatten(0, (steps, batch)) for t in drawn(task, 6, steps * batch, step)]
+        room = [torch.zeros(steps, 2, *t.shape[1:], dtype=t.dtype) for t in expected]
+        found = [t[:, 1] for t in room]  # the steps lie apart
+        task.fill(found[0], found[1], torch.Generator().manual_seed(6), step)
+        if not equal(found, expected):
+            raise Wrong("fill must write what sample draws from the same generator")
+    return "fill writes what sample draws"
+
+
+# ---- answers that need not be found
+
+
+def hides_the_answer(task: Task) -> str:
+    """Where the answers of tokens can be compared with the tokens: the answer is not the token
+    itself, nor the next one that the model sees."""
+    inputs, targets = drawn(task, 7, 64)
+    causal = "causal" if task.causal else "not causal"
+    shown = _answering_tokens(inputs, targets)
+    if shown is None:
+        return causal
+    if torch.equal(shown, targets):
+        raise Note("every answer is its own token: a model need only copy it")
+    next_shown = shown.shape[1] > 1 and torch.equal(shown[:, 1:], targets[:, :-1])
+    if next_shown and not task.causal:
+        raise Wrong("every answer is the next token, which the model sees: set causal = True")
+    return f"{causal}; no answer can be copied from {'its token' if task.causal else 'beside it'}"
+
+
+def _answering_tokens(inputs: Tensor, targets: Tensor) -> Tensor | None:
+    """The last tokens, which answer, in the size of the targets; None where these are not like
+    tokens."""
+    if targets.ndim != inputs.ndim or targets.dtype != inputs.dtype:
+        return None
+    if not 1 <= targets.shape[1] <= inputs.shape[1]:
+        return None
+    shown = inputs[:, -targets.shape[1] :]
+    if inputs.ndim == 3:
+        shown = shown[..., : targets.shape[2]]
+    return shown if shown.shape == targets.shape else None
+
+
+# ---- other processes
+
+
+def is_pickled(task: Task) -> str:
+    again = pickle.loads(pickle.dumps(task))
+    if again != task or hash(again) != hash(task):
+        raise Wrong(f"a pickled task must be equal to the task, got {again!r:.80}")
+    return "equal after pickling"
+
+
+def fingerprint(task: Task) -> dict[str, Any]:
+    """What a task is and draws: its specification, and a digest of a few sequences."""
+    digest = hashlib.sha256()
+    for step in (0, None):
+        for tensor in drawn(task, 8, 13, step):
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return {"spec": json.loads(json.dumps(task.spec())), "data": digest.hexdigest()}
+
+
+def fingerprints_elsewhere(tasks: Sequence[Task | str]) -> list[dict[str, Any]]:
+    """The fingerprints that a new process finds of tasks, or of what names them. Its hash seed is
+    another, so that sets and `hash` have another order there."""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    code = "from headwise.tasks.check_data import _answer; _answer()"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps(list(tasks)),
+        capture_output=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    if found.returncode:
+        last = found.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise Wrong(f"another process cannot load it: {last[:300]}")
+    return json.loads(found.stdout.decode().rpartition("\n")[2])
+
+
+def _answer() -> None:
+    """The other process: tasks on standard input, their fingerprints on the last line of output."""
+    tasks = pickle.load(sys.stdin.buffer)
+    found = [fingerprint(load_task(task) if isinstance(task, str) else task) for task in tasks]
+    print("\n" + json.dumps(found), end="")
+
+
+def same_elsewhere(task: Task, spec: str) -> str:
+    if type(task).__module__ == "__main__" and not spec:
+        raise Note("its class is written in __main__: worker processes need it in a file")
+    here, (there,) = fingerprint(task), fingerprints_elsewhere([spec or task])
+    for key, value in here["spec"].items():
+        if there["spec"].get(key) != value:
+            raise Wrong(
+                f"{key} must be the same in every process, got {value!r} here and "
+                f"{there['spec'].get(key)!r} in another one: run ids would differ"
+            )
+    if here["data"] != there["data"]:
+        raise Wrong(
+            "the same generator must give the same data in every process: hash(), id() or the "
+            "order of a set may be in it"
+        )
+    return "another process finds the same values and data"
