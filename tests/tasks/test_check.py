@@ -1,4 +1,4 @@
-"""`tasks.check`: one planted fault per rule, each found in its own line; built-in tasks have none."""
+"""`tasks.check`: planted faults, each found in its own line; built-in tasks have none."""
 
 import dataclasses
 import itertools
@@ -339,13 +339,17 @@ class Undecorated(Largest):
 
 GLOBAL = "sample uses the global generator of {}: draw with generator=generator"
 FAULTS: dict[str, tuple[Task, str, str]] = {
-    "length": (Extra(), "sample", "inputs must be vectors (batch, tokens, in_dim) = (1, 5, 3), got (1, 6, 3)"),
+    "length": (Extra(), "sample", "vectors (batch, tokens, in_dim) = (1, 5, 3), got (1, 6, 3)"),
     "float64": (Doubles(), "sample", "inputs must be float32, got float64"),
     "int32": (Shorts(), "sample", "inputs must be int64, got int32"),
     "range": (Beyond(), "sample", "ids must be from 0 to 6 (vocab 7), got 1 to 7"),
     "classes": (BeyondClasses(), "sample", "targets must be from 0 to 5 (classes 6), got 0 to 6"),
     "batch of one": (Squeezed(), "sample", "targets must begin with the batch 1, got (3,)"),
-    "no pair": (Alone(), "sample", "sample must return two tensors, inputs and targets, got Tensor"),
+    "no pair": (
+        Alone(),
+        "sample",
+        "sample must return two tensors, inputs and targets, got Tensor",
+    ),
     "infinite": (Infinite(), "sample", "targets must be finite, got "),
     "held-out length": (TornOff(), "sample", "= (1, 5, 3), got (1, 4, 3)"),
     "global torch": (GlobalTorch(), "generator", GLOBAL.format("torch")),
@@ -366,23 +370,51 @@ FAULTS: dict[str, tuple[Task, str, str]] = {
     "beyond the answer": (AllCoordinates(), "mean", "coordinates beyond answer_dim 7"),
     "not squared": (NotSquared(), "mean", "squared says that the loss is |output - target|^2"),
     "no gradient": (Flat(), "gradient", "loss must be differentiable"),
-    "gradient at zero": (NoGradientAtZero(), "gradient", "the gradient must be finite, got nan at outputs of zero"),
+    "gradient at zero": (
+        NoGradientAtZero(),
+        "gradient",
+        "the gradient must be finite, got nan at outputs of zero",
+    ),
     "no outputs": (Ignores(), "gradient", "loss must depend on the outputs, its gradient is zero"),
-    "no zero": (NoZero(), "baselines", "baselines must hold \"zero\", the error of outputs of zero, got {'mean': 1.0}"),
-    "wrong zero": (WrongZero(), "baselines", "baseline zero is 3, but outputs of zero have an error of "),
-    "no number": (NoNumber(), "baselines", "baseline mean must be a finite number of at least 0, got None"),
-    "measure": (Measured(), "measures", "measure largest must be (2,) or (2, n) for 2 models, got ()"),
-    "next token": (Shown(), "causal", "every answer is the next token, which the model sees: set causal = True"),
-    "both kinds": (BothKinds(), "sizes", "either vocab (inputs are token ids) or in_dim (inputs are vectors), got vocab 7, in_dim 3"),
+    "no zero": (NoZero(), "baselines", "the error of outputs of zero, got {'mean': 1.0}"),
+    "wrong zero": (
+        WrongZero(),
+        "baselines",
+        "baseline zero is 3, but outputs of zero have an error of ",
+    ),
+    "no number": (
+        NoNumber(),
+        "baselines",
+        "baseline mean must be a finite number of at least 0, got None",
+    ),
+    "measure": (
+        Measured(),
+        "measures",
+        "measure largest must be (2,) or (2, n) for 2 models, got ()",
+    ),
+    "next token": (Shown(), "causal", "the next token, which the model sees: set causal = True"),
+    "both kinds": (BothKinds(), "sizes", "in_dim (inputs are vectors), got vocab 7, in_dim 3"),
     "size": (NoSize(), "sizes", "in_dim must be a whole number, got 2.5"),
-    "no classes": (NoClasses(), "sizes", "classes is missing: give the class classes, as in classes = 8"),
-    "no sample": (NoSample(), "sample", "sample is missing: write sample(self, generator, batch, step)"),
+    "no classes": (NoClasses(), "sizes", "classes is missing: give the class classes"),
+    "no sample": (
+        NoSample(),
+        "sample",
+        "sample is missing: write sample(self, generator, batch, step)",
+    ),
     "no loss": (NoLoss(), "loss", "loss is missing: write loss(self, outputs, targets)"),
-    "a built-in's name": (Nameless(), "value", "name must not be that of the built-in task farthest"),
+    "a built-in's name": (
+        Nameless(),
+        "value",
+        "name must not be that of the built-in task farthest",
+    ),
     "version": (Versioned(), "value", "version must be a whole number of at least 1, got '2'"),
     "a list": (Listed(sizes=[1]), "value", "field sizes of task Listed must be a plain value"),
-    "no decorator": (Undecorated(), "value", "Undecorated must be decorated with @dataclass(frozen=True), or its field margin would not count"),
-}  # fmt: skip
+    "no decorator": (
+        Undecorated(),
+        "value",
+        "decorated with @dataclass(frozen=True), or its field margin would not",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
