@@ -1,8 +1,9 @@
-"""Rows on disk: one folder a run, written by whoever holds that run, safe against kill -9 and many
+"""Rows on disk: one folder per run, written by whoever holds that run, safe against kill -9 and many
 writers.
 
     STORE/headwise.json                 whose it is, and the format
-    STORE/experiments/NAME.json         what was asked for: command, preset, settings, run ids
+    STORE/experiments/NAME.json         what was asked for: command, preset, settings, run ids; of an
+                                        experiment of one's own also what its page shows
     STORE/runs/ID/run.json              the run's specification
     STORE/runs/ID/rows.jsonl            its rows, appended; the last complete one counts
     STORE/runs/ID/checkpoint.safetensors   where an unfinished run is
@@ -10,7 +11,7 @@ writers.
     STORE/runs/ID/lock                  held while somebody works on it; the system frees it when they die
 
 There is no index and no shared file, so a store can be copied, merged with cp -r and read while it
-grows.
+grows. A store is data: nothing that it names is ever imported or run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,7 @@ from typing import Any, TypeVar
 
 from headwise.errors import UsageError
 from headwise.files import append_line, read_lines, write_whole
-from headwise.rows import CHECKPOINT_FILE, Row, Specified
+from headwise.rows import CHECKPOINT_FILE, MEASURED, Row, Specified, check_row
 
 S = TypeVar("S", bound=Specified)
 FORMAT = 1
@@ -118,7 +120,7 @@ class Store:
         return [run for run in {r.id: r for r in runs}.values() if self.row(run.id) is None]
 
     def begun(self, runs: Sequence[S]) -> int:
-        """How many of the runs have a checkpoint to go on from."""
+        """How many of the runs have a checkpoint to resume from."""
         return sum((self.runs_path / run.id / CHECKPOINT_FILE).exists() for run in runs)
 
     def tidy(self, runs: Sequence[S]) -> None:
@@ -195,3 +197,58 @@ class Store:
     def frame(self, sql: str = "select * from rows") -> Any:
         """The answer to a question as a pandas data frame, by default every row."""
         return self.query(sql).df()
+
+
+# ---- rows in files
+
+
+def read_rows(source: Path) -> list[Row]:
+    """The rows of a file, one JSON object per line, each checked."""
+    if not source.exists() or source.is_dir():
+        folder = ": it is a folder" if source.is_dir() else ""
+        raise UsageError(f"there is no file of rows at {source}{folder}")
+    rows = []
+    for number, line in enumerate(read_lines(source), 1):
+        if not line.strip("\ufeff \t\r"):
+            continue
+        try:
+            row = json.loads(line.lstrip("\ufeff"), parse_constant=_number, parse_float=_number)
+        except _NoNumberError as e:
+            raise UsageError(f"{source} holds a row, line {number}, that cannot be: {e}") from None
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise UsageError(
+                f"{source} does not hold rows, one JSON object per line: line {number} is none"
+            )
+        if why := check_row(row):
+            raise UsageError(f"{source} holds a row, line {number}, that cannot be: {why}")
+        rows.append(row)
+    if not rows:
+        raise UsageError(f"{source} holds no rows")
+    return rows
+
+
+def rows_by_id(sources: Sequence[Path]) -> dict[str, Row]:
+    """The rows of files by their run's id; rows of one run may differ in what is measured only."""
+    out: dict[str, Row] = {}
+    for source in sources:
+        for row in read_rows(source):
+            known = out.setdefault(str(row.get("id")), row)
+            compared = (known.keys() | row.keys()) - MEASURED
+            if any(known.get(key) != row.get(key) for key in compared):
+                raise UsageError(
+                    f"{source} holds a row of run {row.get('id')} that contradicts another of its "
+                    "rows"
+                )
+    return out
+
+
+class _NoNumberError(ValueError):
+    """NaN, Infinity or a number too large, where JSON has none."""
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise _NoNumberError(f"{text} is no number")
+    return value

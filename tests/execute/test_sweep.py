@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.processes import started
 
 from headwise.execute.sweep import MOST_RUNS, chunks_of, cost, sweep
-from headwise.experiments import settings_of
+from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import fig1
 from headwise.model.transformer import paper_shape
 from headwise.rows import MEASURED

@@ -14,7 +14,7 @@ from support.tolerance import seeded
 
 from headwise.errors import UsageError
 from headwise.execute.sweep import cost
-from headwise.experiments import EXPERIMENTS, PARTS, cell, find, settings_of
+from headwise.experiments.legacy import EXPERIMENTS, PARTS, cell, find, settings_of
 from headwise.experiments.rank_paper import length, positions
 from headwise.model.geometry import score_geometry
 from headwise.model.transformer import build

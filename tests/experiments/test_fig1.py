@@ -8,7 +8,7 @@ import pytest
 from support.experiment_rows import a_row, some_rows
 
 from headwise.errors import UsageError
-from headwise.experiments import settings_of
+from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import fig1
 from headwise.show import report
 

@@ -16,7 +16,7 @@ from support.tolerance import same
 
 from headwise.errors import UsageError
 from headwise.execute.sweep import sweep
-from headwise.experiments import EXPERIMENTS, settings_of
+from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.experiments.common import shape_of
 from headwise.experiments.leaner_paper import finetune
 from headwise.rows import MEASURED

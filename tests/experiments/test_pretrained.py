@@ -9,7 +9,8 @@ import pytest
 
 from headwise.cli import main
 from headwise.errors import UsageError
-from headwise.experiments import EXPERIMENTS, page, pretrained
+from headwise.experiments import pretrained
+from headwise.experiments.legacy import EXPERIMENTS, page
 from headwise.shape import Shape
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure

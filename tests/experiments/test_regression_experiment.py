@@ -16,7 +16,7 @@ from support.processes import started
 from support.small_runs import bits
 
 from headwise.cli import main
-from headwise.experiments import settings_of
+from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import regression
 from headwise.model import transformer
 from headwise.show.matplotlib_figure import save

@@ -8,7 +8,7 @@ from support.commands import TINY, refused, run_words, sets
 
 from headwise.cli import main
 from headwise.errors import UsageError
-from headwise.experiments import settings_of
+from headwise.experiments.legacy import settings_of
 from headwise.experiments.leaner_paper import budget_map
 from headwise.rows import Row
 from headwise.shape import Shape

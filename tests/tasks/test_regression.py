@@ -18,7 +18,7 @@ from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.experiments import settings_of
+from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import regression
 from headwise.model import INITS
 from headwise.model.init import fresh, initialise

@@ -18,7 +18,7 @@ from support.tolerance import STANDARD_ERRORS, seeded
 
 from headwise.cli import main
 from headwise.execute import sweep
-from headwise.experiments import EXPERIMENTS
+from headwise.experiments.legacy import EXPERIMENTS
 from headwise.experiments.rank_paper import features as features_experiment
 from headwise.experiments.rank_paper import representation as representation_experiment
 from headwise.experiments.rank_paper import theory as theory_experiment

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headwise.cli import main
 from headwise.errors import UsageError
-from headwise.experiments import EXPERIMENTS, PARTS, cell, settings_of
+from headwise.experiments.legacy import EXPERIMENTS, PARTS, cell, settings_of
 from headwise.experiments.common import published
 from headwise.experiments.leaner_paper import conditioning
 from headwise.model.attention import Attention

@@ -8,28 +8,29 @@ Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad us
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import shapes, work
 from headwise.cli.arguments import parser
 from headwise.cli.output import first, say
 from headwise.errors import UsageError, nearest
 
+# command -> (module, function); imported when it is run
 COMMANDS = {
-    "run": work.run,
-    "theory": work.theory,
-    "pretrain": work.pretrain,
-    "list": work.list_runs,
-    "report": work.report,
-    "draw": work.draw,
-    "cost": shapes.cost,
-    "policies": shapes.policies,
-    "explain": shapes.explain,
-    "infer": shapes.infer,
+    "run": ("run", "run"),
+    "theory": ("theory", "theory"),
+    "pretrain": ("lm", "pretrain"),
+    "list": ("store", "list_runs"),
+    "report": ("store", "report"),
+    "draw": ("store", "draw"),
+    "cost": ("shapes", "cost"),
+    "policies": ("shapes", "policies"),
+    "explain": ("shapes", "explain"),
+    "infer": ("shapes", "infer"),
 }
 
 
@@ -45,7 +46,9 @@ def _dispatch(words: Sequence[str]) -> int:
     elif args.command is None:
         known.print_help()
     else:
-        answer = COMMANDS[args.command](args, words)
+        file, function = COMMANDS[args.command]
+        module = importlib.import_module(f"headwise.cli.{file}")
+        answer = getattr(module, function)(args, words)
         if args.json:
             print(json.dumps(answer))
         return 1 if answer.get("failed") else 0
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         bar = "\n" if sys.stderr.isatty() else ""  # the progress bar's line is left first
-        say(f"{bar}headwise: stopped; the same command goes on where it was")
+        say(f"{bar}headwise: interrupted; run the same command to resume")
         return 1
     except (OSError, RuntimeError, MemoryError) as e:
         if os.environ.get("HEADWISE_TRACEBACK"):

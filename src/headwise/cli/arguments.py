@@ -42,9 +42,19 @@ def parser() -> Parser:
         "run",
         "Make an experiment: train what is missing, print the table, write the figure and the "
         "report.",
-        "headwise run fig1 --preset quick",
+        "headwise run fig1 --preset quick\n"
+        "own task: headwise run map my_task.py",
     )
     run.add_argument("experiment", help="its name (headwise list shows them), or your own file.py")
+    run.add_argument(
+        "tasks",
+        nargs="*",
+        metavar="TASK",
+        help=(
+            "the experiment on other tasks: names of built-in ones, your own my_task.py, or "
+            "my_task.py:MyTask where the file has several (fig1, leaner, map, removable)"
+        ),
+    )
     run.add_argument(
         "--preset",
         default="quick",
@@ -63,15 +73,18 @@ def parser() -> Parser:
             "store and not made again"
         ),
     )  # fmt: skip
-    run.add_argument("--seeds", type=_whole, metavar="N", help="how many seeds a point")
+    run.add_argument("--seeds", type=_whole, metavar="N", help="seeds per point")
     run.add_argument(
-        "--task",
-        metavar="NAME,NAME",
-        help="of an experiment over tasks: which; the same as --set tasks=NAME,NAME",
+        "--task", metavar="TASK,TASK", help="the same as TASK, for several separated by commas"
+    )
+    run.add_argument(
+        "--model",
+        metavar="FILE",
+        help="your own my_model.py, or my_model.py:MyModel, in the place of ours in every run",
     )
     run.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
     run.add_argument(
-        "--workers", type=_whole, metavar="N", help="processes on a CPU; default one a core"
+        "--workers", type=_whole, metavar="N", help="processes on a CPU; default one per core"
     )
     _add_set(run, "change settings of the preset")
     run.add_argument(
@@ -284,7 +297,7 @@ def parser() -> Parser:
     return top
 
 
-def _add_set(parser: Parser, told: str) -> None:
+def _add_set(parser: Parser, text: str) -> None:
     parser.add_argument(
         "--set",
         action="extend",
@@ -292,7 +305,7 @@ def _add_set(parser: Parser, told: str) -> None:
         default=[],
         metavar="KEY=VALUE",
         dest="changes",
-        help=told,
+        help=text,
     )
 
 
@@ -339,7 +352,7 @@ def _add_pretrain(add: Callable[[str, str, str], Parser]) -> None:
         ("weight-decay", _number, "of matrices and tables; default 0"),
         ("clip", _number, "largest norm of the gradient, 0 for none; default 1"),
         ("precision", str, "bf16, tf32 or fp32; default bf16 on a GPU, fp32 on a CPU"),
-        ("evals", _whole, "how often the held-out part is judged"),
+        ("evals", _whole, "how often the held-out part is evaluated"),
         ("eval-tokens", _whole, "how much of it at most"),
         ("seed", int, "default 0"),
     )

@@ -6,6 +6,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.experiments.base import Experiment
+    from headwise.experiments.points import Point
 
 
 def first() -> bool:
@@ -31,3 +36,9 @@ def print_table(table: Sequence[Sequence[str]]) -> None:
             for cell, w, left in zip(row, widths, words, strict=True)
         )
         print("  ".join(cells).rstrip())
+
+
+def print_points(experiment: Experiment[Any, Any], points: Sequence[Point]) -> None:
+    """An experiment's table: a line per point."""
+    headings = [heading for _, heading in experiment.columns]
+    print_table([headings, *([p.cell(key) for key, _ in experiment.columns] for p in points)])

@@ -1,159 +1,91 @@
-"""Experiments: one file a figure or table.
+"""Experiments: one file per figure or table, each ending in `EXPERIMENT = Experiment(...)`.
 
-A module has `QUESTION` (one sentence), `PRESETS` (name -> frozen settings), `runs(settings)`,
-`summary(rows)` (plain dicts, one a point, with intervals and published values), `COLUMNS` (which of
-their values are shown, and their headings), `headline(points)` (the claim in numbers) and
-`figure(points)` (what `headwise.show.figure` draws). It may have `NOTES` (preset -> what a reader
-should bear in mind), `CAPTION` (what the figure's lines are), `VIEWS` (name -> another figure of
-the same points), `then(settings, rows)` (runs that depend on those rows; asked until there are no
-new ones), `KEEP` (whether the first ones' weights are kept, for the others to start from) and
-`probe(run, weights)` (columns to add to a trained run's row); its settings may have `idle()` (name
--> why it would have no effect). Where nothing is trained, `runs` gives values with an `id`, a
-`spec()` and `columns()`, and `make(value, device)` computes one's row. Its docstring holds the
-command, the hardware, the time and the expected numbers. A file of your own with the same parts is
-run by its path.
+`base.py` says what an experiment is, `runner.py` makes one. The modules are imported when they are
+asked for, and none of them loads torch before something is trained or computed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from headwise.errors import UsageError, nearest
-from headwise.experiments import nanochat_heads, pretrained
-from headwise.experiments.leaner_paper import budget_map, conditioning, finetune, leaner, removable
-from headwise.experiments.rank_paper import (
-    dimension,
-    features,
-    fig1,
-    learned,
-    length,
-    positions,
-    regression,
-    representation,
-    theory,
-)
-from headwise.files import load_module
+from headwise.experiments.base import Experiment
+from headwise.files import load_user_file
 
-EXPERIMENTS: dict[str, ModuleType] = {
-    "fig1": fig1,
-    "learned": learned,
-    "length": length,
-    "positions": positions,
-    "dimension": dimension,
-    "regression": regression,
-    "features": features,
-    "representation": representation,
-    "theory": theory,
-    "conditioning": conditioning,
-    "map": budget_map,
-    "leaner": leaner,
-    "removable": removable,
-    "nanochat_heads": nanochat_heads,
-    "finetune": finetune,
+# name -> its module, in the order in which `headwise list` shows them
+EXPERIMENTS: dict[str, str] = {
+    "fig1": "rank_paper.fig1",
+    "learned": "rank_paper.learned",
+    "length": "rank_paper.length",
+    "positions": "rank_paper.positions",
+    "dimension": "rank_paper.dimension",
+    "regression": "rank_paper.regression",
+    "features": "rank_paper.features",
+    "representation": "rank_paper.representation",
+    "theory": "rank_paper.theory",
+    "conditioning": "leaner_paper.conditioning",
+    "map": "leaner_paper.budget_map",
+    "leaner": "leaner_paper.leaner",
+    "removable": "leaner_paper.removable",
+    "nanochat_heads": "nanochat_heads",
+    "finetune": "leaner_paper.finetune",
 }
-PAGES: dict[str, ModuleType] = {
-    "pretrain": pretrained
-}  # what other commands leave in a store: shown, not run
-PARTS = ("QUESTION", "PRESETS", "COLUMNS", "runs", "summary", "headline", "figure")
+PAGES = {"pretrain": "pretrained"}  # what other commands leave in a store: shown, not run
 
 
-def find(name: str) -> ModuleType:
-    """An experiment by its name, or from a Python file with the same parts."""
+def find(name: str) -> Experiment[Any, Any]:
+    """An experiment by its name, or the `EXPERIMENT` of a Python file."""
     if name in EXPERIMENTS:
-        return EXPERIMENTS[name]
+        return _built_in(EXPERIMENTS[name])
     if not name.endswith(".py"):
         raise UsageError(
             f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}, or a Python file"
         )
-    path = Path(name)
+    return from_file(Path(name))
+
+
+def page(name: str) -> Experiment[Any, Any]:
+    """What a store's rows of that name are shown by."""
+    return _built_in(PAGES[name]) if name in PAGES else find(name)
+
+
+def from_file(path: Path) -> Experiment[Any, Any]:
+    """The experiment in a Python file: its `EXPERIMENT`, or the one Experiment in it."""
     if not path.is_file():
-        raise UsageError(f"there is no experiment file at {name}")
+        raise UsageError(f"there is no experiment file at {path}")
     try:
-        module = load_module(
-            f"headwise_experiment_{path.stem}", path
-        )  # whatever the file is called, it hides no other module
+        module = load_user_file(path)
     except UsageError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise UsageError(
-            f"{name} cannot be loaded: {type(e).__name__}: {' '.join(str(e).split())}"
+            f"{path} cannot be loaded: {type(e).__name__}: {' '.join(str(e).split())}"
         ) from None
-    missing = [part for part in PARTS if not hasattr(module, part)]
-    if missing:
+    names = vars(module)
+    found = {id(v): v for v in names.values() if isinstance(v, Experiment)}
+    named = names.get("EXPERIMENT")
+    if named is not None and not isinstance(named, Experiment):
+        raise UsageError(f"EXPERIMENT in {path} must be an Experiment, got {named!r:.60}")
+    if named is None and len(found) != 1:
         raise UsageError(
-            f"an experiment needs {', '.join(PARTS)}; {name} lacks {', '.join(missing)}"
+            f"{path} needs one value EXPERIMENT = Experiment(...); it has {len(found)} experiments"
         )
-    return module
-
-
-def page(name: str) -> ModuleType:
-    """What a store's rows of that name are shown by."""
-    return PAGES.get(name) or find(name)
-
-
-def cell(point: dict[str, Any], key: str) -> str:
-    """One value of a point for people; an error with its interval, a missing value as a dash."""
-    value = point[key]
-    if value is None:
-        return "diverged" if key == "held_out" else "-"
-    if key == "held_out" and point.get("low") is not None:
-        return f"{value:.4f} ± {(point['high'] - point['low']) / 2:.4f}"
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    if key == "off":  # a budget
-        return f"{value:+.2%}"
-    if isinstance(value, float) and abs(value) >= 10_000:
-        return f"{value:,.0f}"
-    if isinstance(value, float):
-        return f"{value:.4f}" if key in ("held_out", "train_best") else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def settings_of(
-    module: ModuleType, preset: str, changes: Sequence[str] = (), seeds: int | None = None
-) -> Any:
-    """A preset with `key=value` changes; unknown presets and keys are refused with the nearest
-    ones."""
-    if preset not in module.PRESETS:
-        raise UsageError(f"unknown preset {preset!r}; {nearest(preset, module.PRESETS)}")
-    base = module.PRESETS[preset]
-    if seeds is not None and not hasattr(base, "seeds"):
+    experiment = next(iter(found.values())) if named is None else named
+    if experiment.name in EXPERIMENTS or experiment.name in PAGES:
         raise UsageError(
-            f"{module.__name__.rpartition('.')[2]} has no seeds to choose the number of"
+            f"an experiment of your own needs a name of its own; {experiment.name} in {path} is "
+            "one of headwise's"
         )
-    values = {} if seeds is None else {"seeds": seeds}
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals:
-            raise UsageError(f"--set takes key=value, got {change!r}")
-        known = [f.name for f in dataclasses.fields(base)]
-        if key not in known:
-            raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
-        values[key] = _parse(key, text, getattr(base, key))
-    settings = dataclasses.replace(base, **values)
-    for key, why in settings.idle().items() if hasattr(settings, "idle") else ():
-        if key in values:
-            raise UsageError(f"{key} has no effect here: {why}")
-    return settings
+    return experiment
 
 
-def _parse(key: str, text: str, like: Any) -> Any:
-    """Text as a value of the same kind as the preset's: a number, a word, or a comma-separated list
-    of them."""
-    if isinstance(like, tuple):
-        return tuple(_parse(key, part, like[0] if like else "") for part in text.split(",") if part)
-    if isinstance(like, str) or like is None:
-        return text
-    if isinstance(like, bool):
-        if text.lower() not in ("true", "false"):
-            raise UsageError(f"{key} must be true or false, got {text!r}")
-        return text.lower() == "true"
-    try:
-        return type(like)(text.replace("_", ""))
-    except ValueError:
-        kind = "a whole number" if isinstance(like, int) else "a number"
-        raise UsageError(f"{key} must be {kind}, got {text!r}") from None
+def _built_in(module: str) -> Experiment[Any, Any]:
+    found = importlib.import_module(f"headwise.experiments.{module}")
+    if "EXPERIMENT" in vars(found):
+        return found.EXPERIMENT
+    from headwise.experiments.legacy import converted
+
+    name = next(name for name, its in {**EXPERIMENTS, **PAGES}.items() if its == module)
+    return converted(name, found)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.errors import UsageError
+from headwise.experiments import base
 from headwise.experiments.common import (
     against,
     check_lists,
@@ -75,7 +76,7 @@ FAMILIES = ("split", "logit", "scale", "unnormed", "query", "kv", "latent", "mla
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(base.Settings):
     """The base, what is varied about it, and how it is trained."""
 
     dim: int

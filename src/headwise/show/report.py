@@ -7,26 +7,17 @@ import json
 import re
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from headwise import __version__, experiments
 from headwise.errors import UsageError
-from headwise.experiments.common import plural
+from headwise.experiments.base import Experiment
+from headwise.experiments.points import plural
 from headwise.files import write_whole
 from headwise.progress import clock
 from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
 
-CAPTION = (
-    "Solid lines: error on fresh data that no run has seen, mean over seeds with its 95 % "
-    "interval. Crosses: the rank paper's "
-    "statistic, the smallest training loss of any epoch of any seed. Dashed: the values published "
-    "in the paper (that statistic on "
-    "replayed data, read off its figure). The interval is over seeds; all runs of a task are "
-    "judged on one held-out set. Budget: "
-    "query/key parameters a layer."
-)
 HIDDEN = {  # long columns: in the store, not in the table
     "command", "curve", "held_out_curve", "angle", "size", "checks",
     "score_angle", "score_norm", "score_angle_transposed", "score_norm_transposed",
@@ -54,12 +45,12 @@ def write_report(store: Store, path: Path | None = None) -> Path:
                 "experiment again"
             )
         try:
-            module = experiments.page(asked.get("source", name))
+            experiment = experiments.page(name)
         except UsageError as e:  # its file is gone; its rows and the other experiments are not
             lost.append(f"{name}: {e}")
         else:
             try:
-                sections.append(_section(store, name, asked, module))
+                sections.append(_section(store, name, asked, experiment))
             except (
                 ValueError,
                 KeyError,
@@ -101,31 +92,31 @@ def _single(store: Store, everything: dict[str, dict[str, Any]]) -> dict[str, An
     return {"ids": [row["id"] for row in rows], "command": command, "preset": "", "settings": {}}
 
 
-def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType) -> dict[str, Any]:
+def _section(store: Store, name: str, asked: dict[str, Any], experiment: Experiment[Any, Any]) -> dict[str, Any]:
     rows = store.rows(asked["ids"])
-    points = module.summary(rows)
-    table = [[experiments.cell(p, key) for key, _ in module.COLUMNS] for p in points]
+    points = experiment.summary(rows)
+    table = [[p.cell(key) for key, _ in experiment.columns] for p in points]
     columns = list(
         dict.fromkeys(c for row in rows for c in row if c not in HIDDEN)
     )  # versions may differ in them
     same = {c: rows[0][c] for c in columns if all(c in r and r[c] == rows[0][c] for r in rows)}
     return {
         "name": name,
-        "question": module.QUESTION,
-        "about": (module.__doc__ or "").strip().partition("\n")[0],
+        "question": experiment.question,
+        "about": experiment.about,
         "command": asked["command"],
         "preset": asked["preset"],
         "settings": asked["settings"],
-        "headline": module.headline(points),
-        "note": getattr(module, "NOTES", {}).get(asked["preset"]),
-        "figures": _figures(module, points) if points else [],
-        "caption": getattr(module, "CAPTION", CAPTION),
-        "trained": not hasattr(module, "make"),
-        "headings": [heading for _, heading in module.COLUMNS],
+        "headline": experiment.headline(points),
+        "note": experiment.notes.get(asked["preset"]),
+        "figures": _figures(experiment, points) if points else [],
+        "caption": experiment.caption,
+        "trained": experiment.trains,
+        "headings": [heading for _, heading in experiment.columns],
         "points": table,
         "prose": [
             i == 0 or any(row[i][:1].isalpha() and " " in row[i] for row in table)
-            for i in range(len(module.COLUMNS))
+            for i in range(len(experiment.columns))
         ],
         "rows": rows,
         "varying": [c for c in columns if c not in same],
@@ -139,9 +130,9 @@ def _section(store: Store, name: str, asked: dict[str, Any], module: ModuleType)
     }
 
 
-def _figures(module: ModuleType, points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _figures(experiment: Experiment[Any, Any], points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The figure, and its other views that have something in every panel."""
-    views = [view(points) for view in getattr(module, "VIEWS", {}).values()]
+    views = [view(points) for view in experiment.views.values()]
     filled = [
         [any(panel.get(part) for part in ("lines", "rows", "z")) for panel in view["panels"]]
         for view in views
@@ -149,7 +140,7 @@ def _figures(module: ModuleType, points: list[dict[str, Any]]) -> list[dict[str,
     whole = [view for view, panels in zip(views, filled, strict=True) if panels and all(panels)]
     return [
         {**plotly_figure(d), "caption": d.get("caption", "")}
-        for d in (module.figure(points), *whole)
+        for d in (experiment.figure(points), *whole)
     ]
 
 

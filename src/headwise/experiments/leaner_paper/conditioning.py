@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError, nearest
+from headwise.experiments import base
 from headwise.experiments.common import Computed, check_lists, published
 from headwise.rows import Row
 from headwise.seeds import derive
@@ -87,7 +88,7 @@ def deviation(text: str, dim: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(base.Settings):
     """Which matrices are drawn. `small_*` is the layer whose Jacobian is written out."""
 
     heads: tuple[int, ...]

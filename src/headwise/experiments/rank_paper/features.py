@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headwise.errors import UsageError
+from headwise.experiments import base
 from headwise.experiments.common import Computed, check_lists, published
 from headwise.rows import Row
 from headwise.seeds import derive
@@ -50,7 +51,7 @@ DRAWS = {"cos-uniform": "unit", "published": "shortened, as published"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(base.Settings):
     """Which layers are drawn."""
 
     dims: tuple[int, ...]

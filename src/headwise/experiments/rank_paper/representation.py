@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headwise.errors import UsageError
+from headwise.experiments import base
 from headwise.experiments.common import Computed, published
 from headwise.rows import Row
 
@@ -45,7 +46,7 @@ NOTES["paper"] = NOTES["quick"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(base.Settings):
     """Which curves are computed."""
 
     dims: tuple[int, ...]

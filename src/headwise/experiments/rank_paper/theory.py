@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headwise.errors import UsageError, nearest
+from headwise.experiments import base
 from headwise.experiments.common import Computed
 from headwise.rows import Row
 from headwise.stats import group
@@ -53,7 +54,7 @@ VERSION = 2  # of the checks; another one makes them anew
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(base.Settings):
     """Which checks, from which seed."""
 
     only: tuple[str, ...]

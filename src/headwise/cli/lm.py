@@ -1,0 +1,177 @@
+"""`headwise pretrain`: one decoder on one text."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from headwise.cli.output import print_table, say
+from headwise.cli.shapes import shape_of
+from headwise.errors import UsageError, nearest
+
+
+def _pretraining(args: argparse.Namespace, device: str) -> Any:
+    """What `headwise pretrain` was asked to train."""
+    from headwise.lm.text_files import find_tokenizer, vocab_of
+    from headwise.lm.spec import PRESETS, Pretraining
+
+    if args.preset not in PRESETS:
+        raise UsageError(f"unknown preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
+    fields, values = PRESETS[args.preset]
+    vocab = -(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64
+    shape = (
+        shape_of(args.changes, args.config)
+        if args.config
+        else _decoder(args.changes, fields, vocab)
+    )
+    names = {f.name for f in dataclasses.fields(Pretraining)}
+    given = {
+        name: value for name, value in vars(args).items() if name in names and value is not None
+    }
+    settings: dict[str, Any] = {
+        "precision": "bf16" if device.startswith("cuda") else "fp32",
+        **values,
+        **given,
+    }
+    return Pretraining(shape=shape, source=args.text, **settings)
+
+
+def _decoder(changes: Sequence[str], sizes: Sequence[str], vocab: int) -> Any:
+    """The shape that was asked for: sizes of the preset unless dim is given, nanochat's style and
+    every head rotated unless said."""
+    from headwise.lm.spec import STYLE
+
+    given = {change.partition("=")[0] for change in changes}
+    style = {
+        key: value
+        for key, value in STYLE.items()
+        if key != "qk_norm" or "kv_lora_rank" not in given
+    }
+    start = [
+        f"vocab_size={vocab}",
+        "causal=true",
+        *(f"{key}={value}" for key, value in style.items()),
+    ]
+    shape = shape_of([*start, *([] if "dim" in given else sizes), *changes])
+    if {"qk_rope_head_dim", "positions"} & given:
+        return shape
+    if shape.head_dim % 2:
+        raise UsageError(
+            f"rotary positions need an even head_dim, got {shape.head_dim}; give "
+            "qk_rope_head_dim, 0 for no positions"
+        )
+    return shape.replace(
+        qk_rope_head_dim=shape.head_dim // 4 * 2 if shape.latent else shape.head_dim
+    )
+
+
+def _in_words(shape: Any) -> str:
+    """A decoder in words."""
+    from headwise.experiments.points import plural
+
+    heads = f"{plural(shape.num_heads, 'head')} of rank {shape.head_dim}"
+    rotary = (
+        f"{shape.qk_rope_head_dim} of {shape.head_dim} coordinates rotated"
+        if shape.qk_rope_head_dim
+        else ""
+    )
+    positions = rotary or (
+        "no positions" if shape.positions == "none" else f"{shape.positions} positions"
+    )
+    norm = {"none": "not normed", "free": "normed", "head": "normed with gains"}[shape.qk_norm]
+    style = f"{positions}, queries and keys {norm}, {shape.activation}"
+    return (
+        f"{plural(shape.depth, 'layer')}, dim {shape.dim}, {heads}, {style}, {shape.params:,} "
+        "parameters"
+    )
+
+
+def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.device import pick_device
+    from headwise.execute.sweep import check_space
+    from headwise.lm.distributed import broadcast_result, from_env, local_device, process_group
+    from headwise.lm.trainer import check_execution, load_corpus, pretrain
+    from headwise.rows import CHECKPOINT_FILE
+    from headwise.store import Store
+
+    world = from_env()
+    where = local_device(world, pick_device(args.device))
+    run, store = _pretraining(args, str(where)), Store(args.store)
+    peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
+    compiled = "blocks" if args.compile_blocks else "model" if args.compile else ""
+    check_execution(run, world, args.accumulate, args.shard, compiled, peak)
+    with process_group(world, where), contextlib.ExitStack() as held:
+
+        def claimed() -> dict[str, Any] | bool:
+            """The row if it is there, else whether the run is ours to train."""
+            row = store.row(run.id)
+            if row is None:
+                check_space(store.path, [run])
+                store.open()
+                # a text that cannot be used leaves no run behind
+                load_corpus(run, store.path / "tokens")
+                return bool(held.enter_context(store.claim([run])))
+            store.tidy([run])
+            return row
+
+        row = broadcast_result(world, claimed)
+        if row is False:
+            raise UsageError(f"another process is training run {run.id} in {store.path}")
+        begun = (store.runs_path / run.id / CHECKPOINT_FILE).exists()
+        state = ("resumed" if begun else "to train") if row is True else "already"
+        say(
+            f"pretrain {run.id}: {_in_words(run.shape)}, {run.steps} steps of {run.batch_tokens:,} "
+            f"tokens, {state} in {store.path}"
+        )
+        if row is True:
+            command = {"command": shlex.join(["headwise", *words])}
+            row = command | pretrain(
+                run,
+                device=args.device,
+                folder=store.runs_path,
+                cache=store.path / "tokens",
+                world=world,
+                accumulate=args.accumulate,
+                shard=args.shard,
+                compiled=compiled,
+                peak=peak,
+                checkpoint_every=args.checkpoint_every,
+                done=lambda made: store.add(command | made),
+            )
+    _print_pretrained(row)
+    say(f"beside others: headwise report --store {shlex.quote(str(store.path))}")
+    return {
+        "store": str(store.path),
+        "folder": str(store.runs_path / run.id),
+        "row": row,
+        "failed": int(row["status"] != "done"),
+    }
+
+
+def _print_pretrained(row: dict[str, Any]) -> None:
+    if row["status"] != "done":
+        print(f"diverged after {row['steps_done']} steps")
+        return
+
+    def error(name: str) -> str:
+        return f"{row[name]:.4f}" + (
+            f" ± {row[f'{name}_se']:.4f}" if row[f"{name}_se"] is not None else ""
+        )
+
+    lines = [
+        ("held out, bits per byte", error("bits_per_byte")),
+        ("held out, nats per token", error("held_out")),
+        ("last step's training loss", f"{row['train_last']:.4f}"),
+        ("tokens", f"{row['tokens']:,}"),
+        (
+            "tokens per second",
+            f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "-",
+        ),
+        ("share of the devices' peak", f"{row['mfu']:.1%}" if row["mfu"] else "-"),
+        ("memory", f"{row['memory_bytes'] / 2**20:,.0f} MiB"),
+    ]
+    print_table(lines)

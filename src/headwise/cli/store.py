@@ -1,0 +1,193 @@
+"""Commands that show what is in a store: `list`, `report`, `draw`. None of them loads torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.cli.output import print_points, print_table
+from headwise.errors import UsageError, nearest
+
+LISTED = (
+    "id",
+    "status",
+    "task",
+    "dim",
+    "depth",
+    "num_heads",
+    "head_dim",
+    "steps",
+    "lr",
+    "protocol",
+    "seed",
+    "held_out",
+    "bits_per_byte",
+    "commit",
+    "finished",
+)
+
+
+# ---- list
+
+
+def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    if args.older and not args.store:
+        raise UsageError("--older lists rows of a store: add --store DIR")
+    if args.experiment and args.store:
+        raise UsageError(
+            f"list shows the settings of an experiment or a store, got {args.experiment} and "
+            f"{args.store}"
+        )
+    if args.experiment:
+        return _list_settings(args.experiment)
+    if args.store:
+        return _list_rows(args.store, args.older)
+    from headwise.experiments import EXPERIMENTS, find
+
+    about = {name: find(name).about for name in EXPERIMENTS}
+    print_table([("experiment", "what"), *about.items()])
+    return {"experiments": about}
+
+
+def _list_settings(name: str) -> dict[str, Any]:
+    """What --set can change in an experiment, by preset."""
+    from headwise.experiments import find
+    from headwise.experiments.settings import meaning_of
+
+    experiment = find(name)
+    presets = {preset: settings.plain() for preset, settings in experiment.presets.items()}
+    settings = list(dict.fromkeys(key for values in presets.values() for key in values))
+    meanings = {key: meaning_of(experiment, key) for key in settings}
+    print(f"{experiment.question}\n")
+    print_table(
+        [
+            ("setting", *presets, "what"),
+            *(
+                [key, *(_shown(values.get(key)) for values in presets.values()), meanings[key]]
+                for key in settings
+            ),
+        ]
+    )
+    return {"experiment": name, "presets": presets, "meanings": meanings}
+
+
+def _shown(value: Any) -> str:
+    """A value as --set takes it."""
+    if value is None:
+        return ""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _list_rows(path: str, older: bool) -> dict[str, Any]:
+    from headwise.device import commit
+    from headwise.store import Store
+
+    store = Store(path, create=False)
+    rows = store.rows(not_commit=commit() if older else None)
+    decoders = any(row.get("bits_per_byte") is not None for row in rows)
+    keys = [key for key in LISTED if key != "bits_per_byte" or decoders]
+    short = [{key: row.get(key) for key in keys} for row in rows]
+    cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in r.values()] for r in short]
+    print_table([keys, *cells])
+    begun = (path.parent.name for path in store.runs_path.glob("*/run.json"))
+    unfinished = sorted(run_id for run_id in begun if store.row(run_id) is None)
+    others = " made by other commits" if older else ""
+    print(f"{len(rows)} rows{others}, {len(unfinished)} unfinished runs")
+    return {"rows": short, "unfinished": unfinished, "experiments": sorted(store.experiments())}
+
+
+# ---- report
+
+
+def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.store import Store
+
+    store, output = Store(args.store, create=False), Path(args.output) if args.output else None
+    if output and output.is_dir():
+        raise UsageError(f"--output names a file, got the folder {output}")
+    try:
+        from headwise.show.report import write_report
+
+        path = write_report(store, output)
+    except ModuleNotFoundError as e:
+        raise UsageError(f"the report needs {e.name}: pip install 'headwise[report]'") from None
+    print(f"report: {path}")
+    return {"report": str(path)}
+
+
+# ---- draw
+
+
+def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.experiments import page
+    from headwise.experiments.runner import plain_point, readable
+    from headwise.show.figure import of_dict
+    from headwise.show.matplotlib_figure import save
+
+    experiment = page(args.experiment)
+    view = _view(experiment, args.view)
+    sources = [Path(name) for name in args.rows]
+    where = ", ".join(map(str, sources))
+    output = _output(args.output, experiment.name, args.view, sources[0])
+    rows = [row for source in sources for row in _rows_at(source, experiment.name)]
+    distinct = {row.get("id", i): row for i, row in enumerate(rows)}  # a row of two files is one
+    with readable(where, experiment.name):
+        points = experiment.summary(list(distinct.values()))
+        description = view(points)
+    if not points:
+        raise UsageError(f"{where} holds no rows of {experiment.name}")
+    if not of_dict(description).panels:
+        raise UsageError(
+            f"the view {args.view} of {experiment.name} has nothing to compare in {where}"
+        )
+    try:
+        save(description, output)
+    except ModuleNotFoundError as e:
+        raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
+    print_points(experiment, points)
+    for line in experiment.headline(points):
+        print(line)
+    print(f"figure: {output}")
+    return {"figure": str(output), "points": [plain_point(point) for point in points]}
+
+
+def _view(experiment: Any, name: str | None) -> Any:
+    """The experiment's figure, or another view of it by name."""
+    if name is None:
+        return experiment.figure
+    if name not in experiment.views:
+        choices = nearest(name, experiment.views) if experiment.views else "it has one figure"
+        raise UsageError(f"unknown view {name!r} of {experiment.name}; {choices}")
+    return experiment.views[name]
+
+
+def _output(given: str | None, name: str, view: str | None, source: Path) -> Path:
+    """Where the figure goes: beside the first rows unless it is said."""
+    file = f"{name}-{view}.png" if view else f"{name}.png"
+    beside = source / file if source.is_dir() else source.with_name(file)
+    output = Path(given) if given else beside
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
+    if not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent} to draw into")
+    return output
+
+
+def _rows_at(source: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a file, or an experiment's in a store."""
+    from headwise.experiments.runner import readable
+    from headwise.store import MARK, Store, read_rows
+
+    if not (source / MARK).exists():
+        return read_rows(source)
+    store = Store(source)
+    asked = store.experiments()
+    if name not in asked:
+        raise UsageError(
+            f"the store {source} has no {name}; it has {', '.join(asked) or 'no experiment yet'}"
+        )
+    with readable(str(source), name):
+        return store.rows(asked[name]["ids"])

@@ -1,0 +1,159 @@
+"""An experiment is a value: a question, the runs that answer it, and how their rows are shown.
+
+Every module of an experiment ends in `EXPERIMENT = Experiment(...)`. A file of your own that does
+so is run by its path: `headwise run my_experiment.py`, or `headwise.run("my_experiment.py")`.
+
+    settings --runs--> runs --(made elsewhere)--> rows --summary--> points --> headline, figure
+
+All of it is plain Python over plain values. Nothing here trains, draws or writes: `runner.make`
+does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from headwise.errors import UsageError, nearest
+from headwise.rows import Row, Specified, Work
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from headwise.experiments.points import Point
+    from headwise.model.own import Model
+    from headwise.show.figure import Figure
+    from headwise.tasks.task import Task
+    from headwise.training.run import Run
+
+ERRORS = (
+    "Solid lines: error on fresh data that no run has seen, mean over seeds with its 95 % "
+    "interval. Crosses: the rank paper's statistic, the smallest training loss of any epoch of any "
+    "seed. Dashed: the values published in the paper (that statistic on replayed data, read off "
+    "its figure). The interval is over seeds; all runs of a task are evaluated on one held-out "
+    "set. Budget: query/key parameters per layer."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an experiment varies and what it holds: derive from it, one field per setting.
+
+    A field is a number, a word, or a tuple of them, so that `--set key=value` can change it.
+    """
+
+    def idle(self) -> dict[str, str]:
+        """Settings that would have no effect beside the others, each with the reason."""
+        return {}
+
+    def with_tasks(self, tasks: Sequence[str | Task]) -> Self:
+        """The same settings for other tasks, built-in ones by name; refused unless overridden."""
+        raise UsageError(
+            "this experiment has a task of its own; tasks go with fig1, leaner, map, removable"
+        )
+
+    def with_model(self, model: Model) -> Self:
+        """The same settings with a model of one's own in every run; refused unless overridden."""
+        raise UsageError("this experiment trains no model that another could take the place of")
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as plain values; tasks and models by their `spec()`."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: _plain(value) for name, value in fields.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, str | int | float) or value is None else value.spec()
+
+
+S = TypeVar("S", bound=Settings)
+P = TypeVar("P", bound="Point")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Generic[S, P]):
+    """A question and everything that answers it.
+
+    >>> from headwise.experiments import find
+    >>> find("fig1").preset("quick", seeds=1).seeds
+    1
+    """
+
+    name: str  # of its rows' page in a store; letters, digits, - and _
+    question: str  # one sentence
+    about: str  # one line, for `headwise list`
+    presets: Mapping[str, S]  # name -> settings: "quick" for a laptop, "paper" for a GPU
+    columns: Sequence[tuple[str, str]]  # the table: a point's field and its heading
+    runs: Callable[[S], Sequence[Specified]]  # the first, or the only, round
+    summary: Callable[[list[Row]], Sequence[P]]  # rows -> points, in any order of rows
+    headline: Callable[[Sequence[P]], list[str]]  # the claim in numbers, a sentence per line
+    figure: Callable[[Sequence[P]], Figure]
+    notes: Mapping[str, str] = field(default_factory=dict)  # preset -> what to bear in mind
+    caption: str = ERRORS  # what the figure's lines are
+    views: Mapping[str, Callable[[Sequence[P]], Figure]] = field(default_factory=dict)
+    # Runs that depend on the rows so far, asked until there are no new ones.
+    then: Callable[[S, list[Row]], Sequence[Specified]] | None = None
+    keep_weights: bool = False  # of the first round, for the next one to start from
+    # Columns to add to a trained run's row, from its weights; it travels to worker processes.
+    probe: Callable[[Run, dict[str, Any]], Row] | None = None
+    # The row of a value that is computed instead of trained, on a device.
+    make: Callable[[Any, str], Row] | None = None
+    meanings: Mapping[str, str] = field(default_factory=dict)  # setting -> one line
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name):
+            raise UsageError(
+                f"an experiment's name has letters, digits, - and _ only, got {self.name!r}"
+            )
+
+    @property
+    def trains(self) -> bool:
+        """Whether its rows are trained; otherwise they are computed by `make`."""
+        return self.make is None
+
+    def preset(self, name: str, **changes: Any) -> S:
+        """A preset with some settings changed; unknown names are refused with the nearest ones."""
+        if name not in self.presets:
+            raise UsageError(f"unknown preset {name!r}; {nearest(name, self.presets)}")
+        base = self.presets[name]
+        known = [f.name for f in dataclasses.fields(base)]
+        for key in changes:
+            if key not in known:
+                raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
+        given = {key: tuple(v) if isinstance(v, list) else v for key, v in changes.items()}
+        settings = dataclasses.replace(base, **given)
+        for key, why in settings.idle().items():
+            if key in changes:
+                raise UsageError(f"{key} has no effect here: {why}")
+        return settings
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A value whose row is computed, not trained.
+
+    Derive from it as a frozen dataclass and name the experiment; its fields are its specification.
+    """
+
+    work: ClassVar[Work] = "compute"
+    experiment: ClassVar[str]
+
+    def spec(self) -> dict[str, Any]:
+        """The value as plain values."""
+        return {"experiment": self.experiment, **dataclasses.asdict(self)}
+
+    def columns(self) -> dict[str, Any]:
+        """The same as the columns of its row."""
+        return dataclasses.asdict(self)
+
+    @property
+    def id(self) -> str:
+        """A hash of the specification."""
+        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,173 @@
+"""Points: what an experiment makes of the rows of one place in its figure, and the words for it.
+
+A point is a frozen dataclass. Its fields are the table's columns, the markers of the figure and
+what `--json` prints. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from headwise.errors import UsageError
+from headwise.lm.spec import Pretraining
+from headwise.rows import Row
+from headwise.shape import Shape
+from headwise.stats import Mean, mean
+from headwise.training.run import Recipe
+
+P = TypeVar("P", bound="Point")
+COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
+# Rows of one point may differ in these: `held_out` is a count in a recipe and an error in a row.
+PER_SEED = ("seed", "held_out", "evals")
+ONE_MODEL = [
+    f.name
+    for kind in (Shape, Recipe, Pretraining)
+    for f in dataclasses.fields(kind)
+    if f.name not in PER_SEED
+]
+
+
+# ---- what points hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The base of every experiment's points."""
+
+    def cell(self, key: str) -> str:
+        """One of its values for people; a missing value is a dash."""
+        value = getattr(self, key)
+        if value is None:
+            return "-"
+        if isinstance(value, bool):
+            return "yes" if value else "NO"
+        if key == "off":  # how far off a budget
+            return f"{value:+.2%}"
+        if isinstance(value, float) and abs(value) >= 10_000:
+            return f"{value:,.0f}"
+        if isinstance(value, float):
+            return f"{value:.4f}" if key in ("held_out", "train_best") else f"{value:.4g}"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Point):
+    """A point with a held-out error: its mean over `n` seeds and the 95 % interval of the mean."""
+
+    n: int = 0
+    diverged: int = 0
+    held_out: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def cell(self, key: str) -> str:
+        if key != "held_out":
+            return super().cell(key)
+        if self.held_out is None:
+            return "diverged"
+        if self.low is None or self.high is None:
+            return f"{self.held_out:.4f}"
+        return f"{self.held_out:.4f} ± {(self.high - self.low) / 2:.4f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors(Measured):
+    """A point of a rank-paper figure: also how many runs predict zero, and the paper's statistic,
+    the smallest training loss of any epoch of any seed. `errors_of` fills it."""
+
+    zero: int = 0
+    train_best: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned(Measured):
+    """A point whose learning rate was tuned: the rate, and the losses by seed. `tuning.tuned` fills
+    it."""
+
+    lr: float | None = None
+    values: list[float] = dataclasses.field(default_factory=list)
+    seeds: list[int] = dataclasses.field(default_factory=list)
+    accuracy: float | None = None
+    edge: bool = False  # whether the best rate is the smallest or the largest of those tried
+
+
+def groups(points: Iterable[P], *names: str) -> dict[tuple[Any, ...], list[P]]:
+    """Points by the values of some fields, in order of those values (`stats.group` for points)."""
+    out: dict[tuple[Any, ...], list[P]] = {}
+    for point in points:
+        out.setdefault(tuple(getattr(point, name) for name in names), []).append(point)
+    return dict(sorted(out.items()))
+
+
+# ---- rows of one point -> its numbers
+
+
+def check_one_model(rows: list[Row], *but: str) -> None:
+    """Refuse rows of one point that differ in more than seeds, and what `but` names: files of
+    several experiments, given together."""
+    columns = {key for row in rows for key in row}
+    own = sorted(k for k in columns if k in ("task", "model") or k.startswith(("task_", "model_")))
+    for key in (*ONE_MODEL, *own):
+        found = sorted({str(row[key]) for row in rows if key in row}) if key not in but else []
+        if len(found) > 1:
+            raise UsageError(
+                f"runs of one point may differ in their seeds only, these differ in {key}: "
+                f"{', '.join(found)}"
+            )
+
+
+def interval(
+    values: Sequence[float], names: tuple[str, str, str] = ("held_out", "low", "high")
+) -> dict[str, float | None]:
+    """The mean and its 95 % interval under three names; None of no values."""
+    found = mean(values)[:3] if values else (None, None, None)
+    return dict(zip(names, found, strict=True))
+
+
+def errors_of(rows: list[Row]) -> dict[str, Any]:
+    """The fields of `Errors` from one point's rows."""
+    check_one_model(rows)
+    done = [r for r in rows if r["status"] == "done"]
+    trained = [r["train_best"] for r in rows if r["train_best"] is not None]
+    return {
+        "n": len(done),
+        "diverged": len(rows) - len(done),
+        "zero": sum(abs(r["held_out"] - r["zero_error"]) < COLLAPSED for r in done),
+        **interval([r["held_out"] for r in done]),
+        "train_best": min(trained, default=None),
+    }
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of the values that are there and finite."""
+    logs = [math.log(v) for v in values if v is not None and 0 < v < math.inf]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+# ---- words
+
+
+def plural(n: int, word: str) -> str:
+    """A number of things.
+
+    >>> plural(1, "layer"), plural(3, "head")
+    ('1 layer', '3 heads')
+    """
+    return f"{n} {word}" + "s" * (n != 1)
+
+
+def signed(x: float) -> str:
+    """A difference to four places, or to two digits where those would all be zero."""
+    return f"{x:+.4f}" if abs(x) >= 0.001 or x == 0 else f"{x:+.1e}"
+
+
+def gap_in_words(gap: Mean) -> str:
+    """A difference with its interval; where that covers zero, none is found."""
+    if gap.low is None or gap.high is None:
+        return f"{signed(gap.mean)} (one seed)"
+    words = f"{signed(gap.mean)} ± {signed((gap.high - gap.low) / 2)[1:]}"
+    return f"none found ({words})" if gap.low <= 0 <= gap.high else words

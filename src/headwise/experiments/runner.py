@@ -1,0 +1,507 @@
+"""Make an experiment: `run` is the Python entry, `make` the plan it follows.
+
+    settings -> runs -> rows that are given -> note in the store -> train what is missing
+             -> further rounds -> points -> figure and page
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import html
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwise.errors import UsageError
+from headwise.experiments import find
+from headwise.experiments.base import Experiment, Settings
+from headwise.experiments.points import Point
+from headwise.rows import Row, Specified, check_row
+from headwise.store import Store, read_rows, rows_by_id
+
+if TYPE_CHECKING:
+    from headwise.model.own import Model
+    from headwise.show.figure import Figure
+    from headwise.tasks.task import Task
+
+DEFAULT_STORE = "headwise-store"
+ROUNDS = 32  # of runs that depend on others' rows, at most
+Say = Callable[[str], None]
+
+
+# ---- what comes out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many runs there are, and where their rows came from."""
+
+    runs: int
+    made: int  # now
+    taken: int  # from files of rows
+    missing: int  # not made, because only what is there was asked for
+    failed: int  # checks that do not hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """An experiment that was made: its rows, its points, and where its figure and page are."""
+
+    experiment: Experiment[Any, Any]
+    preset: str
+    settings: Settings
+    store: Store
+    rows: list[Row]
+    points: Sequence[Point]
+    headline: list[str]
+    counts: Counts
+    picture: Path | None = None  # the figure as an image
+    page: Path | None = None  # the store's page, report.html
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.experiment.name
+
+    @property
+    def figure(self) -> Figure:
+        """The figure as a description, which `headwise.show` draws."""
+        return self.experiment.figure(self.points)
+
+    @property
+    def table(self) -> list[list[str]]:
+        """The headings, then a line per point."""
+        keys = [key for key, _ in self.experiment.columns]
+        headings = [heading for _, heading in self.experiment.columns]
+        return [headings, *([point.cell(key) for key in keys] for point in self.points)]
+
+    @property
+    def note(self) -> str:
+        """What to bear in mind about the preset; empty: nothing."""
+        return self.experiment.notes.get(self.preset, "")
+
+    def __repr__(self) -> str:
+        where = f", page {self.page}" if self.page else ""
+        first = f"{self.name} ({self.preset}): {self.counts.runs} runs, {len(self.rows)} rows{where}"
+        return "\n".join([first, *self.headline])
+
+    def _repr_html_(self) -> str:
+        """The headline and the table, for a notebook."""
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.headline)
+        head, *body = self.table
+        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in body
+        )
+        question = html.escape(self.experiment.question)
+        return f"<b>{question}</b><ul>{lines}</ul><table><tr>{cells}</tr>{rows}</table>"
+
+
+# ---- the Python entry
+
+
+def run(
+    experiment: str | Path | Experiment[Any, Any],
+    *,
+    preset: str = "quick",
+    store: str | Path | Store = DEFAULT_STORE,
+    task: str | Task | Sequence[str | Task] | None = None,
+    model: str | Model | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    rows: Sequence[str | Path] = (),
+    train: bool = True,
+    keep_weights: bool = False,
+    checkpoint_every: float = 30.0,
+    report: bool = True,
+    **settings: Any,
+) -> Made:
+    """Make an experiment and return what was made. What the store already has is not made again.
+
+    `experiment` is a name (`headwise list` shows them), a Python file with an `EXPERIMENT`, or the
+    value itself. Settings of the preset are changed by name. `task` and `model` put your own in the
+    place of the experiment's: values, names of built-in tasks, or files.
+
+        made = headwise.run("fig1", store="my-store", seeds=2)
+        made.points, made.rows, made.headline, made.picture, made.page
+
+    Progress goes to standard error. Ctrl-C is safe: the same call resumes.
+    """
+    if not isinstance(experiment, Experiment):
+        experiment = find(str(experiment))
+    chosen = experiment.preset(preset, **settings)
+    if task is not None:
+        chosen = chosen.with_tasks(tasks_of(task))
+    if model is not None:
+        chosen = chosen.with_model(model_of(model))
+    return make(
+        experiment,
+        chosen,
+        store if isinstance(store, Store) else Store(store),
+        preset=preset,
+        device=device,
+        workers=workers,
+        rows=rows,
+        train=train,
+        keep_weights=keep_weights,
+        checkpoint_every=checkpoint_every,
+        report=report,
+        command=f'headwise.run("{experiment.name}", preset="{preset}", ...)',
+    )
+
+
+def tasks_of(given: str | Task | Sequence[str | Task]) -> list[str | Task]:
+    """Built-in tasks by name, one's own as values; names of files are loaded."""
+    if isinstance(given, str):
+        # A file may have arguments with commas, as in my_task.py:MyTask(points=8, dim=16).
+        words = [given] if ".py" in given else given.split(",")
+        return [_task_of(word) for word in words]
+    if isinstance(given, Sequence):
+        return [task for one in given for task in tasks_of(one)]
+    return [given]
+
+
+def _task_of(word: str) -> str | Task:
+    from headwise.tasks.own import is_file_spec, load_task
+
+    return load_task(word) if is_file_spec(word) else word
+
+
+def model_of(given: str | Model) -> Model:
+    """One's own model as a value; the name of a file is loaded."""
+    if not isinstance(given, str):
+        return given
+    from headwise.tasks.own import load_model
+
+    return load_model(given)
+
+
+# ---- the plan
+
+
+def make(
+    experiment: Experiment[Any, Any],
+    settings: Settings,
+    store: Store,
+    *,
+    preset: str = "",
+    device: str = "auto",
+    workers: int | None = None,
+    rows: Sequence[str | Path] = (),
+    train: bool = True,
+    keep_weights: bool = False,
+    checkpoint_every: float = 30.0,
+    report: bool = True,
+    note: bool = True,
+    say: Say | None = None,
+    command: str = "",
+) -> Made:
+    """Make an experiment's rows, points, figure and page.
+
+    `rows` names files of rows made before. `train=False` shows what is there and makes nothing.
+    `note=False` leaves the page that the store already has for this experiment.
+    """
+    say = say or _to_stderr
+    runs = list(experiment.runs(settings))
+    _check_options(experiment, runs, workers, keep_weights)
+    given = _given_rows(rows, runs)
+    worker = _Worker(experiment, store, device, workers, keep_weights, checkpoint_every, train)
+
+    # What is asked for, and what of it is there: said and noted before anything is made, so that
+    # the store's page shows it also after a kill.
+    before = _noted_ids(store, experiment.name)
+    taken = _take(given, runs, store, experiment)
+    missing = store.missing(runs)
+    worker.check(missing)
+    say(_beginning(experiment, preset, store, runs, missing, taken, rows))
+    if not train and len(missing) == len(runs):
+        raise UsageError(
+            f"none of these {_count(experiment, runs)} is in {store.path}; without --no-train they "
+            "are made"
+        )
+    if missing and train and preset == "paper" and worker.slow:
+        say(
+            "the preset paper is made for a GPU and may take days on a CPU; --no-train shows what "
+            "is there"
+        )
+    asked = {"command": command, "preset": preset, "settings": settings.plain()}
+    if note:
+        store.note(experiment.name, {**asked, "ids": _ids(runs)})
+
+    # The first round, then rounds of runs that depend on the rows so far.
+    found = worker.rows_of(runs, experiment.keep_weights)
+    later_rounds = _later_rounds(experiment, settings, runs, found) if train or not missing else ()
+    for later in later_rounds:
+        taken += _take(given, later, store, experiment)
+        waiting = store.missing(later)
+        say(
+            f"{experiment.name}, next round: {len(later)} runs, {len(later) - len(waiting)} "
+            f"already in {store.path}"
+        )
+        found += worker.rows_of(later)
+        runs += later
+        missing += waiting
+
+    points = experiment.summary(found)
+    headline = experiment.headline(points)
+    if note:
+        page = page_of(experiment, preset, points, headline)
+        store.note(experiment.name, {**asked, "ids": _ids(runs), **page})
+        if before - set(_ids(runs)):
+            say(
+                f"{experiment.name} was made with other settings in {store.path} before: its page "
+                "now shows these; the older rows are still there"
+            )
+    picture, html_page = _draw(experiment, points, store, say) if report else (None, None)
+    counts = Counts(
+        runs=len(runs),
+        made=len(missing) if train else 0,
+        taken=taken,
+        missing=0 if train else len(missing),
+        failed=sum(plain_point(p).get("holds") is False for p in points),
+    )
+    return Made(
+        experiment=experiment,
+        preset=preset,
+        settings=settings,
+        store=store,
+        rows=found,
+        points=points,
+        headline=headline,
+        counts=counts,
+        picture=picture,
+        page=html_page,
+    )
+
+
+def page_of(
+    experiment: Experiment[Any, Any], preset: str, points: Sequence[Point], headline: list[str]
+) -> dict[str, Any]:
+    """What the store's page needs of an experiment of one's own, as plain values: a store is data,
+    and nothing that it names is ever imported."""
+    return {}
+
+
+def plain_point(point: Any) -> dict[str, Any]:
+    """A point as plain values."""
+    return dict(point) if isinstance(point, dict) else dataclasses.asdict(point)
+
+
+# ---- its steps
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """How rows come to be: trained in ensembles, one decoder after another, or computed."""
+
+    experiment: Experiment[Any, Any]
+    store: Store
+    device: str
+    workers: int | None
+    keep_weights: bool
+    checkpoint_every: float
+    train: bool
+
+    @property
+    def slow(self) -> bool:
+        """Whether this trains on a CPU."""
+        from headwise.device import pick_device
+
+        return self.experiment.trains and pick_device(self.device).type == "cpu"
+
+    def check(self, missing: Sequence[Specified]) -> None:
+        """Refuse a device that is not there, and what the disk cannot hold."""
+        if not self.train:
+            return
+        from headwise.device import pick_device
+        from headwise.execute.sweep import check_space
+
+        pick_device(self.device)
+        trained = [run for run in missing if run.work != "compute"]
+        check_space(self.store.path, trained, self.keep_weights)
+
+    def rows_of(self, runs: Sequence[Any], keep_weights: bool = False) -> list[Row]:
+        """The rows of runs, in order; those that are missing are made unless only what is there was
+        asked for."""
+        if not self.train or not runs:
+            return self.store.rows([run.id for run in runs])
+        from headwise.execute.sweep import compute, pretrain_all, sweep
+
+        name, keep = self.experiment.name, keep_weights or self.keep_weights
+        match runs[0].work:
+            case "compute":
+                assert self.experiment.make is not None
+                make = self.experiment.make
+                return compute(runs, make, self.store, device=self.device, label=name)
+            case "pretrain":
+                return pretrain_all(
+                    runs,
+                    self.store,
+                    device=self.device,
+                    checkpoint_every=self.checkpoint_every,
+                    keep_weights=keep,
+                    label=name,
+                )
+            case _:
+                return sweep(
+                    runs,
+                    self.store,
+                    device=self.device,
+                    workers=self.workers,
+                    label=name,
+                    keep_weights=keep,
+                    checkpoint_every=self.checkpoint_every,
+                    probe=self.experiment.probe,
+                )
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _ids(runs: Sequence[Specified]) -> list[str]:
+    return list(dict.fromkeys(run.id for run in runs))
+
+
+def _check_options(
+    experiment: Experiment[Any, Any],
+    runs: Sequence[Specified],
+    workers: int | None,
+    keep_weights: bool,
+) -> None:
+    if keep_weights and not experiment.trains:
+        raise UsageError(
+            f"--keep-weights goes with experiments that train; {experiment.name} computes its rows"
+        )
+    if workers and any(run.work != "train" for run in runs):
+        raise UsageError(
+            f"--workers goes with runs that are trained in ensembles; {experiment.name} makes its "
+            "rows one after another"
+        )
+
+
+def _given_rows(files: Sequence[str | Path], runs: Sequence[Specified]) -> dict[str, Row]:
+    """The rows of some files by id, at least one of them a row of these runs."""
+    given = rows_by_id([Path(name) for name in files])
+    if given and not any(run.id in given for run in runs):
+        raise UsageError(
+            f"none of the {len(given)} rows of {', '.join(map(str, files))} is one of these "
+            f"{len(runs)} runs; see --set and --seeds"
+        )
+    return given
+
+
+def _noted_ids(store: Store, name: str) -> set[str]:
+    """The runs that the store's page of this experiment shows so far."""
+    noted = store.experiments().get(name)
+    return set(noted.get("ids") or []) if isinstance(noted, dict) else set()
+
+
+def _take(
+    given: dict[str, Row],
+    runs: Sequence[Specified],
+    store: Store,
+    experiment: Experiment[Any, Any],
+) -> int:
+    """Put the rows that are given into the store where it has none of its own, if the experiment
+    can show them; returns how many."""
+    if not given:
+        return 0
+    taken = [(run, given[run.id]) for run in store.missing(runs) if run.id in given]
+    for run, row in taken:
+        if why := check_row(row, run):
+            raise UsageError(f"the given row of run {run.id} does not fit the run: {why}")
+    if taken:
+        with readable("--rows", experiment.name):
+            points = experiment.summary([row for _, row in taken])
+            experiment.headline(points)
+            experiment.figure(points)
+    for _, row in taken:
+        store.add(row)
+    return len(taken)
+
+
+@contextlib.contextmanager
+def readable(where: str, name: str) -> Iterator[None]:
+    """Rows of files may hold anything: what an experiment can make nothing of is one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as e:
+        what = f"no {e}" if isinstance(e, KeyError) else " ".join(str(e).split())[:80]
+        raise UsageError(
+            f"{where} does not hold rows of {name}, one JSON object per line: {what}"
+        ) from None
+
+
+def _count(experiment: Experiment[Any, Any], runs: Sequence[Specified]) -> str:
+    return f"{len(runs)} {'runs' if experiment.trains else 'rows'}"
+
+
+def _beginning(
+    experiment: Experiment[Any, Any],
+    preset: str,
+    store: Store,
+    runs: Sequence[Specified],
+    missing: Sequence[Specified],
+    taken: int,
+    files: Sequence[str | Path],
+) -> str:
+    """What is asked for and what of it is there, in one line."""
+    line = (
+        f"{experiment.name} ({preset}): {_count(experiment, runs)}, {len(runs) - len(missing)} "
+        f"already in {store.path}"
+    )
+    if taken:
+        line += f", {taken} of them from {', '.join(map(str, files))}, {len(missing)} to make"
+    if begun := store.begun(missing):
+        line += f", {begun} to resume"
+    return line
+
+
+def _later_rounds(
+    experiment: Experiment[Any, Any],
+    settings: Settings,
+    runs: Sequence[Specified],
+    rows: list[Row],
+) -> Iterator[list[Any]]:
+    """Runs that depend on rows, round after round; `rows` grows meanwhile."""
+    if experiment.then is None:
+        return
+    known = {run.id for run in runs}
+    for _ in range(ROUNDS):
+        later = [run for run in experiment.then(settings, rows) if run.id not in known]
+        if not later:
+            return
+        known |= {run.id for run in later}
+        yield later
+    raise UsageError(
+        f"`then` of {experiment.name} must come to an end, it has new runs after {ROUNDS} rounds"
+    )
+
+
+def _draw(
+    experiment: Experiment[Any, Any], points: Sequence[Point], store: Store, say: Say
+) -> tuple[Path | None, Path | None]:
+    """Write the figure and the store's page; without the libraries that draw, say so."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+        import plotly  # noqa: F401
+    except ModuleNotFoundError as e:
+        say(
+            f"no figure and no report: {e.name} is not installed (pip install "
+            f"'headwise[report]'); the rows are in {store.path}"
+        )
+        return None, None
+    from headwise.show.matplotlib_figure import save
+    from headwise.show.report import write_report
+
+    picture = store.path / f"{experiment.name}.png"
+    save(experiment.figure(points), picture)
+    return picture, write_report(store)

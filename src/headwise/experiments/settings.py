@@ -1,0 +1,253 @@
+"""Settings that experiments share, their checks, and `key=value` as it is typed.
+
+A setting named like a field of `Recipe` goes into the recipe of every run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headwise.errors import UsageError, nearest
+from headwise.experiments.base import Experiment, S, Settings
+from headwise.shape import Shape
+from headwise.training.run import Recipe, Run
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from headwise.model.own import Model
+    from headwise.tasks.task import Task
+
+CHOICES = ("farthest", "recall", "text", "images", "listops", "sentences")
+SOURCED = ("text", "images", "sentences")  # those that read data from `source`
+MEANINGS = {
+    "dim": "width of the model",
+    "depth": "layers",
+    "depths": "numbers of layers",
+    "heads": "numbers of heads",
+    "ranks": "ranks of a head",
+    "ffn_dim": "width of the feed-forward",
+    "points": "points of the farthest-neighbour task",
+    "seeds": "seeds per point",
+    "steps": "training steps",
+    "batch": "sequences per step",
+    "lr": "learning rate",
+    "lrs": "learning rates that are tried on seed 0",
+    "further": "rates tried beyond them where the best is the last to a side",
+    "warmup": "share of the steps with a rising rate",
+    "schedule": "cosine, published (the paper's, by epoch) or constant",
+    "protocols": "stream (fresh data), replay (one epoch again and again), original",
+    "init": "how weights start: library, published, original, normal, spectral, orthogonal",
+    "precision": "of the operands of products: fp32, tf32, fp16 or bf16",
+    "epoch": "steps over which the training loss is averaged",
+    "held_out": "sequences that the held-out error is measured on",
+    "evals": "how often it is measured",
+    "beta2": "of AdamW",
+    "weight_decay": "of AdamW",
+    "tasks": f"{', '.join(CHOICES)}, or a file with your own",
+    "task": "farthest, or a file with your own",
+    "model": "a file with your own model, by --model",
+    "pairs": "pairs of the recall task",
+    "length": "tokens of text, listops and sentences",
+    "source": "a file or data set for text, images or sentences; generated where empty",
+}
+
+
+def meaning_of(experiment: Experiment[Any, Any], setting: str) -> str:
+    """What a setting of an experiment is, in one line; empty where nothing is said."""
+    return experiment.meanings.get(setting) or MEANINGS.get(setting, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Settings):
+    """What every training experiment holds."""
+
+    ffn_dim: int
+    seeds: int
+    steps: int
+    batch: int
+    warmup: float
+    schedule: str
+    protocols: tuple[str, ...]
+    init: str = "published"
+    precision: str = "fp32"
+    epoch: int = 100
+    held_out: int = 12_800
+    evals: int = 10
+    model: Model | None = None  # of one's own, in the place of headwise's
+
+    def with_model(self, model: Model) -> Self:
+        return dataclasses.replace(self, model=model)
+
+    def recipe(self, **changes: Any) -> Recipe:
+        """The recipe from the settings of the same names, with changes. A model of one's own draws
+        its own initial weights."""
+        names = {f.name for f in dataclasses.fields(Recipe)}
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
+        start = {} if self.model is None else {"init": "library"}
+        return Recipe(**{**own, **start, **changes})
+
+    def run(self, shape: Shape, task: Task, seed: int, **changes: Any) -> Run:
+        """One model to train by the settings' recipe with changes."""
+        return Run(shape, task, self.recipe(**changes), seed, self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverTasks(Training):
+    """What experiments over several tasks hold besides. Every shape is tuned over the same
+    rates."""
+
+    tasks: tuple[str | Task, ...]  # built-in ones by name
+    dim: int
+    lrs: tuple[float, ...]
+    further: int = 0  # rates that a shape may try beyond them, where its best is the last to a side
+    beta2: float
+    weight_decay: float
+    points: int  # of the farthest-neighbour task
+    pairs: int  # of recall
+    length: int  # of text, ListOps and sentences
+    source: str = ""  # data of text, images or sentences
+
+    def idle(self) -> dict[str, str]:
+        of = {
+            "points": ("farthest",),
+            "pairs": ("recall",),
+            "length": ("text", "listops", "sentences"),
+        }
+        return without_effect(of, [task_name(task) for task in self.tasks], "tasks")
+
+    def with_tasks(self, tasks: Sequence[str | Task]) -> Self:
+        return dataclasses.replace(self, tasks=tuple(tasks))
+
+    def __post_init__(self) -> None:
+        check_lists(self, (), ("tasks", "lrs"))
+        check_fresh(self)
+        names = [task_name(task) for task in self.tasks]
+        if len(set(names)) < len(names):
+            raise UsageError(f"tasks must differ in their names, got {', '.join(names)}")
+        for task in self.tasks:
+            if isinstance(task, str) and task not in CHOICES:
+                raise UsageError(
+                    f"unknown task {task!r}; {nearest(task, CHOICES)}, or a Python file"
+                )
+        if self.source and not set(names) <= set(SOURCED):
+            raise UsageError(
+                f"source goes with the tasks {', '.join(SOURCED)}, got {', '.join(names)}"
+            )
+
+    def task(self, chosen: str | Task) -> Task:
+        """One of the tasks: a built-in one in the sizes of the settings, one's own as it is."""
+        from headwise import tasks
+
+        match chosen:
+            case "farthest":
+                return tasks.Farthest(self.dim, self.points)
+            case "recall":
+                return tasks.Recall(self.pairs, 4 * self.pairs, 2 * self.pairs)
+            case "text":
+                return tasks.Text(self.length, self.source)
+            case "images":
+                return tasks.Images(4, self.source)
+            case "sentences":
+                return tasks.Sentences(self.length, self.source, "word")
+            case "listops":
+                return tasks.ListOps(length=self.length)
+            case str():
+                raise UsageError(f"unknown task {chosen!r}; {nearest(chosen, CHOICES)}")
+            case _:
+                return chosen
+
+
+def task_name(task: str | Task) -> str:
+    """A task's name in rows."""
+    return task if isinstance(task, str) else task.spec()["name"]
+
+
+# ---- checks
+
+
+def check_lists(settings: Any, numbers: Sequence[str], words: Sequence[str] = ()) -> None:
+    """Refuse empty lists, repeated entries, and numbers below 1."""
+    for name in (*numbers, *words):
+        values = getattr(settings, name)
+        if not values:
+            raise UsageError(f"{name} must not be empty")
+        if len(set(values)) < len(values):
+            raise UsageError(
+                f"{name} must differ from each other, got {', '.join(map(str, values))}"
+            )
+    for name in numbers:
+        bad = [v for v in getattr(settings, name) if v < 1]
+        if bad:
+            raise UsageError(f"{name} must be at least 1, got {bad[0]}")
+    if settings.seeds < 1:
+        raise UsageError(f"seeds must be at least 1, got {settings.seeds}")
+    if isinstance(settings, Training) and settings.schedule == "constant" and settings.warmup:
+        raise UsageError(
+            f"schedule constant has no warm-up: warmup must be 0, got {settings.warmup:g}"
+        )
+
+
+def check_fresh(settings: Training) -> None:
+    """Refuse other protocols than fresh data at every step."""
+    if settings.protocols != ("stream",):
+        raise UsageError(
+            "protocols must be stream here: every step has fresh data, got "
+            f"{', '.join(settings.protocols) or 'none'}"
+        )
+
+
+def without_effect(
+    of: Mapping[str, Sequence[str]], chosen: Iterable[str], name: str
+) -> dict[str, str]:
+    """Which settings go with nothing of what is chosen, and why."""
+    chosen = list(chosen)
+    reason = f"{name} is {', '.join(chosen)}"
+    return {
+        key: f"it goes with {' and '.join(these)}, {reason}"
+        for key, these in of.items()
+        if not {*these} & {*chosen}
+    }
+
+
+# ---- settings as they are typed
+
+
+def settings_of(
+    experiment: Experiment[S, Any], preset: str, typed: Sequence[str] = (), seeds: int | None = None
+) -> S:
+    """A preset with `key=value` words as they are typed after --set."""
+    base = experiment.preset(preset)
+    known = [f.name for f in dataclasses.fields(base)]
+    values: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
+    for word in typed:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes key=value, got {word!r}")
+        if key not in known:
+            raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
+        if key == "model":
+            raise UsageError("a model of your own is given by --model FILE")
+        values[key] = _parse(key, text, getattr(base, key))
+    return experiment.preset(preset, **values)
+
+
+def _parse(key: str, text: str, like: Any) -> Any:
+    """Text as a value of the same kind as the preset's: a number, a word, or a comma-separated list
+    of them."""
+    if isinstance(like, tuple):
+        return tuple(_parse(key, part, like[0] if like else "") for part in text.split(",") if part)
+    if isinstance(like, str) or like is None:
+        return text
+    if isinstance(like, bool):
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"{key} must be true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        return type(like)(text.replace("_", ""))
+    except ValueError:
+        kind = "a whole number" if isinstance(like, int) else "a number"
+        raise UsageError(f"{key} must be {kind}, got {text!r}") from None
