@@ -28,6 +28,7 @@ __all__ = [
     "UsageError",
     "attend",
     "explain",
+    "run",
     "train",
 ]
 
@@ -47,12 +48,14 @@ _HOME = {
     "Nearest": "tasks",
     "Recipe": "training.run",
     "Run": "training.run",
+    "run": "experiments.runner",
     "train": "training.engine",
     "Store": "store",
 }
 
 if TYPE_CHECKING:
     from headwise.errors import UsageError
+    from headwise.experiments.runner import run
     from headwise.model.attention import Attention, attend
     from headwise.model.backends import explain
     from headwise.model.own import Model

@@ -56,7 +56,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("rnu fig1", "unknown command 'rnu'; did you mean run? choices: "),
     ("zzz", "unknown command 'zzz'; choices: cost, "),
     ("--verbose", "unrecognized arguments: --verbose; see headwise --help"),
-    ("run", "the following arguments are required: experiment; see headwise run --help"),
+    ("run", "the following arguments are required: experiment, TASK; see headwise run --help"),
     ("run fig2", "unknown experiment 'fig2'; did you mean fig1? choices: "),
     ("run mine.py", "there is no experiment file at mine.py"),
     ("run fig1 --preset quik", "unknown preset 'quik'; did you mean quick? choices: paper, quick"),
@@ -854,7 +854,7 @@ print(*codes)
     assert lines[-1] == "0 2 2"
     assert (
         "no figure and no report: jinja2 is not installed (pip install 'headwise[report]'); the "
-        f"rows are in {tmp_path / 'store'}" in lines
+        f"rows are in {tmp_path / 'store'}" in told.stderr.splitlines()
     )
     errors = [line for line in told.stderr.splitlines() if line.startswith("headwise: error:")]
     assert errors == [
@@ -866,35 +866,54 @@ print(*codes)
 # ---- an experiment of one's own
 
 
+OWN = """
+import dataclasses
+
+from headwise.experiments import find
+
+EXPERIMENT = dataclasses.replace(
+    find("fig1"), name="mine", question="Is <b>mine</b> better?"
+)
+"""
+PROBED = """
+import dataclasses
+
+from headwise.experiments import find
+
+
+def probe(run, weights):
+    return {"mine": run.seed + 7}
+
+
+EXPERIMENT = dataclasses.replace(find("fig1"), name="mine", probe=probe)
+"""
+
+
 def test_an_experiment_file_is_run_and_hides_no_module(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, path = tmp_path / "json.py", tmp_path / "store"
-    mine.write_text(
-        "from headwise.experiments.rank_paper.fig1 import *\nQUESTION = 'Is <b>mine</b> better?'\n"
-    )
+    mine.write_text(OWN)
     words = run_words(path, "--seeds", "1")
     assert main(["run", str(mine), *words[2:], "--json"]) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (answer["experiment"], answer["made"]) == ("json", 4)
+    assert (answer["experiment"], answer["made"]) == ("mine", 4)
     assert sys.modules["json"] is json
     assert "Is &lt;b&gt;mine&lt;/b&gt; better?" in (path / "report.html").read_text()
     assert main(words) == 0  # a second experiment on the same rows
     mine.unlink()
     assert main(["report", "--store", str(path)]) == 0
     page = (path / "report.html").read_text()
-    assert f"Not shown: json: there is no experiment file at {mine.resolve()}" in page
-    assert page.count("<section") == 1
+    assert "Is &lt;b&gt;mine&lt;/b&gt; better?" in page, "shown from what the store keeps"
+    assert "Not shown" not in page
+    assert page.count("<section") == 2
 
 
 def test_an_experiment_file_with_a_probe_of_its_own_runs_in_several_processes(
     tmp_path: Path,
 ) -> None:
     mine, path = tmp_path / "mine.py", tmp_path / "store"
-    mine.write_text(
-        "from headwise.experiments.rank_paper.fig1 import *\n\n\ndef probe(run, weights):\n    "
-        "return {'mine': run.seed + 7}\n"
-    )
+    mine.write_text(PROBED)
     words = run_words(path, "--seeds", "2", "--no-report", workers=2)
     assert main(["run", str(mine), *words[2:]]) == 0
     assert {(row["seed"], row["mine"]) for row in Store(path).rows()} == {(0, 7), (1, 8)}
@@ -908,10 +927,7 @@ def test_an_experiment_file_with_a_probe_of_its_own_runs_in_several_processes(
         ("import nowhere", "MINE cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
         (
             "QUESTION = 1",
-            (
-                "an experiment needs QUESTION, PRESETS, COLUMNS, runs, summary, headline, figure; "
-                "MINE lacks PRESETS, COLUMNS, "
-            ),
+            "MINE needs one value EXPERIMENT = Experiment(...); it has 0 experiments",
         ),
     ],
 )
@@ -992,7 +1008,7 @@ def wait_for(what: Callable[[], Any]) -> Any:
     return found
 
 
-STOPPED = "headwise: stopped; the same command goes on where it was"
+STOPPED = "headwise: interrupted; run the same command to resume"
 
 
 def test_ctrl_c_is_one_line_and_the_same_command_goes_on(

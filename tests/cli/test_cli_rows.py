@@ -216,7 +216,7 @@ def test_a_row_that_lacks_what_is_shown_is_refused(
         [*run_words(tmp_path / "new", "--seeds", "2"), "--rows", str(tmp_path / "rows.jsonl")],
         capsys,
     )
-    assert told.endswith(f"cannot be its own: it has no {key}")
+    assert told.endswith(f"does not fit the run: it has no {key}")
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
@@ -238,7 +238,7 @@ def test_what_is_no_number_is_named(
 
 COMPUTED: list[tuple[dict[str, Any], str]] = [
     ({"dim": 64}, "dim is 8 in that run, got 64"),
-    ({"error": "x"}, "--rows does not hold rows of features, one JSON object a line: "),
+    ({"error": "x"}, "--rows does not hold rows of features, one JSON object per line: "),
     ({"seconds": None}, "seconds must be a number of at least 0, got None"),
 ]
 
@@ -306,7 +306,7 @@ def test_rows_of_no_run_and_rows_that_contradict_each_other_are_refused(
     file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "held_out": 9.0}) + "\n")
     assert (
         refused(words, capsys)
-        == f"{file} holds a row of run {row['id']} that another row of it contradicts"
+        == f"{file} holds a row of run {row['id']} that contradicts another of its rows"
     )
 
 

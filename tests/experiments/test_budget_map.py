@@ -13,9 +13,9 @@ from support.experiment_rows import rows_with_losses
 
 from headwise.device import numerics
 from headwise.errors import UsageError
-from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.experiments.common import CHOICES
 from headwise.experiments.leaner_paper import budget_map
+from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.show.matplotlib_figure import save

@@ -8,9 +8,10 @@ import pytest
 from support.experiment_rows import a_row, some_rows
 
 from headwise.errors import UsageError
+from headwise.experiments import find
 from headwise.experiments.legacy import settings_of
+from headwise.experiments.pages import page_of
 from headwise.experiments.rank_paper import fig1
-from headwise.show import report
 
 
 @pytest.mark.parametrize("preset", ["quick", "paper"])
@@ -413,12 +414,15 @@ def test_the_view_by_layers_has_a_line_a_rank() -> None:
 
 def test_a_page_of_one_depth_leaves_the_view_by_layers_out() -> None:
     settings = settings_of(fig1, "quick", ["depths=1", "protocols=replay,stream"], seeds=1)
-    points = fig1.summary([a_row(run, 0.5) for run in fig1.runs(settings)])
-    assert [figure["caption"] for figure in report._figures(fig1, points)] == ["", fig1.SIDES]
-    more = fig1.summary(
+    points = find("fig1").summary([a_row(run, 0.5) for run in fig1.runs(settings)])
+    assert [f.caption for f in page_of(find("fig1"), "quick", points).figures] == [
+        "",
+        fig1.SIDES,
+    ]
+    more = find("fig1").summary(
         [a_row(run, 0.5) for run in fig1.runs(dataclasses.replace(settings, depths=(1, 2)))]
     )
-    assert [figure["caption"] for figure in report._figures(fig1, more)] == [
+    assert [f.caption for f in page_of(find("fig1"), "quick", more).figures] == [
         "",
         fig1.SIDES,
         fig1.LAYERS,

@@ -16,9 +16,9 @@ from support.tolerance import same
 
 from headwise.errors import UsageError
 from headwise.execute.sweep import sweep
-from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.experiments.common import shape_of
 from headwise.experiments.leaner_paper import finetune
+from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.rows import MEASURED
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure

@@ -8,9 +8,9 @@ import pytest
 from support.experiment_rows import rows_with_losses
 
 from headwise.errors import UsageError
-from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.experiments.common import CHOICES, shape_of, task_of
 from headwise.experiments.leaner_paper import leaner
+from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 

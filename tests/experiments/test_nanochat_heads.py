@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from headwise import UsageError
-from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.experiments import nanochat_heads as nh
+from headwise.experiments.legacy import EXPERIMENTS, settings_of
 from headwise.experiments.nanochat_heads import FAMILIES, PRESETS
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure

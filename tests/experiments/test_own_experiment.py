@@ -12,47 +12,70 @@ OWN = '''
 from dataclasses import dataclass
 
 from headwise import Farthest, Recipe, Run, Shape
-from headwise.stats import group, mean
+from headwise.experiments.base import Experiment, Settings
+from headwise.experiments.points import Measured, interval
+from headwise.show.figure import Line, LineFigure, LinePanel
+from headwise.stats import group
 
-QUESTION = "Does a window of keys hurt?"
-COLUMNS = (("window", "window"), ("held_out", "error"), ("n", "n"))
 
-
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Windows(Settings):
     seeds: int = 2
     windows: tuple[int, ...] = (0, 2)
     steps: int = 6
 
 
-PRESETS = {"quick": Settings()}
+@dataclass(frozen=True, kw_only=True)
+class Window(Measured):
+    window: int
 
 
 def runs(settings):
     shape = Shape(dim=16, depth=1, num_heads=2, ffn_dim=16)
     recipe = Recipe(steps=settings.steps, epoch=3, batch=16, held_out=32)
     return [
-        Run(shape.replace(windows=(w,)), Farthest(16, 4), recipe, seed) for w in settings.windows for seed in range(settings.seeds)
+        Run(shape.replace(windows=(w,)), Farthest(16, 4), recipe, seed)
+        for w in settings.windows
+        for seed in range(settings.seeds)
     ]
 
 
+def probe(run, weights):
+    return {"weights_seen": len(weights)}
+
+
 def summary(rows):
-    out = []
-    for (window,), same in group([{**r, "window": r["windows"][0]} for r in rows], "window").items():
-        error = mean([r["held_out"] for r in same])
-        out.append({"window": window, "held_out": error.mean, "low": error.low, "high": error.high, "n": error.n})
-    return out
+    rows = [{**row, "window": row["windows"][0]} for row in rows]
+    return [
+        Window(window=window, n=len(same), **interval([row["held_out"] for row in same]))
+        for (window,), same in group(rows, "window").items()
+    ]
 
 
 def headline(points):
-    return [f"window {p['window']}: {p['held_out']:.3f}" for p in points]
+    return [f"window {p.window}: {p.held_out:.3f}" for p in points]
 
 
 def figure(points):
-    line = {"label": "error", "colour": 0, "style": "solid", "x": [1 + p["window"] for p in points],
-            "y": [p["held_out"] for p in points], "low": [p["low"] for p in points], "high": [p["high"] for p in points]}
-    return {"title": "windows", "x_label": "1 + window", "y_label": "error", "reference": {"label": "zero", "y": 1.0},
-            "columns": 1, "panels": [{"title": "all", "lines": [line]}]}
+    line = Line(
+        label="error", colour=0, x=[1 + p.window for p in points], y=[p.held_out for p in points]
+    )
+    panel = LinePanel(title="all", lines=[line])
+    return LineFigure(title="windows", x_label="1 + window", y_label="error", panels=[panel])
+
+
+EXPERIMENT = Experiment(
+    name="windows",
+    question="Does a window of keys hurt?",
+    about="a window of keys against none",
+    presets={"quick": Windows()},
+    columns=(("window", "window"), ("held_out", "error"), ("n", "n")),
+    runs=runs,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    probe=probe,
+)
 '''
 
 
@@ -61,7 +84,7 @@ def test_it_runs_prints_draws_and_reports(
 ) -> None:
     own = tmp_path / "windows.py"
     own.write_text(OWN)
-    code = main(["run", str(own), "--store", str(tmp_path / "store"), "--workers", "1", "--json"])
+    code = main(["run", str(own), "--store", str(tmp_path / "store"), "--workers", "2", "--json"])
     out = capsys.readouterr().out
     assert code == 0
     answer = json.loads(out.splitlines()[-1])
@@ -76,7 +99,12 @@ def test_it_runs_prints_draws_and_reports(
     [
         (
             "QUESTION = 'x'",
-            "an experiment needs QUESTION, PRESETS, COLUMNS, runs, summary, headline, figure; ",
+            "needs one value EXPERIMENT = Experiment(...); it has 0 experiments",
+        ),
+        ("EXPERIMENT = 3", "must be an Experiment, got 3"),
+        (
+            "from headwise.experiments import find\nEXPERIMENT = find('fig1')",
+            "an experiment of your own needs a name of its own; fig1 in ",
         ),
         ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
         ("def broken(:", "cannot be loaded: SyntaxError"),

@@ -9,8 +9,7 @@ import pytest
 
 from headwise.cli import main
 from headwise.errors import UsageError
-from headwise.experiments import pretrained
-from headwise.experiments.legacy import EXPERIMENTS, page
+from headwise.experiments import EXPERIMENTS, page, pretrained
 from headwise.shape import Shape
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
@@ -190,7 +189,7 @@ def test_what_diverged_is_counted_and_not_averaged():
 
 
 def test_it_is_shown_and_not_run(tmp_path):
-    assert page("pretrain") is pretrained
+    assert page("pretrain").question == pretrained.QUESTION
     assert "pretrain" not in EXPERIMENTS
     with pytest.raises(UsageError, match="unknown experiment 'pretrained'"):
         page("pretrained")

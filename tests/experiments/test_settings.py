@@ -1,5 +1,6 @@
 """What a user sets has the effect that its name says, or is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from support.commands import TINY, refused, run_words, sets
 
 from headwise.cli import main
 from headwise.errors import UsageError
-from headwise.experiments.legacy import settings_of
+from headwise.experiments import find, settings
+from headwise.experiments.base import Settings
 from headwise.experiments.leaner_paper import budget_map
 from headwise.rows import Row
 from headwise.shape import Shape
@@ -55,14 +57,14 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
         (
             ["run", "features", "--workers", "7"],
             (
-                "--workers goes with runs that are trained in stacks; features makes its rows one "
+                "--workers goes with runs that are trained in ensembles; features makes its rows one "
                 "after another"
             ),
         ),
         (
             ["run", "nanochat_heads", "--workers", "7"],
             (
-                "--workers goes with runs that are trained in stacks; nanochat_heads makes its "
+                "--workers goes with runs that are trained in ensembles; nanochat_heads makes its "
                 "rows "
                 "one after another"
             ),
@@ -244,23 +246,18 @@ def test_arms_with_positions_are_named_as_they_were_set(arms, encodings, tmp_pat
 
 
 def test_settings_of_an_own_experiment_may_be_yes_or_no_or_nothing_yet():
-    import dataclasses
-    import types
-
-    @dataclasses.dataclass(frozen=True)
-    class Settings:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(Settings):
         deep: bool = True
         words: tuple[str, ...] = ()
         source: str | None = None
 
-    own = types.ModuleType("own")
-    own.PRESETS = {"quick": Settings()}
-    assert settings_of(own, "quick", ["deep=false", "words=a,b", "source=c"]) == Settings(
-        False, ("a", "b"), "c"
-    )
-    assert settings_of(own, "quick", ["deep=True"]).deep is True
+    own = dataclasses.replace(find("fig1"), name="own", presets={"quick": Own()})
+    changed = settings.settings_of(own, "quick", ["deep=false", "words=a,b", "source=c"])
+    assert changed == Own(deep=False, words=("a", "b"), source="c")
+    assert settings.settings_of(own, "quick", ["deep=True"]).deep is True
     with pytest.raises(UsageError, match=r"^deep must be true or false, got '0'$"):
-        settings_of(own, "quick", ["deep=0"])
+        settings.settings_of(own, "quick", ["deep=0"])
 
 
 def test_decoders_of_an_experiment_are_kept_when_asked_for(tmp_path):

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from headwise.cli import main
 from headwise.errors import UsageError
-from headwise.experiments.legacy import EXPERIMENTS, PARTS, cell, settings_of
 from headwise.experiments.common import published
 from headwise.experiments.leaner_paper import conditioning
+from headwise.experiments.legacy import EXPERIMENTS, PARTS, cell, settings_of
 from headwise.model.attention import Attention
 from headwise.model.init import initialise
 from headwise.model.transformer import Decoder, Encoder, build

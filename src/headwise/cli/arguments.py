@@ -42,8 +42,7 @@ def parser() -> Parser:
         "run",
         "Make an experiment: train what is missing, print the table, write the figure and the "
         "report.",
-        "headwise run fig1 --preset quick\n"
-        "own task: headwise run map my_task.py",
+        "headwise run fig1 --preset quick\nown task: headwise run map my_task.py",
     )
     run.add_argument("experiment", help="its name (headwise list shows them), or your own file.py")
     run.add_argument(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,6 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.experiments import page
     from headwise.experiments.runner import plain_point, readable
-    from headwise.show.figure import of_dict
     from headwise.show.matplotlib_figure import save
 
     experiment = page(args.experiment)
@@ -139,7 +137,7 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         description = view(points)
     if not points:
         raise UsageError(f"{where} holds no rows of {experiment.name}")
-    if not of_dict(description).panels:
+    if not description.panels:
         raise UsageError(
             f"the view {args.view} of {experiment.name} has nothing to compare in {where}"
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import math
 import os
 import queue
@@ -27,7 +26,7 @@ from typing import Any
 
 from headwise.device import pick_device, provenance
 from headwise.errors import UsageError
-from headwise.files import load_module
+from headwise.files import USER_FILE, load_user_file
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import load_corpus, pretrain
 from headwise.progress import Progress
@@ -83,7 +82,7 @@ class Pool:
         news: Any = context.Queue()
         threads = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
-        start = (news, os.getpid(), *_home(work.probe))
+        start = (news, os.getpid(), _user_file(work.probe))
         pool = ProcessPoolExecutor(
             min(self.workers, len(chunks)), context, initializer=_start_worker, initargs=start
         )
@@ -103,8 +102,7 @@ class Pool:
             pool.shutdown()
         except BrokenProcessPool:
             raise RuntimeError(
-                "a worker process died, perhaps out of memory; the same command goes on where it "
-                "was"
+                "a worker process died, perhaps out of memory; run the same command to resume"
             ) from None
         finally:
             for process in list((pool._processes or {}).values()):
@@ -135,17 +133,19 @@ def _drain(news: Any, advance: Advance) -> None:
 _news: Any = None
 
 
-def _home(probe: Probe | None) -> tuple[str, str]:
-    """The module of a probe and its file, so that a worker can load one that cannot be imported."""
-    module = sys.modules.get(getattr(probe, "__module__", ""))
-    return (module.__name__, module.__file__ or "") if module else ("", "")
+def _user_file(probe: Probe | None) -> str:
+    """The user's file that a probe came from, so that a worker can load it; empty: none. Tasks and
+    models of users bring their files themselves when they are unpickled."""
+    module = sys.modules.get(probe.__module__) if probe is not None else None
+    from_user = module is not None and module.__name__.startswith(USER_FILE)
+    return module.__file__ or "" if module is not None and from_user else ""
 
 
-def _start_worker(news: Any, parent: int, module: str, file: str) -> None:
+def _start_worker(news: Any, parent: int, file: str) -> None:
     global _news
     _news = news
-    if file and module not in sys.modules and importlib.util.find_spec(module) is None:
-        load_module(module, file)
+    if file:
+        load_user_file(file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans

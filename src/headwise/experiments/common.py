@@ -13,7 +13,7 @@ from headwise.experiments.points import gap_in_words as change
 from headwise.experiments.points import geometric_mean as logmean
 from headwise.experiments.probes import condition_probe as how_conditioned
 from headwise.experiments.probes import trained_model as trained
-from headwise.experiments.published import published_values as published
+from headwise.experiments.published import published_values as published  # noqa: F811
 from headwise.experiments.settings import (
     CHOICES,
     OverTasks,
@@ -66,12 +66,12 @@ def beside(
         "y": [p["train_best"] for p in line],
     }
     there = {"x": [x for x, _ in theirs], "y": [y for _, y in theirs]}
-    published = (
+    theirs_line = (
         [{"label": f"published, {name}", "colour": colour, "style": "dashed", **there}]
         if theirs
         else []
     )
-    return [solid(f"held out, {name}", colour, shares, line), ours, *published]
+    return [solid(f"held out, {name}", colour, shares, line), ours, *theirs_line]
 
 
 def solid(label: str, colour: int, xs: list[float], points: list[dict[str, Any]]) -> dict[str, Any]:

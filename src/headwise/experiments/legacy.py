@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from headwise.experiments.base import ERRORS, Experiment
+from headwise.show.figure import of_dict
 
 
 class DictPoint(dict[str, Any]):
@@ -48,10 +49,13 @@ def converted(name: str, module: ModuleType) -> Experiment[Any, Any]:
         runs=parts.get("runs", list),
         summary=lambda rows: [DictPoint(p) for p in module.summary(rows)],
         headline=module.headline,
-        figure=module.figure,
+        figure=lambda points: of_dict(module.figure(points)),
         notes=parts.get("NOTES", {}),
         caption=parts.get("CAPTION", ERRORS),
-        views=parts.get("VIEWS", {}),
+        views={
+            view: lambda points, draw=draw: of_dict(draw(points))
+            for view, draw in parts.get("VIEWS", {}).items()
+        },
         then=parts.get("then"),
         keep_weights=parts.get("KEEP", False),
         probe=parts.get("probe"),

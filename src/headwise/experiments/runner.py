@@ -1,7 +1,7 @@
 """Make an experiment: `run` is the Python entry, `make` the plan it follows.
 
-    settings -> runs -> rows that are given -> note in the store -> train what is missing
-             -> further rounds -> points -> figure and page
+settings -> runs -> rows that are given -> note in the store -> train what is missing
+         -> further rounds -> points -> figure and page
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError
-from headwise.experiments import find
+from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.base import Experiment, Settings
+from headwise.experiments.pages import page_of
 from headwise.experiments.points import Point
 from headwise.rows import Row, Specified, check_row
-from headwise.store import Store, read_rows, rows_by_id
+from headwise.store import Store, rows_by_id
 
 if TYPE_CHECKING:
     from headwise.model.own import Model
@@ -85,7 +86,9 @@ class Made:
 
     def __repr__(self) -> str:
         where = f", page {self.page}" if self.page else ""
-        first = f"{self.name} ({self.preset}): {self.counts.runs} runs, {len(self.rows)} rows{where}"
+        first = (
+            f"{self.name} ({self.preset}): {self.counts.runs} runs, {len(self.rows)} rows{where}"
+        )
         return "\n".join([first, *self.headline])
 
     def _repr_html_(self) -> str:
@@ -249,8 +252,9 @@ def make(
     points = experiment.summary(found)
     headline = experiment.headline(points)
     if note:
-        page = page_of(experiment, preset, points, headline)
-        store.note(experiment.name, {**asked, "ids": _ids(runs), **page})
+        store.note(
+            experiment.name, {**asked, "ids": _ids(runs), **_kept(experiment, preset, points)}
+        )
         if before - set(_ids(runs)):
             say(
                 f"{experiment.name} was made with other settings in {store.path} before: its page "
@@ -278,20 +282,21 @@ def make(
     )
 
 
-def page_of(
-    experiment: Experiment[Any, Any], preset: str, points: Sequence[Point], headline: list[str]
-) -> dict[str, Any]:
-    """What the store's page needs of an experiment of one's own, as plain values: a store is data,
-    and nothing that it names is ever imported."""
-    return {}
-
-
 def plain_point(point: Any) -> dict[str, Any]:
     """A point as plain values."""
     return dict(point) if isinstance(point, dict) else dataclasses.asdict(point)
 
 
 # ---- its steps
+
+
+def _kept(experiment: Experiment[Any, Any], preset: str, points: Sequence[Point]) -> dict[str, Any]:
+    """What the store keeps of an experiment of one's own: its page and its points as plain values.
+    Those of the built-in ones are computed from their rows."""
+    if experiment.name in EXPERIMENTS:
+        return {}
+    values = [plain_point(point) for point in points]
+    return {"page": page_of(experiment, preset, points).plain(), "points": values}
 
 
 @dataclass(frozen=True)

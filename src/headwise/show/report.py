@@ -11,10 +11,11 @@ from typing import Any
 
 from headwise import __version__, experiments
 from headwise.errors import UsageError
-from headwise.experiments.base import Experiment
+from headwise.experiments.pages import Page, page_of
 from headwise.experiments.points import plural
 from headwise.files import write_whole
 from headwise.progress import clock
+from headwise.rows import Row
 from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
 
@@ -45,23 +46,14 @@ def write_report(store: Store, path: Path | None = None) -> Path:
                 "experiment again"
             )
         try:
-            experiment = experiments.page(name)
-        except UsageError as e:  # its file is gone; its rows and the other experiments are not
+            sections.append(_section(store, name, asked))
+        except UsageError as e:  # the others are shown
             lost.append(f"{name}: {e}")
-        else:
-            try:
-                sections.append(_section(store, name, asked, experiment))
-            except (
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                IndexError,
-            ) as e:  # the others are shown
-                lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+            lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
     single = _single(store, everything)
     if single["ids"]:
-        sections.append(_section(store, "pretrain", single, experiments.page("pretrain")))
+        sections.append(_section(store, "pretrain", single))
     page = environment.from_string(template).render(
         version=__version__,
         sections=sections,
@@ -92,31 +84,40 @@ def _single(store: Store, everything: dict[str, dict[str, Any]]) -> dict[str, An
     return {"ids": [row["id"] for row in rows], "command": command, "preset": "", "settings": {}}
 
 
-def _section(store: Store, name: str, asked: dict[str, Any], experiment: Experiment[Any, Any]) -> dict[str, Any]:
+def _page(name: str, asked: dict[str, Any], rows: list[Row]) -> Page:
+    """A built-in experiment's page from its rows, that of one's own as the store keeps it."""
+    if name in experiments.EXPERIMENTS or name in experiments.PAGES:
+        experiment = experiments.page(name)
+        return page_of(experiment, asked["preset"], experiment.summary(rows))
+    if "page" not in asked:
+        raise UsageError("an experiment of your own that was not finished; run it again")
+    return Page.of(asked["page"])
+
+
+def _section(store: Store, name: str, asked: dict[str, Any]) -> dict[str, Any]:
     rows = store.rows(asked["ids"])
-    points = experiment.summary(rows)
-    table = [[p.cell(key) for key, _ in experiment.columns] for p in points]
+    page = _page(name, asked, rows)
     columns = list(
         dict.fromkeys(c for row in rows for c in row if c not in HIDDEN)
     )  # versions may differ in them
     same = {c: rows[0][c] for c in columns if all(c in r and r[c] == rows[0][c] for r in rows)}
     return {
         "name": name,
-        "question": experiment.question,
-        "about": experiment.about,
+        "question": page.question,
+        "about": page.about,
         "command": asked["command"],
         "preset": asked["preset"],
         "settings": asked["settings"],
-        "headline": experiment.headline(points),
-        "note": experiment.notes.get(asked["preset"]),
-        "figures": _figures(experiment, points) if points else [],
-        "caption": experiment.caption,
-        "trained": experiment.trains,
-        "headings": [heading for _, heading in experiment.columns],
-        "points": table,
+        "headline": page.headline,
+        "note": page.note,
+        "figures": [{**plotly_figure(f), "caption": f.caption} for f in page.figures],
+        "caption": page.caption,
+        "trained": page.trains,
+        "headings": page.headings,
+        "points": page.table,
         "prose": [
-            i == 0 or any(row[i][:1].isalpha() and " " in row[i] for row in table)
-            for i in range(len(experiment.columns))
+            i == 0 or any(row[i][:1].isalpha() and " " in row[i] for row in page.table)
+            for i in range(len(page.headings))
         ],
         "rows": rows,
         "varying": [c for c in columns if c not in same],
@@ -128,20 +129,6 @@ def _section(store: Store, name: str, asked: dict[str, Any], experiment: Experim
         "devices": sorted({r["device"] for r in rows}),
         "curves": _curves([r for r in rows if "curve" in r]),
     }
-
-
-def _figures(experiment: Experiment[Any, Any], points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The figure, and its other views that have something in every panel."""
-    views = [view(points) for view in experiment.views.values()]
-    filled = [
-        [any(panel.get(part) for part in ("lines", "rows", "z")) for panel in view["panels"]]
-        for view in views
-    ]
-    whole = [view for view, panels in zip(views, filled, strict=True) if panels and all(panels)]
-    return [
-        {**plotly_figure(d), "caption": d.get("caption", "")}
-        for d in (experiment.figure(points), *whole)
-    ]
 
 
 def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
