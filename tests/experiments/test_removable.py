@@ -15,9 +15,9 @@ from support.initial import check_plain_values, drawn, filled, is_constant, is_n
 from support.tolerance import close, same, seeded
 
 from headwise.errors import UsageError
-from headwise.experiments.legacy import EXPERIMENTS, cell, settings_of
 from headwise.experiments.common import CHOICES, change
 from headwise.experiments.leaner_paper import removable
+from headwise.experiments.legacy import EXPERIMENTS, cell, settings_of
 from headwise.model.init import fresh, initialise
 from headwise.model.transformer import build
 from headwise.seeds import derive

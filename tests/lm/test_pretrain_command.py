@@ -105,7 +105,7 @@ def test_pretrain_interrupted_is_one_line(
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
-    assert err.splitlines()[-1] == "headwise: stopped; the same command goes on where it was"
+    assert err.splitlines()[-1] == "headwise: interrupted; run the same command to resume"
     assert "Traceback" not in err
     assert main(words_of(store, book)) == 0
     row = answer(capsys.readouterr().out)

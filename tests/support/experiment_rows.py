@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headwise.experiments import settings_of
+from headwise.experiments.legacy import settings_of
 from headwise.model.geometry import score_geometry
 from headwise.training.engine import row_of
 from headwise.training.ensemble import Stack, begin

@@ -16,8 +16,8 @@ from headwise.errors import UsageError, nearest
 
 def _pretraining(args: argparse.Namespace, device: str) -> Any:
     """What `headwise pretrain` was asked to train."""
-    from headwise.lm.text_files import find_tokenizer, vocab_of
     from headwise.lm.spec import PRESETS, Pretraining
+    from headwise.lm.text_files import find_tokenizer, vocab_of
 
     if args.preset not in PRESETS:
         raise UsageError(f"unknown preset {args.preset!r}; {nearest(args.preset, PRESETS)}")

@@ -13,7 +13,7 @@ from headwise.experiments.points import gap_in_words as change
 from headwise.experiments.points import geometric_mean as logmean
 from headwise.experiments.probes import condition_probe as how_conditioned
 from headwise.experiments.probes import trained_model as trained
-from headwise.experiments.published import published_values as published  # noqa: F811
+from headwise.experiments.published import published_values as published
 from headwise.experiments.settings import (
     CHOICES,
     OverTasks,

@@ -72,10 +72,8 @@ def _beyond(best: R, runs: list[R]) -> R | None:
     rates = sorted(_rate(run) for run in runs)
     if len(rates) < 2 or rates[0] <= 0 or rates[0] < _rate(best) < rates[-1]:
         return None
-    if _rate(best) == rates[0]:
-        rate = rates[0] ** 2 / rates[1]
-    else:
-        rate = rates[-1] ** 2 / rates[-2]
+    lower, higher = rates[0] ** 2 / rates[1], rates[-1] ** 2 / rates[-2]
+    rate = lower if _rate(best) == rates[0] else higher
     return at_rate(best, float(f"{rate:.6g}"))
 
 
