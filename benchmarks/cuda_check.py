@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from headwise.device import numerics
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.model.attention import attend
 from headwise.model.backends import Call, choose_backend
 from headwise.model.reference import mask_of, plain
-from headwise.model.transformer import paper_shape
 from headwise.tasks import Farthest
 from headwise.training.ensemble import Stack, begin
 from headwise.training.run import Recipe, Run

@@ -32,7 +32,7 @@ from benchmarks.competent import competent_step
 from benchmarks.stock import StockEncoder
 from headwise.device import commit, numerics
 from headwise.experiments.rank_paper.fig1 import PRESETS, budget, runs
-from headwise.model.transformer import paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.tasks import Farthest
 from headwise.training.engine import most_models
 from headwise.training.ensemble import Stack, begin, fused_refusal

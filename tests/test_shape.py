@@ -14,9 +14,10 @@ from support.tolerance import KEPT_BYTES, examples, seeded
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.errors import UsageError, nearest
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.model.backends import explain
 from headwise.model.reference import mask_of
-from headwise.model.transformer import build, paper_shape
+from headwise.model.transformer import build
 from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, QK_NORMS, Shape
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)

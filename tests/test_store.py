@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headwise.errors import UsageError
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.files import append_line, read_lines, write_whole
-from headwise.model.transformer import paper_shape
 from headwise.store import FORMAT, Store
 from headwise.tasks import Farthest
 from headwise.training.run import Recipe, Run

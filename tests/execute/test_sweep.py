@@ -21,7 +21,7 @@ from support.processes import started
 from headwise.execute.sweep import MOST_RUNS, chunks_of, cost, sweep
 from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import fig1
-from headwise.model.transformer import paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.rows import MEASURED
 from headwise.store import Store
 from headwise.tasks import Farthest

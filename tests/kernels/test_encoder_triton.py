@@ -31,9 +31,10 @@ from support.nets import (
     tensors,
 )
 
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.kernels import encoder_mlp_cuda, encoder_triton
 from headwise.kernels.farthest_data_triton import farthest
-from headwise.model.transformer import build, paper_shape
+from headwise.model.transformer import build
 from headwise.tasks import Farthest
 from headwise.training import engine, ensemble
 from headwise.training.ensemble import _layout

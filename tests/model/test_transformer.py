@@ -14,10 +14,11 @@ from support.tolerance import close, close_all, examples, same, seeded
 from benchmarks.stock import StockEncoder, copy_into_stock
 from headwise.errors import UsageError
 from headwise.experiments.rank_paper import regression
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.model import INITS
 from headwise.model.init import STARTS, fresh, initialise
 from headwise.model.layers import FeedForward
-from headwise.model.transformer import Decoder, Encoder, build, paper_shape
+from headwise.model.transformer import Decoder, Encoder, build
 from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, Shape
 from headwise.tasks import Farthest, Regression
 

@@ -8,7 +8,8 @@ import torch
 from support.gpu import DEVICE, FP32, FP64, INTERPRETED, NAN, near
 from support.tolerance import same, seeded
 
-from headwise.model.transformer import build, paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
+from headwise.model.transformer import build
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Nearest
 from headwise.training.ensemble import _layout

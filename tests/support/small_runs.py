@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from headwise.model.transformer import build, paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
+from headwise.model.transformer import build
 from headwise.rows import MEASURED
 from headwise.shape import Shape
 from headwise.tasks import Farthest

@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from headwise.errors import UsageError
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.model.init import initialise
-from headwise.model.transformer import build, paper_shape
+from headwise.model.transformer import build
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Nearest
 from headwise.training.data import draw_block

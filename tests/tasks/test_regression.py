@@ -20,9 +20,10 @@ from torch import Tensor
 from headwise.errors import UsageError
 from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import regression
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.model import INITS
 from headwise.model.init import fresh, initialise
-from headwise.model.transformer import build, paper_shape
+from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Regression

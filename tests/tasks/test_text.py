@@ -21,7 +21,8 @@ from support.data import digits, forget, letters, mnist, refused, written
 from support.small_runs import bits
 from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
 
-from headwise.model.transformer import build, paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
+from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Images, ListOps, Recall, Regression, Text, task_of

@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from support.small_runs import CPU, SHAPES, WILD, alone, bits, make, together
 
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.model.init import initialise
-from headwise.model.transformer import build, paper_shape
+from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import BiasedNearest, Farthest, Nearest

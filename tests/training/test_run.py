@@ -21,7 +21,7 @@ from support.small_runs import (
 )
 
 from headwise.errors import UsageError
-from headwise.model.transformer import paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.shape import Shape
 from headwise.tasks import BiasedNearest, Farthest, Nearest, Recall
 from headwise.training import engine

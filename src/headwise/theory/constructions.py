@@ -16,7 +16,8 @@ from torch import Tensor
 
 from headwise.errors import UsageError
 from headwise.model.attention import attend
-from headwise.model.transformer import Encoder, build, paper_shape
+from headwise.model.transformer import Encoder, build
+from headwise.shape import Shape
 from headwise.tasks import neighbors
 from headwise.theory.harmonics import check_dim, check_heads, legendre, log_omega, quadrature
 
@@ -86,7 +87,19 @@ def perfect_encoder(dim: int, depth: int, swamp: float = 1e6) -> Encoder:
 
     Later layers add nothing, and their norms pass the answer on.
     """
-    model = build(paper_shape(dim=dim, depth=depth, rank=dim, ffn_dim=dim))
+    shape = Shape(
+        dim=dim,
+        depth=depth,
+        num_heads=1,
+        ffn_dim=dim,
+        activation="relu",
+        norm="scalar",
+        norm_at="post",
+        qkv_bias=True,
+        out_bias=True,
+        ffn_bias=True,
+    )
+    model = build(shape)
     assert isinstance(model, Encoder)
     with torch.no_grad():
         for name, p in model.named_parameters():

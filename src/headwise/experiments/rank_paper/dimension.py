@@ -15,7 +15,7 @@ from typing import Any
 
 from headwise.errors import UsageError
 from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
-from headwise.model.transformer import paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.rows import Row
 from headwise.stats import group
 from headwise.tasks import Farthest

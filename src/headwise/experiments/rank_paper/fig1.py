@@ -31,7 +31,7 @@ from headwise.experiments.common import (
     whole,
 )
 from headwise.experiments.common import published as known
-from headwise.model.transformer import paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.rows import Row
 from headwise.stats import group
 from headwise.tasks import Farthest

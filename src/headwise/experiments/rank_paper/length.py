@@ -17,7 +17,7 @@ from typing import Any
 
 from headwise.experiments.common import Training, beside, check_lists, errors_of, recipe_of
 from headwise.experiments.common import published as known
-from headwise.model.transformer import paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.rows import Row
 from headwise.stats import group
 from headwise.tasks import Farthest
