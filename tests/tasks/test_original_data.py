@@ -110,7 +110,9 @@ def test_shapes_that_the_paper_does_not_have_are_refused():
         paper_shape(16, 1, 8, ffn_dim=0),
         paper_shape(16, 1, 8, ffn_dim=8).replace(head_dim=5, v_head_dim=5),
     ):
-        with pytest.raises(UsageError, match=r"^init original needs one of the rank paper's encoders"):
+        with pytest.raises(
+            UsageError, match=r"^init original needs one of the rank paper's encoders"
+        ):
             started(shape)
 
 
