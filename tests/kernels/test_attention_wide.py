@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from support.gpu import DEVICE, FP32, FP64, INTERPRETED, near, normal
 
 from headwise import Shape, attend
-from headwise.kernels import attention_wide
-from headwise.kernels.attention_wide import Span, attend_wide
+from headwise.kernels import attention_wide, attention_wide_plain
+from headwise.kernels.attention_wide import attend_wide
+from headwise.kernels.attention_wide_span import TILE, Span
 from headwise.model.reference import mask_of, plain
 
 HALF = torch.bfloat16
@@ -101,12 +102,15 @@ def test_no_sequences_is_no_error():
 def test_a_block_is_given_every_key_it_sees_and_whole_blocks_of_keys(
     queries, more, causal, window, block
 ):
-    span = Span(queries, queries + more, causal, window if window < queries + more else 0, block)
-    seen = mask_of(queries, queries + more, causal, span.window)
-    assert [at for first, last in span.blocks for at in range(first, last)] == list(range(queries))
+    keys = queries + more
+    span = Span(queries, keys, more, causal, window if window < keys else 0)
+    seen = mask_of(queries, keys, causal, span.window)
+    assert [at for first, last in span.blocks(block) for at in range(first, last)] == list(
+        range(queries)
+    )
     before = (0, 0)
-    for first, last in span.blocks:
-        low, high = span.of(first, last)
+    for first, last in span.blocks(block):
+        low, high = span.keys_of(first, last, block)
         assert low % block == 0
         assert high % block == 0 or high == span.keys
         if seen is not None:
@@ -122,7 +126,7 @@ def test_a_block_is_given_every_key_it_sees_and_whole_blocks_of_keys(
 
 def test_temporary_memory_stays_within_bounds_whatever_the_length(monkeypatch):
     """The sum of what is made at one time, by counting the tensors that the passes ask for."""
-    monkeypatch.setattr(attention_wide, "_by_tiles", lambda t: False)
+    monkeypatch.setattr(attention_wide, "runs_on_triton", lambda t: False)
     asked, empty = [], torch.Tensor.new_empty
     monkeypatch.setattr(
         torch.Tensor,
@@ -131,9 +135,9 @@ def test_temporary_memory_stays_within_bounds_whatever_the_length(monkeypatch):
             asked.append(empty(t, *size, **kind).nbytes) or empty(t, *size, **kind)
         ),
     )
-    scores, made = attention_wide._scores, []
+    scores, made = attention_wide_plain._scores, []
     monkeypatch.setattr(
-        attention_wide,
+        attention_wide_plain,
         "_scores",
         lambda a, b: made.append(4 * a.shape[0] * a.shape[1] * b.shape[1]) or scores(a, b),
     )
@@ -172,15 +176,15 @@ CASES = [
 @pytest.fixture
 def by_tiles(monkeypatch):
     """On a CPU in the interpreter, with everything that is not written left undefined."""
-    from headwise.kernels import attention_wide_triton
+    from headwise.kernels import attention_wide_launch, attention_wide_triton
 
-    monkeypatch.setattr(attention_wide, "_by_tiles", lambda t: t.dtype != FP64)
+    monkeypatch.setattr(attention_wide, "runs_on_triton", lambda t: t.dtype != FP64)
     empty, like = torch.Tensor.new_empty, torch.empty_like
     monkeypatch.setattr(
         torch.Tensor, "new_empty", lambda t, *size, **kind: empty(t, *size, **kind).fill_(math.nan)
     )
     monkeypatch.setattr(torch, "empty_like", lambda t, **kind: like(t, **kind).fill_(math.nan))
-    monkeypatch.setattr(attention_wide_triton, "_known", {})
+    monkeypatch.setattr(attention_wide_launch.launches, "_known", {})
     return attention_wide_triton
 
 
@@ -240,13 +244,13 @@ def test_launches_that_are_known_are_those_of_this_call(by_tiles):
         ours, theirs = both(q, k, v, s["scale"], s["causal"], s["window"], keep=s["keep"])
         for name, a, b in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
             near(a, b, 2e-5, f"{name}, {change}")
-        seen.append(len(by_tiles._known))
+        seen.append(len(by_tiles.launches))
     assert seen[len(changes) - 1] == seen[-1], "nothing new the second time"
     assert sorted(set(seen)) == seen[: len(changes)], "something new the first"
 
 
 def test_tiles_of_rows_too_long_to_hold_at_once(by_tiles, monkeypatch):
-    monkeypatch.setattr(by_tiles, "MOST", 64)
+    monkeypatch.setattr("headwise.kernels.attention_wide_launch.MOST", 64)
     q, k, v = (3 * normal(i, 1, 1, 150, 8) for i in range(3))
     for window in (0, 40):
         ours, theirs = both(q, k, v, 0.7, True, window)
@@ -267,10 +271,10 @@ def test_heads_farther_apart_than_32_bits_can_tell(by_tiles):
         torch.empty(1, 3, 8, 8, dtype=q.dtype, device=DEVICE),
         torch.empty(1, 3, 8, device=DEVICE),
     )
-    seen = by_tiles.Seen(8, 8, 0, True, 0)
-    by_tiles.ahead(q, k, v, o, lse, None, 0.3, seen, 1 << 20)
+    seen = Span(8, 8, 0, True, 0)
+    by_tiles.forward(q, k, v, o, lse, None, 0.3, seen, 1 << 20)
     g = room[:, 192:256].view(1, 3, 8, 8).copy_(normal(3, 1, 3, 8, 8))
-    found = o, *by_tiles.back(g, q, k, v, o, lse, None, 0.3, seen, 1 << 20)
+    found = o, *by_tiles.backward(g, q, k, v, o, lse, None, 0.3, seen, 1 << 20)
     exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
     truth = plain(*exact, 0.3, mask_of(8, 8, True, 0, DEVICE))
     for name, a, b in zip(
@@ -285,8 +289,11 @@ def test_heads_farther_apart_than_32_bits_can_tell(by_tiles):
 def test_more_heads_and_sequences_than_a_grid_is_high(by_tiles, monkeypatch):
     """CUDA takes 65,535 programs along the second axis, 2^31 - 1 along the first."""
     grids = []
-    monkeypatch.setattr(by_tiles, "_dots", lambda grid, *_, **__: grids.append(grid) or print)
-    by_tiles.make_dots(*torch.zeros(2, 1 << 15, 3, 2, 1))
+    monkeypatch.setattr(
+        "headwise.kernels.attention_wide_launch._row_dots",
+        lambda grid, *_, **__: grids.append(grid) or print,
+    )
+    by_tiles.row_dots(*torch.zeros(2, 1 << 15, 3, 2, 1))
     assert grids == [(6 << 15, 1, 1)]
 
 
@@ -310,9 +317,11 @@ def test_sequences_in_pieces_share_one_room(by_tiles, monkeypatch):
 
 def test_a_whole_number_as_scale_is_launched_as_the_fraction_it_stands_for(by_tiles, monkeypatch):
     """Equal numbers are one key of a launcher, but not one type of an argument."""
-    scales, soften = [], by_tiles._soften
-    monkeypatch.setattr(by_tiles, "_soften", lambda grid, tensors, numbers, *rest, **kw: (
-        scales.append(numbers[0]), soften(grid, tensors, numbers, *rest, **kw))[1])  # fmt: skip
+    from headwise.kernels import attention_wide_launch
+
+    scales, softmax = [], attention_wide_launch._softmax_rows
+    monkeypatch.setattr(attention_wide_launch, "_softmax_rows", lambda grid, tensors, numbers, *rest, **kw: (
+        scales.append(numbers[0]), softmax(grid, tensors, numbers, *rest, **kw))[1])  # fmt: skip
     attend(*(normal(i, 1, 1, 5, 3) for i in range(3)), scale=2, backend="wide")
     assert [type(scale) for scale in scales] == [float]
 
@@ -324,22 +333,20 @@ def test_a_whole_number_as_scale_is_launched_as_the_fraction_it_stands_for(by_ti
 def test_keys_in_pieces_are_given_every_query_that_sees_them(
     rows, keys, at, causal, window, first, count
 ):
-    from headwise.kernels.attention_wide_triton import SQUARE, Seen
-
-    start, stop = first * SQUARE, min(keys, (first + count) * SQUARE)
+    start, stop = first * TILE, min(keys, (first + count) * TILE)
     if start >= stop:
         return
     token, key = at + torch.arange(rows).unsqueeze(1), torch.arange(start, stop)
     seen = key <= token if causal else torch.ones(rows, stop - start, dtype=torch.bool)
     seen = seen & ((key - token).abs() < window) if window else seen
-    low, high = Seen(rows, keys, at, causal, window).rows_of(start, stop)
+    low, high = Span(rows, keys, at, causal, window).queries_of(start, stop)
     there = seen.any(1).nonzero().flatten()
     if len(there):
-        assert low % SQUARE == 0
-        assert low <= there[0] < low + SQUARE
-        assert there[-1] < high <= min(rows, int(there[-1]) // SQUARE * SQUARE + SQUARE)
+        assert low % TILE == 0
+        assert low <= there[0] < low + TILE
+        assert there[-1] < high <= min(rows, int(there[-1]) // TILE * TILE + TILE)
     else:
-        assert high - low <= SQUARE, "at most a tile too many"
+        assert high - low <= TILE, "at most a tile too many"
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")

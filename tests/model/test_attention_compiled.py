@@ -54,7 +54,7 @@ def test_only_the_wide_backend_is_hidden(sizes, asked):
 def test_the_operation_is_what_it_says_it_is(dtype, keep):
     leaves = [t.requires_grad_() for t in inputs(4, 2, 5, 5, 3, 6, dtype)]
     torch.library.opcheck(
-        attention_wide._whole, (*leaves, 0.5, True, 0, 8, 0, keep), atol=1e-2, rtol=1e-2
+        attention_wide._wide, (*leaves, 0.5, True, 0, 8, 0, keep), atol=1e-2, rtol=1e-2
     )
 
 
@@ -74,23 +74,23 @@ def test_by_tiles_it_is_what_it_says_too(layout, keep, monkeypatch):
     """Whatever lies beside what: the strides that are promised are those that come."""
     pytest.importorskip("triton")
     if not torch.cuda.is_available():
-        monkeypatch.setattr(attention_wide, "_by_tiles", lambda t: True)
+        monkeypatch.setattr(attention_wide, "runs_on_triton", lambda t: True)
     q, k, v = (
         LAYOUTS[layout](t).detach().requires_grad_()
         for t in inputs(4, 2, 5, 5, 3, 6, torch.float32)
     )
     rest = 0.5, True, 0, 8, 0
     torch.library.opcheck(
-        attention_wide._whole,
+        attention_wide._wide,
         (q, k, v, *rest, keep),
         atol=1e-4,
         rtol=1e-4,
         test_utils=("test_schema", "test_faketensor"),
     )
-    o, lse, p = (t.detach() for t in attention_wide._whole(q, k, v, *rest, keep))
+    o, lse, p = (t.detach() for t in attention_wide._wide(q, k, v, *rest, keep))
     given = torch.ones_like(o), q.detach(), k.detach(), v.detach(), o, lse, p
     torch.library.opcheck(
-        attention_wide._whole_back,
+        attention_wide._wide_backward,
         (*given, *rest),
         atol=1e-4,
         rtol=1e-4,

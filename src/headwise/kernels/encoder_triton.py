@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from headwise.kernels.adamw_triton import stepped
-from headwise.kernels.attention_short_triton import LOG2E, inner, softmax
+from headwise.kernels.attention_short_triton_packs import LOG2E, inner, softmax
 
 
 @triton.jit

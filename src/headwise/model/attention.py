@@ -26,7 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise.errors import UsageError, nearest
 from headwise.kernels.attention_cpu import short, short_packed
-from headwise.kernels.attention_wide import attend_wide, straight
+from headwise.kernels.attention_wide import attend_wide
+from headwise.kernels.attention_wide_span import straight
 from headwise.model import reference
 from headwise.model.backends import BACKENDS, Call, Choice, Operands, choose_backend, forced
 from headwise.model.layers import Linear, Norm, Rotary, linear, rotate
