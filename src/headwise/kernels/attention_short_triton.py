@@ -232,7 +232,8 @@ class _Heads(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v = ctx.saved_tensors
         heads, rank = ctx.options[:2]
-        gradients = [torch.empty(q.shape, dtype=grad.dtype, device=grad.device) for _ in range(3)]
-        backward(q, k, v, *_as_rows(grad), *gradients, *ctx.options)
-        dq, dk, dv = (g.unflatten(2, (heads, rank)).transpose(1, 2) for g in gradients)
-        return dq, dk, dv, None, None, None
+        (g,) = _as_rows(grad)
+        dq, dk, dv = (torch.empty(q.shape, dtype=grad.dtype, device=grad.device) for _ in range(3))
+        backward(q, k, v, g, dq, dk, dv, *ctx.options)
+        by_head = (t.unflatten(2, (heads, rank)).transpose(1, 2) for t in (dq, dk, dv))
+        return *by_head, None, None, None
