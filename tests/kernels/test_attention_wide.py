@@ -162,12 +162,12 @@ def test_temporary_memory_stays_within_bounds_whatever_the_length(monkeypatch):
 # batch, KV heads, group, queries, keys, rank, width, causal, window, bytes of work: enough for all,
 # for pieces, for the least
 CASES = [
-    (2, 2, 1, 150, 150, 70, 20, True, 0, 1 << 30),
+    (1, 2, 1, 150, 150, 70, 20, True, 0, 1 << 30),
     (1, 1, 3, 130, 270, 64, 9, True, 0, 300_000),
-    (2, 1, 2, 140, 140, 33, 40, True, 50, 1),
+    (2, 1, 1, 140, 140, 33, 40, True, 50, 1),
     (1, 2, 1, 129, 300, 20, 7, True, 3, 300_000),
     (1, 1, 2, 131, 131, 64, 64, False, 0, 1),
-    (2, 2, 2, 40, 45, 130, 7, False, 30, 1 << 30),
+    (1, 2, 2, 40, 45, 130, 7, False, 30, 1 << 30),
     (1, 1, 1, 260, 260, 20, 17, False, 100, 200_000),
     (3, 1, 1, 1, 131, 64, 5, True, 0, 1 << 30),
 ]

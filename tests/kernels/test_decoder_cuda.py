@@ -31,8 +31,12 @@ def cut(dim, *heads, depth=1, each=1):
 
 
 CASES = [
+    # on a CPU the ranks in between have 16 tokens, in the tests below: each pair is a compilation
     pytest.param(
-        cut(48, 1, 2, 4, 8, 16), 82, 1 if INTERPRETED else 2, id="width 48 cut five ways, 82 tokens"
+        cut(48, 1, 16) if INTERPRETED else cut(48, 1, 2, 4, 8, 16),
+        82,
+        1 if INTERPRETED else 2,
+        id="width 48 cut in ranks that differ, 82 tokens",
     ),
     pytest.param(cut(48, 16), 37, 5, id="heads of rank 3 across tiles, 37 tokens"),
     pytest.param(
@@ -107,7 +111,7 @@ def test_a_model_does_not_see_its_neighbours():
 
 
 def test_a_later_token_changes_nothing_before_it():
-    net = Net(cut(48, 2, 16), 64, 1, "fp16")
+    net = Net(cut(48, 1, 16), 82, 1, "fp16")
     y = net.trunk().forward(net.x).clone()
     net.x[:, 41:] += 3.0
     later = net.trunk().forward(net.x)

@@ -21,6 +21,38 @@ if not INTERPRETED:
     torch.ones(1, device=DEVICE, requires_grad=True).exp().backward()
 
 
+def patch_language_once_per_launch():
+    """Triton's interpreter replaces the functions of its language by numpy's at every launch, and
+    again at every call of a function within it, which is half of its time. Within a launch the
+    first replacement is still there."""
+    from triton.runtime import interpreter
+
+    replace, languages, of_function = interpreter._patch_lang, set(), {}
+
+    class Launch:
+        def __init__(self, scope):
+            self.scope = scope
+
+        def restore(self):
+            languages.clear()
+            self.scope.restore()
+
+    def replace_once(function):
+        if function not in of_function:
+            seen = list(map(id, function.__globals__.values()))
+            of_function[function] = {x.__name__ for x in (tl, tl.core) if id(x) in seen}
+        if of_function[function] <= languages:
+            return None
+        languages.update(of_function[function])
+        return Launch(replace(function))
+
+    interpreter._patch_lang = replace_once
+
+
+if INTERPRETED:
+    patch_language_once_per_launch()
+
+
 def multiply_as_a_gpu(monkeypatch):
     """The interpreter multiplies the bit patterns of bfloat16, cuts where a GPU rounds to it, and
     does not know TF32."""
