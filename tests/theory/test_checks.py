@@ -26,7 +26,9 @@ from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.show.report import write_report
 from headwise.store import Store
-from headwise.theory import checks, constructions, features, harmonics
+from headwise.theory import constructions, features, harmonics
+from headwise.theory.checks import CHECKS
+from headwise.theory.checks.check import Check
 
 PEAKS = {
     4: (1.35e8, 1.34919e8, 2.64954e6),
@@ -106,7 +108,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("name", theory_experiment.NAMES)
-def test_every_check_holds_and_says_what_it_compared(name: str, made: Made) -> None:
+def test_check_holds_and_states_what_it_compared(name: str, made: Made) -> None:
     ids = made.answers["theory"]["checks"]
     (row,) = [r for r in Store(made.path).rows() if r.get("name") == name]
     assert row["status"] == "done"
@@ -137,24 +139,27 @@ def test_every_check_holds_and_says_what_it_compared(name: str, made: Made) -> N
             assert check["low"] <= check["measured"] <= check["high"]
 
 
-def test_the_groups_are_the_registered_ones() -> None:
-    assert tuple(checks.CHECKS) == theory_experiment.NAMES
+def test_checks_are_the_experiments_groups() -> None:
+    assert tuple(CHECKS) == theory_experiment.NAMES
     assert {"theory", "features", "representation"} <= set(EXPERIMENTS)
 
 
-def test_the_same_seed_gives_the_same_rows(made: Made) -> None:
+def test_checks_of_the_same_seed_are_the_same(made: Made) -> None:
     (row,) = [r for r in Store(made.path).rows() if r.get("name") == "plane"]
-    assert json.loads(json.dumps(list(checks.CHECKS["plane"](0)))) == row["checks"]
-    assert [r["measured"] for r in checks.CHECKS["plane"](1)] != [
+    assert json.loads(json.dumps([check.row() for check in CHECKS["plane"](0)])) == row["checks"]
+    assert [check.measured for check in CHECKS["plane"](1)] != [
         r["measured"] for r in row["checks"]
     ]
 
 
-def test_margins() -> None:
-    def row(kind: str, bound: float, measured: float, **more: Any) -> dict[str, Any]:
-        return checks._row("s", "w", {"d": 3}, kind, bound, measured, "paper", **more)
+def row_of(kind: Any, bound: float, measured: float, **more: Any) -> dict[str, Any]:
+    """The row of one check of a statement that nobody made."""
+    named = {"statement": "Fact 9", "what": "this", "at": {"d": 3}, "source": "paper", **more}
+    return Check(kind=kind, bound=bound, measured=measured, **named).row()
 
-    half = row("equal", 1.0, 1.25, allowed=0.5)
+
+def test_check_margins() -> None:
+    half = row_of("equal", 1.0, 1.25, allowed=0.5)
     assert (half["margin"], half["holds"], half["low"], half["high"], half["allowed"]) == (
         0.5,
         True,
@@ -162,27 +167,31 @@ def test_margins() -> None:
         None,
         0.5,
     )
-    assert row("equal", 1.0, 1.0, allowed=1e-12)["margin"] == 1
-    edge = row("equal", 1.0, 0.5, allowed=0.5)
+    assert row_of("equal", 1.0, 1.0, allowed=1e-12)["margin"] == 1
+    edge = row_of("equal", 1.0, 0.5, allowed=0.5)
     assert (edge["margin"], edge["holds"]) == (0, True)
-    assert row("equal", 1.0, 2.0, allowed=0.5)["margin"] == -1
-    assert row("equal", 1.0, 2.0, allowed=0.5)["holds"] is False
-    sampled = row("equal", 1.0, 1.2, se=0.1)
+    assert row_of("equal", 1.0, 2.0, allowed=0.5)["margin"] == -1
+    assert row_of("equal", 1.0, 2.0, allowed=0.5)["holds"] is False
+    sampled = row_of("equal", 1.0, 1.2, se=0.1)
     assert (sampled["allowed"], sampled["margin"]) == (pytest.approx(0.4), pytest.approx(0.5))
     assert (sampled["low"], sampled["high"]) == (pytest.approx(1.004), pytest.approx(1.396))
     for kind, good in (("least", 2.0), ("most", 1.0)):
         bound = 3.0 - good
-        fine, bad, edge = row(kind, bound, good), row(kind, good, bound), row(kind, 2.0, 2.0)
+        fine, bad, edge = (
+            row_of(kind, bound, good),
+            row_of(kind, good, bound),
+            row_of(kind, 2.0, 2.0),
+        )
         assert (fine["margin"], fine["holds"], fine["allowed"]) == (0.5, True, None)
         assert (bad["margin"], bad["holds"]) == (-0.5, False)
         assert (edge["margin"], edge["holds"]) == (0, True)
-    assert row("most", 0.0, 0.0)["holds"] is True
-    assert row("most", -0.4, -0.5)["margin"] == pytest.approx(0.2), "a negative bound"
+    assert row_of("most", 0.0, 0.0)["holds"] is True
+    assert row_of("most", -0.4, -0.5)["margin"] == pytest.approx(0.2), "a negative bound"
     for kind in ("equal", "least", "most"):
-        assert row(kind, 1.0, math.nan, allowed=0.1)["holds"] is False, (
+        assert row_of(kind, 1.0, math.nan, allowed=0.1)["holds"] is False, (
             "what cannot be computed does not hold"
         )
-    assert row("least", 1.0, 2.0, residual=3e-7)["residual"] == 3e-7
+    assert row_of("least", 1.0, 2.0, residual=3e-7)["residual"] == 3e-7
 
 
 def off(original: Callable[..., Any], factor: float = 1.0, more: float = 0.0) -> Callable[..., Any]:
@@ -229,11 +238,11 @@ FAULTS: list[tuple[str, Any, str, Any]] = [
 @pytest.mark.parametrize(
     ("group", "module", "name", "wrong"), FAULTS, ids=[f"{f[0]}: {f[2]}" for f in FAULTS]
 )
-def test_a_planted_fault_does_not_hold(
+def test_check_of_a_planted_fault_does_not_hold(
     group: str, module: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, wrong)
-    assert any(not row["holds"] for row in checks.CHECKS[group](0))
+    assert any(not check.holds for check in CHECKS[group](0))
 
 
 # ---- the command
@@ -262,7 +271,7 @@ def test_theory_prints_every_statement_and_one_json_object(made: Made) -> None:
     assert f"report: {answer['report']}" in text
 
 
-def test_some_checks_alone(tmp_path: Path) -> None:
+def test_theory_only_some_checks(tmp_path: Path) -> None:
     words = ["theory", "--only", "plane", "--json", "--store", str(tmp_path / "s")]
     code, out, err = command(*words)
     answer = json.loads(out.splitlines()[-1])
@@ -280,9 +289,7 @@ def test_some_checks_alone(tmp_path: Path) -> None:
     assert (code, json.loads(out.splitlines()[-1])["made"]) == (0, 1), "another seed is another row"
 
 
-def test_a_check_that_fails_fails_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_theory_with_a_failed_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constructions, "spaced_closed", off(constructions.spaced_closed, 1.01))
     code, out, err = command("theory", "--only", "plane", "--json", "--store", str(tmp_path / "s"))
     answer = json.loads(out.splitlines()[-1])
@@ -329,7 +336,7 @@ def test_a_check_that_fails_fails_the_command(
         ),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], text: str, tmp_path: Path) -> None:
+def test_theory_mistake_is_one_line(words: list[str], text: str, tmp_path: Path) -> None:
     code, out, err = command(*words, "--store", str(tmp_path / "s"))
     assert (code, out) == (2, "")
     assert err.startswith(f"headwise: error: {text}")
@@ -337,7 +344,7 @@ def test_mistakes_are_one_line(words: list[str], text: str, tmp_path: Path) -> N
     assert not (tmp_path / "s").exists()
 
 
-def test_everything_is_made_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_theory_makes_everything_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (theory_experiment, features_experiment, representation_experiment):
         monkeypatch.setattr(module, "make", lambda *args: pytest.fail("made again"))
     before = {p: p.read_bytes() for p in copy.rglob("rows.jsonl")}
@@ -348,7 +355,7 @@ def test_everything_is_made_once(copy: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {p: p.read_bytes() for p in copy.rglob("rows.jsonl")} == before
 
 
-def test_only_what_is_missing_is_made(copy: Path, made: Made) -> None:
+def test_theory_makes_only_what_is_missing(copy: Path, made: Made) -> None:
     gone = Store(copy).experiments()["features"]["ids"][7]
     before = Store(copy).row(gone)
     shutil.rmtree(copy / "runs" / gone)
@@ -381,7 +388,7 @@ def test_random_features_from_the_command(made: Made) -> None:
     assert Path(answer["figure"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_representation_from_the_command(made: Made) -> None:
+def test_representation_from_the_command(made: Made) -> None:
     answer = made.answers["representation"]
     assert answer["made"] == answer["runs"] == 6
     for point in answer["points"]:
@@ -401,7 +408,7 @@ def test_the_representation_from_the_command(made: Made) -> None:
     assert Path(answer["figure"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_has_a_section_for_each(made: Made, tmp_path: Path) -> None:
+def test_report_has_a_section_for_each_computed_experiment(made: Made, tmp_path: Path) -> None:
     page = write_report(Store(made.path), tmp_path / "page.html").read_text()
     assert page == (made.path / "report.html").read_text(), "the page is a function of the store"
     sections = {part.partition('"')[0]: part for part in page.split('<section id="')[1:]}
@@ -426,14 +433,14 @@ def test_the_page_has_a_section_for_each(made: Made, tmp_path: Path) -> None:
     assert ">angle</th>" not in page, "long columns stay in the store"
 
 
-def test_the_page_says_nothing_of_training_where_nothing_is_trained(made: Made) -> None:
+def test_report_mentions_no_training_where_nothing_is_trained(made: Made) -> None:
     page = (made.path / "report.html").read_text().partition('<section id="')[2]
     assert "Learning curves" not in page
     assert "the smallest training loss" not in page
     assert " of training in all" not in page
 
 
-def test_the_store_lists_and_draws_what_was_computed(copy: Path, tmp_path: Path) -> None:
+def test_list_and_draw_of_what_was_computed(copy: Path, tmp_path: Path) -> None:
     code, out, err = command("list", "--store", str(copy), "--json")
     assert code == 0, err
     listed = json.loads(out.splitlines()[-1])
@@ -453,7 +460,7 @@ def test_the_store_lists_and_draws_what_was_computed(copy: Path, tmp_path: Path)
     )
 
 
-def test_computed_rows_can_be_asked_for(made: Made) -> None:
+def test_store_finds_computed_rows(made: Made) -> None:
     pytest.importorskip("duckdb")
     store = Store(made.path)
     assert store.query(
@@ -627,16 +634,9 @@ def test_representation_summary_headline_and_figure() -> None:
 
 
 def test_theory_summary_headline_and_figure() -> None:
-    good = checks._row(
-        "Fact 9",
-        "this",
-        {"d": 8, "H": 1_000_001, "x": 0.123456, "N": [3, 6, 12]},
-        "least",
-        1.0,
-        2.0,
-        "paper",
-    )
-    bad = checks._row("Fact 9", "that", {"d": 8}, "equal", 1.0, 2.0, "paper", allowed=0.5)
+    at = {"d": 8, "H": 1_000_001, "x": 0.123456, "N": [3, 6, 12]}
+    good = row_of(what="this", at=at, kind="least", bound=1.0, measured=2.0)
+    bad = row_of(what="that", at={"d": 8}, kind="equal", bound=1.0, measured=2.0, allowed=0.5)
     points = theory_experiment.summary(
         [{"name": "one", "checks": [good]}, {"name": "two", "checks": [bad]}]
     )
@@ -658,7 +658,7 @@ def test_theory_summary_headline_and_figure() -> None:
     assert votes["d=64"]["y"][0] == constructions.vote_error(64, 1)
 
 
-def test_rows_are_told_apart_by_everything_that_shapes_them() -> None:
+def test_summary_separates_rows_by_everything_that_shapes_them() -> None:
     settings = features_experiment.Settings(dims=(8, 16), heads=(1, 64), seeds=2)
     runs = features_experiment.runs(settings)
     assert len(runs) == 2 * 2 * (100 + 64)
@@ -687,7 +687,7 @@ def test_rows_are_told_apart_by_everything_that_shapes_them() -> None:
 # ---- what the figures can do for them
 
 
-def test_figures_with_linear_axes_plain_lines_and_no_reference(tmp_path: Path) -> None:
+def test_figure_with_linear_axes_plain_lines_and_no_reference(tmp_path: Path) -> None:
     none = [None] * 3
     line = {
         "label": "a",
@@ -762,7 +762,7 @@ def test_compute_makes_what_another_process_gave_up(
         ["theory", "--only", "plane", "--seed", "9" * 30],
     ],
 )
-def test_more_mistakes_are_one_line(words: list[str], tmp_path: Path) -> None:
+def test_theory_settings_mistake_is_one_line(words: list[str], tmp_path: Path) -> None:
     small = ["--set", "dims=8"] if "features" in words else []
     code, out, err = command(*words, *small, "--store", str(tmp_path / "s"))
     assert (code, out) == (2, "")
@@ -770,7 +770,7 @@ def test_more_mistakes_are_one_line(words: list[str], tmp_path: Path) -> None:
     assert err.count("\n") == 1
 
 
-def test_weights_beyond_floating_point_are_refused(tmp_path: Path) -> None:
+def test_representation_refuses_weights_beyond_floating_point(tmp_path: Path) -> None:
     changes = ["--set", "dims=2000", "--set", "degree=399", "--set", "angles=3"]
     code, _, err = command(
         "run", "representation", "--device", "cpu", *changes, "--store", str(tmp_path / "s")
@@ -783,7 +783,7 @@ def test_softmax_error_of_a_hard_head() -> None:
     assert constructions.softmax_error(8, math.inf) == 0
 
 
-def test_two_heads_from_tensors() -> None:
+def test_head_head_takes_tensors() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert float(harmonics.head_head(torch.tensor(0.5), torch.tensor(0.5))) == pytest.approx(
@@ -791,16 +791,16 @@ def test_two_heads_from_tensors() -> None:
         )
 
 
-def test_a_head_of_a_layer_agrees_with_itself() -> None:
+def test_agree_of_a_head_with_itself() -> None:
     q, k = features.draw_heads(8, 20, seeded(40))
     assert (features.agree(q, k, q, k).diagonal() - 1).abs().max() < 1e-7
 
 
 def test_checks_hold_with_another_seed() -> None:
-    assert all(row["holds"] for row in checks.CHECKS["full-rank-head"](3))
+    assert all(check.holds for check in CHECKS["full-rank-head"](3))
 
 
-def test_a_check_that_fails_fails_the_experiment(
+def test_run_theory_with_a_failed_check_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constructions, "spaced_closed", off(constructions.spaced_closed, 1.01))

@@ -104,7 +104,7 @@ def agreement(q: torch.Tensor, k: torch.Tensor) -> np.ndarray:
 # ---- harmonics
 
 
-def test_harmonics_are_counted_as_polynomials_are() -> None:
+def test_multiplicity_counts_harmonics_as_polynomials() -> None:
     for dim, degree in itertools.product((3, 4, 5, 8, 16, 64, 1000), range(12)):
         homogeneous = math.comb(dim + degree - 1, degree)
         times_square = math.comb(dim + degree - 3, degree - 2) if degree >= 2 else 0
@@ -136,7 +136,7 @@ def test_sign_coefficients_and_energies(dim: int) -> None:
     assert harmonics.energy(dim, 2) == 0
 
 
-def test_the_tables_of_coefficients_and_plateaus() -> None:
+def test_coefficients_and_plateaus_of_the_tables() -> None:
     for (dim, degree), value in LAMBDA.items():
         assert harmonics.sign_coefficient(dim, degree) == pytest.approx(value, rel=6e-6)
     for dim, row in PLATEAUS.items():
@@ -192,7 +192,7 @@ def test_quadrature_has_the_moments_of_a_coordinate(dim: int) -> None:
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_how_often_a_head_is_right(dim: int) -> None:
+def test_head_target_by_quadrature(dim: int) -> None:
     same, turned = RIGHT[dim]
     assert float(harmonics.head_target(dim, 1.0)) == pytest.approx(same, abs=1.1e-5)
     assert float(harmonics.head_target(dim, math.cos(math.pi / 4))) == pytest.approx(
@@ -215,13 +215,13 @@ def test_how_often_a_head_is_right(dim: int) -> None:
 
 @given(st.floats(-1, 1), st.floats(-1, 1))
 @examples(50)
-def test_two_heads(a: float, b: float) -> None:
+def test_head_head_is_symmetric(a: float, b: float) -> None:
     assert harmonics.head_head(a, b) == pytest.approx(harmonics.head_head(b, a), abs=1e-15)
     assert 0 <= harmonics.head_head(a, b) <= 1
     assert harmonics.head_head(a, b) + harmonics.head_head(-a, b) == pytest.approx(1, abs=1e-15)
 
 
-def test_a_head_agrees_with_itself() -> None:
+def test_head_head_of_a_head_with_itself() -> None:
     assert harmonics.head_head(1.0, 1.0) == pytest.approx(1, abs=1e-15)
     assert harmonics.head_head(1 + 1e-12, -1 - 1e-12) == pytest.approx(0, abs=1e-15), (
         "rounding beyond 1 is no error"
@@ -236,7 +236,7 @@ def test_a_head_agrees_with_itself() -> None:
 # ---- the floor
 
 
-def test_the_floor_by_listing_every_singular_value() -> None:
+def test_singular_floor_by_listing_every_singular_value() -> None:
     for dim in (3, 4, 5, 8):
         by_degree = {
             degree: float(exact_coefficient(dim, degree)) ** 2
@@ -259,7 +259,7 @@ def test_the_floor_by_listing_every_singular_value() -> None:
 
 
 @pytest.mark.parametrize("dim", [3, 4, 8, 64, 512])
-def test_the_floor_meets_the_plateaus(dim: int) -> None:
+def test_singular_floor_meets_the_plateaus(dim: int) -> None:
     used = 0
     for degree in (1, 3, 5, 7):
         used += harmonics.multiplicity(dim, degree)
@@ -272,7 +272,7 @@ def test_the_floor_meets_the_plateaus(dim: int) -> None:
 
 @given(st.integers(3, 128), st.integers(1, 10**9), st.integers(1, 10**6))
 @examples(100)
-def test_the_floor_falls_and_stays_between_nothing_and_a_half(
+def test_singular_floor_falls_and_stays_between_nothing_and_a_half(
     dim: int, heads: int, more: int
 ) -> None:
     here, there = harmonics.singular_floor(dim, heads), harmonics.singular_floor(dim, heads + more)
@@ -281,7 +281,7 @@ def test_the_floor_falls_and_stays_between_nothing_and_a_half(
 
 @given(st.integers(3, 64), st.floats(0.06, 0.499))
 @examples(60)
-def test_heads_for_is_the_floor_turned_round(dim: int, error: float) -> None:
+def test_heads_for_inverts_the_floor(dim: int, error: float) -> None:
     heads = harmonics.heads_for(dim, error)
     assert harmonics.singular_floor(dim, heads) <= error
     if heads > 1:
@@ -332,7 +332,7 @@ def test_representation_beside_a_zero_where_its_terms_cancel() -> None:
             assert value == pytest.approx(float(mp.fsum(parts)), rel=1e-13)
 
 
-def test_the_peaks_of_the_representation() -> None:
+def test_representation_peaks() -> None:
     for dim, (read, published, corrected) in PEAKS.items():
         assert harmonics.representation(dim, 1.0)[0] == pytest.approx(corrected, rel=1e-5)
         assert harmonics.representation(dim, 1.0, published=True)[0] == pytest.approx(
@@ -368,7 +368,7 @@ def hard_choices(
 
 
 @pytest.mark.parametrize("dim", [3, 8, 32])
-def test_closed_forms_against_hard_heads(dim: int) -> None:
+def test_right_and_agree_against_hard_heads(dim: int) -> None:
     q, k = features.draw_heads(dim, 5, seeded(1))
     q[1], k[1] = q[0], k[0] + 0.2 * k[1]
     k[1] /= k[1].norm()
@@ -380,7 +380,7 @@ def test_closed_forms_against_hard_heads(dim: int) -> None:
     assert (both - features.agree(q, k, q, k)).abs().max() < STANDARD_ERRORS * se
 
 
-def test_the_two_ways_to_the_kernels_agree() -> None:
+def test_right_and_agree_in_numpy_and_torch() -> None:
     q, k = features.draw_heads(8, 6, seeded(3))
     cosines = (q * k).sum(1).numpy()
     assert np.abs(features.right(q, k).numpy() - harmonics.head_target(8, cosines)).max() < 1e-13
@@ -390,7 +390,7 @@ def test_the_two_ways_to_the_kernels_agree() -> None:
     assert np.abs(features.agree(q, k, q, k).numpy() - agreement(q, k)).max() < 1e-5
 
 
-def test_the_kernels_have_gradients() -> None:
+def test_right_and_agree_have_gradients() -> None:
     q, k = (t.requires_grad_() for t in features.draw_heads(5, 3, seeded(5)))
     assert torch.autograd.gradcheck(features.right, (q, k))
     fixed = features.draw_heads(5, 2, seeded(6))
@@ -411,7 +411,7 @@ def test_best_weights_against_a_plain_solve(draw: str) -> None:
 
 @pytest.mark.parametrize("memory", [1000, 4 * 300 * 300])
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-10])
-def test_the_iterative_way_reaches_its_tolerance(
+def test_best_weights_by_iteration_reach_their_tolerance(
     memory: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the matrix made again for every product and with the matrix kept, in several blocks."""
@@ -436,7 +436,7 @@ def test_the_iterative_way_reaches_its_tolerance(
     assert solved.error == pytest.approx(direct.error, abs=max(10 * tolerance**2, 1e-9) * 100)
 
 
-def test_iterations_stop_at_their_limit_and_say_so() -> None:
+def test_best_weights_stop_at_their_limit() -> None:
     q, k = features.draw_heads(16, 200, seeded(9))
     solved = features.best_weights(q, k, limit=3, memory=1000)
     assert solved.iterations == 3
@@ -446,7 +446,7 @@ def test_iterations_stop_at_their_limit_and_say_so() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 1e-13, 1e-9])
 @pytest.mark.parametrize("memory", [4 << 30, 1000])
-def test_heads_that_are_nearly_the_same(noise: float, memory: int) -> None:
+def test_best_weights_of_nearly_equal_heads(noise: float, memory: int) -> None:
     q, k = features.draw_heads(8, 40, seeded(10))
     once = features.best_weights(q, k)
     again = [
@@ -473,7 +473,7 @@ def distance(sample: np.ndarray, law: Callable[[np.ndarray], np.ndarray]) -> flo
 
 
 @pytest.mark.parametrize("dim", [3, 8, 64])
-def test_the_laws_of_drawn_heads(dim: int) -> None:
+def test_draw_heads_has_its_laws(dim: int) -> None:
     count = 20_000
     for draw in features.DRAWS:
         q, k = features.draw_heads(dim, count, seeded(12), draw)
@@ -502,7 +502,7 @@ def test_the_laws_of_drawn_heads(dim: int) -> None:
     assert torch.equal(first, second)
 
 
-def test_heads_moved_downhill_improve_and_respect_the_floor() -> None:
+def test_optimise_heads_improves_and_respects_the_floor() -> None:
     for dim, heads in ((3, 3), (8, 8)):
         start, end = (features.optimise_heads(dim, heads, seeded(14), steps) for steps in (0, 60))
         drawn = features.best_weights(*features.draw_heads(dim, heads, seeded(14)))
@@ -512,7 +512,7 @@ def test_heads_moved_downhill_improve_and_respect_the_floor() -> None:
 
 
 @pytest.mark.parametrize("draw", ["cos-uniform", "independent"])
-def test_the_error_of_a_layer_on_drawn_points(draw: str) -> None:
+def test_measured_error_is_that_of_the_closed_form(draw: str) -> None:
     q, k = features.draw_heads(8, 64, seeded(15), draw)
     solved, b = features.best_weights(q, k), features.right(q, k)
     assert solved.error == pytest.approx(1 - (b @ solved.weights).item(), abs=1e-12)
@@ -525,7 +525,7 @@ def test_the_error_of_a_layer_on_drawn_points(draw: str) -> None:
     assert want > solved.error
 
 
-def test_no_direction_is_special_to_the_drawn_points() -> None:
+def test_measured_error_knows_no_special_direction() -> None:
     for sign in (-1, 1):
         q = torch.tensor([[0.9239, 0.3729, 0.0862]], dtype=torch.float64)
         k = torch.tensor([[0.1398, -0.7963, -0.5885]], dtype=torch.float64) * sign
@@ -537,7 +537,7 @@ def test_no_direction_is_special_to_the_drawn_points() -> None:
         assert abs(got - want) < STANDARD_ERRORS * se
 
 
-def test_the_recomputed_and_the_published_table() -> None:
+def test_features_experiment_tables() -> None:
     for dim, heads, unit, spread, shortened in (
         (8, 128, 0.2530, 0.0059, 0.2265),
         (16, 256, 0.2626, 0.0034, None),
@@ -583,7 +583,7 @@ def nearest_by_loop(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dim", "points"), [(3, 2), (5, 7), (64, 100)])
-def test_one_full_rank_head_is_exact(dim: int, points: int) -> None:
+def test_full_rank_head_is_exact(dim: int, points: int) -> None:
     x, y = sphere(50, points, dim, seed=20), sphere(50, dim, seed=21)
     assert torch.equal(constructions.full_rank_head(x, y), nearest_by_loop(x, y))
     assert torch.equal(constructions.full_rank_head(x, -y), nearest_by_loop(x, -y))
@@ -610,7 +610,7 @@ def test_softmax_error_in_high_precision(dim: int, beta: float) -> None:
         )
 
 
-def test_softmax_errors_of_the_table() -> None:
+def test_softmax_error_of_the_table() -> None:
     for dim, row in SOFTMAX.items():
         for beta, value in row.items():
             assert constructions.softmax_error(dim, float(beta)) == pytest.approx(value, rel=5e-4)
@@ -626,7 +626,7 @@ def test_softmax_errors_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_the_perfect_encoder(depth: int) -> None:
+def test_perfect_encoder_answers(depth: int) -> None:
     task, model = Farthest(64, 16), constructions.perfect_encoder(64, depth)
     assert isinstance(model, Encoder)
     x, target = task.sample(seeded(22), 128)
@@ -638,7 +638,7 @@ def test_the_perfect_encoder(depth: int) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 3, 9, 21])
-def test_a_majority_by_exact_fractions(heads: int) -> None:
+def test_vote_error_by_exact_fractions(heads: int) -> None:
     at = [Fraction(1, 2), Fraction(5, 9), Fraction(3, 4), Fraction(99, 100), Fraction(1)]
     want = [
         sum(math.comb(heads, i) * p**i * (1 - p) ** (heads - i) for i in range(heads // 2 + 1))
@@ -662,7 +662,7 @@ def test_a_majority_by_exact_fractions(heads: int) -> None:
             )
 
 
-def test_majorities_of_the_table() -> None:
+def test_vote_error_of_the_table() -> None:
     for dim, row in VOTES.items():
         for heads, value in zip((1, 11, 101, 1001, 10001), row, strict=True):
             assert constructions.vote_error(dim, heads) == pytest.approx(value, abs=5.1e-5)
@@ -678,7 +678,7 @@ def test_majorities_of_the_table() -> None:
 
 
 @pytest.mark.parametrize(("points", "heads"), [(2, 1), (2, 11), (3, 9), (6, 15)])
-def test_votes_against_a_plain_loop(points: int, heads: int) -> None:
+def test_vote_against_a_plain_loop(points: int, heads: int) -> None:
     x, y, directions = (
         sphere(60, points, 5, seed=23),
         sphere(60, 5, seed=24),
@@ -714,7 +714,7 @@ def test_pairs_are_orthonormal_and_have_no_preferred_side() -> None:
     )
 
 
-def test_heads_at_equal_angles_in_the_plane() -> None:
+def test_spaced_error_of_heads_in_the_plane() -> None:
     for heads, value in ((1, 0.5), (2, 0.25), (4, 0.1875), (8, 0.171875)):
         assert constructions.spaced_closed(heads) == pytest.approx(value, abs=1e-15)
         assert constructions.spaced_error(heads) == pytest.approx(value, abs=1e-12)
@@ -740,7 +740,7 @@ def share_known(dim: int, hidden: Callable[[np.ndarray], np.ndarray]) -> float:
     return float(density @ hidden(ratio) @ density)
 
 
-def test_what_a_subspace_explains() -> None:
+def test_explained_by_a_subspace() -> None:
     """One hidden coordinate: known unless it outweighs the rest; three hidden ones: their mean is
     uniform; and the table."""
 
@@ -767,7 +767,7 @@ def test_what_a_subspace_explains() -> None:
         assert abs(got - want) < STANDARD_ERRORS * se + slack, (dim, rank)
 
 
-def test_what_a_subspace_explains_of_the_square_wave() -> None:
+def test_explained_of_the_square_wave() -> None:
     for dim, rank, want in ((4, 2, 0.040), (8, 6, 0.033), (8, 4, 0.0), (16, 12, 0.0)):
         got, se = constructions.explained(dim, rank, 100_000, seeded(29), wave=1 / dim)
         assert abs(got - want) < STANDARD_ERRORS * se + 0.002, (dim, rank)
@@ -779,7 +779,7 @@ def test_what_a_subspace_explains_of_the_square_wave() -> None:
 
 
 @pytest.mark.parametrize("dim", [3, 4, 5, 8])
-def test_the_biased_bank_is_the_biased_target(dim: int) -> None:
+def test_biased_bank_is_the_biased_target(dim: int) -> None:
     x, _ = constructions.pairs(seeded(30), 300, dim)
     y = torch.randn(300, dim, dtype=torch.float64, generator=seeded(31))
     y = y[((x[:, 0] - x[:, 1]) * y).sum(1).abs() < dim]
@@ -941,9 +941,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.parametrize(
     ("act", "text"), BAD, ids=[f"{i}: {text}" for i, (_, text) in enumerate(BAD)]
 )
-def test_bad_input_is_one_line_that_names_the_rule_and_the_value(
-    act: Callable[[], Any], text: str
-) -> None:
+def test_mistake_is_one_line_with_rule_and_value(act: Callable[[], Any], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         act()
     assert str(caught.value).startswith(text)

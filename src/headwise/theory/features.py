@@ -40,9 +40,8 @@ def draw_heads(
 
     cos-uniform   the cosine between a head's query and key is uniform on (-1, 1)
     independent   both uniform on the sphere
-    published     what the published code draws: as cos-uniform, but the part of the key at right angles to the query is not
-                  scaled back to length 1 after the query's part is removed, so keys are shorter
-                  than 1
+    published     what the published code draws: as cos-uniform, but without scaling the part of the
+                  key at right angles to the query back to length 1, so keys are shorter than 1
     """
     check_dim(dim)
     check_heads(heads)

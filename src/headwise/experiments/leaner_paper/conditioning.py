@@ -185,7 +185,7 @@ def make(case: Case, device: str) -> Row:
     """Draw a matrix and measure it; an infinite kappa is null in its row."""
     import torch
 
-    from headwise.theory.conditioning import spectrum
+    from headwise.theory.spectrum import spectrum
 
     began, c = time.monotonic(), case
     seed = derive(c.seed, "conditioning", c.weights, c.tokens, c.dim, c.heads, c.head_dim)
@@ -210,6 +210,8 @@ def make(case: Case, device: str) -> Row:
 def _draw(c: Case, generator: torch.Generator) -> tuple[torch.Tensor, float | None]:
     """The matrix, and of a Jacobian before W_O the kappa of the worst head's block."""
     from headwise.theory import conditioning as theory
+    from headwise.theory.jacobian import head_blocks, jacobian
+    from headwise.theory.spectrum import spectrum
 
     if c.kind == "gaussian":
         return theory.random_tokens(
@@ -221,9 +223,9 @@ def _draw(c: Case, generator: torch.Generator) -> tuple[torch.Tensor, float | No
     )
     if c.kind in ("outputs", "centred"):
         return theory.layer_outputs(layer, x), None
-    J = theory.jacobian(layer, x, after=c.kind == "after")
+    J = jacobian(layer, x, after=c.kind == "after")
     return J, None if c.kind == "after" else _finite(
-        theory.spectrum(theory.head_blocks(layer, J)[0]).kappa.max().item()
+        spectrum(head_blocks(layer, J)[0]).kappa.max().item()
     )
 
 
@@ -273,7 +275,7 @@ def _known() -> dict[tuple[Any, ...], tuple[float, float | None, int]]:
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
     """One point a matrix: kappa over the draws with its interval, the ranks, the closed form and
     the known value."""
-    from headwise.theory.conditioning import gaussian_kappa
+    from headwise.theory.spectrum import gaussian_kappa
 
     known, out, keys = (
         _known(),

@@ -93,7 +93,7 @@ def make(check: Check, device: str) -> Row:
     from headwise.theory.checks import CHECKS
 
     began = time.monotonic()
-    rows = list(CHECKS[check.name](check.seed))
+    rows = [found.row() for found in CHECKS[check.name](check.seed)]
     return {
         "id": check.id,
         "status": "done",
