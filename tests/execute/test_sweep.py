@@ -233,9 +233,8 @@ def test_a_worker_that_dies_gives_one_line_and_the_same_command_goes_on(
         assert process.returncode == 1
         said = [line for line in err.splitlines() if not line.startswith("fig1")]
         assert said == [
-            "headwise: error: a worker process died, perhaps out of memory; the same command goes "
-            "on where it was"
-            " (HEADWISE_TRACEBACK=1 shows where)"
+            "headwise: error: a worker process died, perhaps out of memory; run the same command "
+            "to resume (HEADWISE_TRACEBACK=1 shows where)"
         ]
         assert out == ""
         wait_for(lambda: not alive(process.pid))
@@ -391,3 +390,31 @@ def test_no_runs_are_no_chunks() -> None:
 def test_an_empty_sweep_writes_nothing(tmp_path: Path) -> None:
     assert sweep([], Store(tmp_path / "store"), device="cpu") == []
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("where", ["in headwise", "in the script"])
+def test_sweep_from_a_script_without_a_main_guard(tmp_path: Path, where: str) -> None:
+    # A worker that imported the script would start a sweep of its own, and fail.
+    own = """
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Farthest(headwise.Farthest):
+    name = "own"
+"""
+    script = f"""
+import headwise
+from headwise import Farthest
+{own if where == "in the script" else ""}
+from headwise.execute.sweep import sweep
+print("once")
+recipe = headwise.Recipe(steps=2, batch=4, epoch=1, held_out=16, evals=1)
+shapes = [headwise.Shape(dim=5, depth=1, num_heads=h, head_dim=3, ffn_dim=7) for h in (1, 2)]
+runs = [headwise.Run(shape, Farthest(dim=5, points=3), recipe) for shape in shapes]
+rows = sweep(runs, headwise.Store("store"), device="cpu", workers=2)
+print([row["status"] for row in rows])
+"""
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    assert done.stdout.splitlines() == ["once", "['done', 'done']"], done.stderr[-2000:]

@@ -22,6 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from headwise.device import pick_device, provenance
@@ -87,9 +88,8 @@ class Pool:
             min(self.workers, len(chunks)), context, initializer=_start_worker, initargs=start
         )
         try:
-            with (
-                _interrupts_held()
-            ):  # submitting starts the workers, and Ctrl-C is the parent's to handle, not theirs
+            # Submitting starts the workers. Ctrl-C is the parent's to handle, not theirs.
+            with _interrupts_held(), _main_hidden():
                 waiting: set[Future[None]] = {
                     pool.submit(_work_in_pool, work, list(chunk)) for chunk in chunks
                 }
@@ -122,6 +122,26 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Start processes that do not import the caller's script, which may have no `if __name__ ==
+    "__main__"` and would train everything again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _need_main(runs: Sequence[Run], probe: Probe | None) -> bool:
+    """Whether a task, a model or the probe is defined in the caller's script or notebook, where
+    another process does not find it."""
+    classes = {type(value) for run in runs for value in (run.task, run.model)}
+    own_probe = probe is not None and probe.__module__ == "__main__"
+    return own_probe or any(kind.__module__ == "__main__" for kind in classes)
 
 
 def _drain(news: Any, advance: Advance) -> None:
@@ -233,7 +253,8 @@ def sweep(
     bar = Progress(sum(r.recipe.steps for r in missing), f"{label}: {len(missing)} runs")
     while missing:
         chunks = [free for chunk in chunks_of(missing, workers) if (free := _free(store, chunk))]
-        executor = Pool(workers) if workers > 1 and len(chunks) > 1 else here
+        alone = workers == 1 or len(chunks) == 1 or _need_main(missing, probe)
+        executor = here if alone else Pool(workers)
         executor(work, chunks, bar.advance)
         left = store.missing(missing)
         if len(left) == len(missing):
