@@ -9,16 +9,17 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-from support.emulate import check_races, run_encoder_attention, trusting
+from support.emulate import check_races, run_attention, trusting
 from support.gpu import DEVICE, INTERPRETED, NAN, near
 from support.nets import Net, case, check_again, check_step, check_streams
 
 from headwise.kernels import encoder_attention_cuda, nvrtc
+from headwise.kernels.encoder import AttentionWeights, End
 
 
 @pytest.fixture(autouse=True)
-def chained(monkeypatch):
-    yield from trusting(encoder_attention_cuda, run_encoder_attention, monkeypatch)
+def whole(monkeypatch):
+    yield from trusting(encoder_attention_cuda, run_attention, monkeypatch)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ FEW = 1  # programs: each goes through several tiles of tokens
 )
 def test_the_step_equals_the_module_through_autograd(settings, programs, trusted, monkeypatch):
     monkeypatch.setattr(encoder_attention_cuda, "FILLED", programs)
-    assert check_step(Net(settings)).chained
+    assert check_step(Net(settings)).cuda_attention
 
 
 @pytest.mark.parametrize("settings", [CASES[1], CASES[3]])
@@ -57,7 +58,7 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
 @pytest.mark.parametrize("settings", CASES[1:])
 def test_what_runs_beside_changes_no_bit(settings):
-    assert check_streams(Net(settings, seed=4)).chained
+    assert check_streams(Net(settings, seed=4)).cuda_attention
 
 
 @pytest.mark.parametrize("rank", encoder_attention_cuda.RANKS)
@@ -81,12 +82,8 @@ def test_scores_of_thousands_are_a_softmax_all_the_same(rank):
     """Whole numbers, and powers of two instead of e, so that scores are exact. A bias of the keys
     makes them large, no two rows alike, and changes no weight: what is taken off before the
     exponential may be a rounded maximum, but one for the whole row."""
-    M, T, C, D = (
-        1,
-        encoder_attention_cuda.TILE,
-        2 * encoder_attention_cuda.BLOCK,
-        encoder_attention_cuda.WIDTH,
-    )
+    M, T, D = 1, encoder_attention_cuda.TOKEN_TILE, encoder_attention_cuda.WIDTH
+    C = 2 * encoder_attention_cuda.COLUMN_TILE
     draw = torch.Generator().manual_seed(rank)
     x = torch.randint(-3, 4, (M, T, D), generator=draw).half()
     w = torch.nn.functional.one_hot(torch.randint(D, (3 * C,), generator=draw), D).half()
@@ -96,31 +93,15 @@ def test_scores_of_thousands_are_a_softmax_all_the_same(rank):
     bias = zero.clone()
     bias[C : 2 * C] = LARGE[rank]
     partial = torch.full((M, 2, T, D), NAN, device=DEVICE)
-    encoder_attention_cuda.forward(
-        rank,
-        M,
-        T,
-        x.to(DEVICE),
-        half,
-        bias,
-        half[3 * C * (D + 1) :],
-        zero,
-        zero,
-        rows,
-        zero,
-        rows.clone(),
-        x.clone().to(DEVICE),
-        torch.empty(M, T, device=DEVICE),
-        T,
-        C,
-        half.numel(),
-        1.0,
-        math.log(2),
-        1,
-        True,
-        partial,
-        2,
+    layer = encoder_attention_cuda.Layer(
+        M, T, C, rank, half.numel(), scale=math.log(2), average=1
     )
+    weights = AttentionWeights(half, bias, half[3 * C * (D + 1) :])
+    u, y = rows.clone(), x.clone().to(DEVICE)
+    end = End(zero, zero, rows, zero, u, y, torch.empty(M, T, device=DEVICE))
+    x = x.to(DEVICE)
+    encoder_attention_cuda.forward(layer, x, weights, end, partial, 2, first=True)
+    x = x.cpu()
     qkv = x.double() @ w.double().mT + bias.double().cpu()
     q, k, v = (
         t.view(-1, encoder_attention_cuda.TOKENS, C // rank, rank).transpose(1, 2)
@@ -152,8 +133,8 @@ WRITTEN = [
 def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
     real = encoder_attention_cuda._run
 
-    def wrong(which, rank, blocks, models, warps, shared, peers, *args):
-        real(which, rank, blocks, models, warps, shared, peers, *args)
+    def wrong(which, rank, programs, models, warps, shared, cluster, *args):
+        real(which, rank, programs, models, warps, shared, cluster, *args)
         if which == name:
             args[argument].view(-1)[3:5] += amount
 
@@ -194,28 +175,25 @@ def test_the_trial_does_not_care_how_it_is_called(mode):
 
 def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
     monkeypatch.setattr(encoder_attention_cuda, "proven", lambda rank, device: rank != 1)
-    assert not Net(CASES[0].values[0]).fuse().chained
-    assert Net(CASES[1].values[0]).fuse().chained
+    assert not Net(CASES[0].values[0]).fuse().cuda_attention
+    assert Net(CASES[1].values[0]).fuse().cuda_attention
 
 
 @pytest.mark.parametrize("models", [1, 2, 5, 14, 70])
 @pytest.mark.parametrize("columns", [64, 128, 192, 512, 4096])
 @pytest.mark.parametrize("tiles", [1, 3, 16, 32])
 def test_work_is_cut_into_equal_parts(models, columns, tiles):
-    pieces, shares = (
-        encoder_attention_cuda.pieces(models, tiles * encoder_attention_cuda.TILE, columns),
-        encoder_attention_cuda.shares(models, tiles * encoder_attention_cuda.TILE, columns),
-    )
-    assert columns % (pieces * encoder_attention_cuda.BLOCK) == 0
-    assert tiles % shares == 0
-    assert pieces == 1 or models * tiles * pieces < 2 * encoder_attention_cuda.FILLED, (
-        "no more than fill a GPU"
-    )
-    fewer = [n for n in range(1, shares) if tiles % n == 0]
-    assert all(
-        models * columns // encoder_attention_cuda.BLOCK * n < encoder_attention_cuda.FILLED
-        for n in fewer
-    ), "no more than fill a GPU"
+    tokens = tiles * encoder_attention_cuda.TOKEN_TILE
+    column_splits = encoder_attention_cuda.column_splits(models, tokens, columns)
+    token_splits = encoder_attention_cuda.token_splits(models, tokens, columns)
+    column_tiles = columns // encoder_attention_cuda.COLUMN_TILE
+    assert column_tiles % column_splits == 0
+    assert tiles % token_splits == 0
+    filled = encoder_attention_cuda.FILLED
+    if column_splits > 1:
+        assert models * tiles * column_splits < 2 * filled, "no more than fill a GPU"
+    fewer = [n for n in range(1, token_splits) if tiles % n == 0]
+    assert all(models * column_tiles * n < filled for n in fewer), "no more than fill a GPU"
 
 
 def test_arguments_of_a_kernel_are_tensors_ints_and_floats():

@@ -7,23 +7,19 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
-
-from support.emulate import call, check_races, library, run_encoder_attention, trusting
+from support.emulate import check_races, run_attention, run_mlp, trusting
 from support.gpu import DEVICE, FP16, FP32, INTERPRETED, NAN
-from support.nets import Net, case, check_again, check_step, check_streams
+from support.nets import Net, case, check_again, check_step, check_streams, gradient_of
 
 from headwise.kernels import encoder_attention_cuda, encoder_mlp_cuda
-
-
-def run(name, blocks, models, warps, shared, *args):
-    call(library("encoder_mlp_cuda"), name, (blocks, models), warps, shared, args)
+from headwise.kernels.encoder import Gradients, MlpWeights
 
 
 @pytest.fixture(autouse=True)
-def fed(monkeypatch):
+def small(monkeypatch):
     monkeypatch.setattr(encoder_mlp_cuda, "ENOUGH", 1)
-    for _ in trusting(encoder_mlp_cuda, run, monkeypatch):
-        yield from trusting(encoder_attention_cuda, run_encoder_attention, monkeypatch)
+    for _ in trusting(encoder_mlp_cuda, run_mlp, monkeypatch):
+        yield from trusting(encoder_attention_cuda, run_attention, monkeypatch)
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ CASES = [
 
 @pytest.mark.parametrize("settings", CASES)
 def test_the_step_equals_the_module_through_autograd(settings, trusted):
-    assert check_step(Net(settings)).fed
+    assert check_step(Net(settings)).cuda_mlp
 
 
 def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(trusted):
@@ -52,7 +48,7 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
 @pytest.mark.parametrize("settings", CASES)
 def test_what_runs_beside_changes_no_bit(settings):
-    assert check_streams(Net(settings, seed=4)).fed
+    assert check_streams(Net(settings, seed=4)).cuda_mlp
 
 
 @pytest.mark.filterwarnings(
@@ -61,11 +57,12 @@ def test_what_runs_beside_changes_no_bit(settings):
 def test_a_gradient_that_overflows_is_seen_in_its_models_total_alone(trusted):
     net = Net(CASES[1].values[0], seed=3)
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
-    rows = step.gradient(net.x, net.target, losses)
-    assert step.totals(slice(None)).isfinite().all()
+    rows = gradient_of(step, net.x, net.target, losses)
+    (group,) = step.groups
+    assert step.total(group, rows).isfinite().all()
     net.target[1] *= 1e6
-    step.gradient(net.x, net.target, losses)
-    assert step.totals(slice(None)).isfinite().tolist() == [True, False]
+    gradient_of(step, net.x, net.target, losses)
+    assert step.total(group, rows).isfinite().tolist() == [True, False]
     assert rows[0].isfinite().all()
     assert not rows[1].isfinite().all()
 
@@ -92,8 +89,8 @@ WRITTEN = [
 def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
     real = encoder_mlp_cuda._run
 
-    def wrong(which, blocks, models, warps, shared, *args):
-        real(which, blocks, models, warps, shared, *args)
+    def wrong(which, programs, models, warps, shared, cluster, *args):
+        real(which, programs, models, warps, shared, cluster, *args)
         if which == name:
             args[argument].view(-1)[:2] += amount
 
@@ -107,21 +104,26 @@ def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
     monkeypatch.setattr(encoder_attention_cuda, "proven", lambda rank, device: True)
     monkeypatch.setattr(encoder_mlp_cuda, "proven", lambda device: False)
     step = Net(CASES[2].values[0]).fuse()
-    assert step.chained
-    assert not step.fed
+    assert step.cuda_attention
+    assert not step.cuda_mlp
 
 
 def test_few_models_do_not_fill_a_gpu(trusted, monkeypatch):
     monkeypatch.setattr(encoder_mlp_cuda, "ENOUGH", 5)
-    assert not Net(CASES[0].values[0]).fuse().fed, "two models of two blocks"
-    assert Net(CASES[1].values[0]).fuse().fed, "two of four"
+    assert not Net(CASES[0].values[0]).fuse().cuda_mlp, "two models of two blocks"
+    assert Net(CASES[1].values[0]).fuse().cuda_mlp, "two of four"
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [((32, 256, 256, FP16), "32, 256 and 256"), ((64, 128, 256, FP16), "64, 256 and 128"), ((64, 256, 384, FP16), "64, 384 and 256"),
-     ((64, 256, 256, FP32), "got torch.float32"), ((64, 4096, 2048, FP16), "")],
-)  # fmt: skip
+    [
+        ((32, 256, 256, FP16), "dim 32, ffn_dim 256 and 256"),
+        ((64, 128, 256, FP16), "dim 64, ffn_dim 256 and 128"),
+        ((64, 256, 384, FP16), "dim 64, ffn_dim 384 and 256"),
+        ((64, 256, 256, FP32), "this shape has torch.float32"),
+        ((64, 4096, 2048, FP16), ""),
+    ],
+)
 def test_what_the_kernels_do_not_take_they_refuse(given, said):
     refused = encoder_mlp_cuda.refusal(*given)
     assert said in refused
@@ -130,7 +132,9 @@ def test_what_the_kernels_do_not_take_they_refuse(given, said):
 
 def test_tiles_are_taken_two_at_a_time():
     with pytest.raises(AssertionError, match="two at a time"):
-        encoder_mlp_cuda.back(1, 256, 2, *[None] * 10, 3 * encoder_mlp_cuda.EACH)
+        layer = encoder_mlp_cuda.Layer(1, 3 * encoder_mlp_cuda.FORWARD_TOKENS, 256, row=0)
+        gradients = Gradients(*[None] * 3, token_splits=2, row=0, unscale=1.0)
+        encoder_mlp_cuda.backward(layer, None, None, MlpWeights(*[None] * 3), gradients)
 
 
 BARRIERS = {  # waits that keep warps apart, by what is said of each

@@ -28,22 +28,23 @@ from support.nets import (
     check_streams,
     odd,
     signs_of,
-    tensors,
+    buffers_of,
+    gradient_of,
+    rows_of,
 )
 
-from headwise.experiments.rank_paper.shapes import paper_shape
-from headwise.kernels import encoder_mlp_cuda, encoder_triton
+from headwise.kernels import encoder_attention_triton, encoder_mlp_cuda
 from headwise.kernels.farthest_data_triton import farthest
-from headwise.model.transformer import build
+from headwise.model.transformer import build, paper_shape
 from headwise.tasks import Farthest
-from headwise.training import engine, ensemble
-from headwise.training.ensemble import _layout
+from headwise.training import checkpoint, engine
+from headwise.training.flat import OPERANDS, Layout
+from headwise.training.fused_decoder import FusedDecoder
 from headwise.training.fused_encoder import (
-    STORED,
-    Fused,
-    chain_refusal,
-    feed_refusal,
-    needs,
+    FusedEncoder,
+    cuda_attention_refusal,
+    cuda_mlp_refusal,
+    model_bytes,
     refusal,
 )
 from headwise.training.run import Recipe, Run
@@ -98,8 +99,8 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
     net.x[1:] = net.x[0]  # the same sequences for every model, as a view
     shared = net.x[0].expand(net.models, -1, -1, -1)
     step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
-    first = step.gradient(net.x, net.target, losses[0]).clone()
-    same(step.gradient(shared, net.target, losses[1]), first, "gradients")
+    first = gradient_of(step, net.x, net.target, losses[0]).clone()
+    same(gradient_of(step, shared, net.target, losses[1]), first, "gradients")
     same(losses[1], losses[0], "losses")
     y, *_ = net.exact(signs_of(net, step))
     near(net.fuse(training=False).forward(shared), y, bound, "outputs")
@@ -109,7 +110,7 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
 @pytest.mark.parametrize("settings", [CASES[i] for i in (3, 9, 13, 14, 16)])
 def test_what_runs_beside_changes_no_bit(settings):
-    assert not check_streams(Net(settings, seed=4)).chained
+    assert not check_streams(Net(settings, seed=4)).cuda_attention
 
 
 class Wider:
@@ -124,10 +125,10 @@ class Wider:
 
 def test_the_whole_attention_part_takes_several_heads_at_a_time(monkeypatch):
     net = Net(CASES[12].values[0])
-    monkeypatch.setattr(encoder_triton, "mix", Wider(encoder_triton.mix))
-    monkeypatch.setattr(encoder_triton, "mix_back", Wider(encoder_triton.mix_back))
+    monkeypatch.setattr(encoder_attention_triton, "mix", Wider(encoder_attention_triton.mix))
+    monkeypatch.setattr(encoder_attention_triton, "mix_back", Wider(encoder_attention_triton.mix_back))
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
-    rows = step.gradient(net.x, net.target, losses)
+    rows = gradient_of(step, net.x, net.target, losses)
     _, expected, grads, terms, _ = net.exact(signs_of(net, step))
     near(losses, expected, STEP["bf16"], "losses")
     check_gradients(net, rows, grads, terms, STEP["bf16"])
@@ -137,10 +138,10 @@ def test_models_do_not_mix():
     """Another model's weights, data and targets change nothing."""
     net = Net(CASES[13].values[0])
     step, losses = net.fuse(), torch.zeros(2, net.models, device=DEVICE)
-    first = step.gradient(net.x, net.target, losses[0]).clone()
+    first = gradient_of(step, net.x, net.target, losses[0]).clone()
     for tensor in {id(t): t for t in (net.weights, net.half, net.x, net.target)}.values():
         tensor[1] = tensor[1].flip(-1)
-    second = step.gradient(net.x, net.target, losses[1])
+    second = gradient_of(step, net.x, net.target, losses[1])
     for m in (0, 2):
         same(second[m], first[m], f"gradients of model {m}")
         same(losses[1, m], losses[0, m], f"loss of model {m}")
@@ -152,9 +153,9 @@ def test_a_model_that_is_not_finite_stays_alone_in_a_step_of_short_sequences():
     net = Net(CASES[-1].values[0])
     assert (net.settings.tokens, net.models) == (2, 3)
     step, losses = net.fuse(), torch.zeros(2, net.models, device=DEVICE)
-    first = step.gradient(net.x, net.target, losses[0]).clone()
+    first = gradient_of(step, net.x, net.target, losses[0]).clone()
     net.weights[1], net.half[1] = NAN, NAN
-    second = step.gradient(net.x, net.target, losses[1])
+    second = gradient_of(step, net.x, net.target, losses[1])
     assert losses[1, 1].isnan()
     for m in (0, 2):
         same(second[m], first[m], f"gradients of model {m}")
@@ -168,7 +169,7 @@ def test_gradients_of_half_operands_survive_a_small_loss():
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
     outputs = step.forward(net.x)
     net.target = (outputs + 1e-2 * (net.target - outputs)).detach()
-    rows = step.gradient(net.x, net.target, losses)
+    rows = gradient_of(step, net.x, net.target, losses)
     # rounding moves the outputs by as much as they are off the target; so the loss is that of the
     # outputs that were found
     kept = net.task
@@ -184,40 +185,40 @@ def test_gradients_of_half_operands_survive_a_small_loss():
 
 PAPER = paper_shape(dim=64, rank=8, ffn_dim=2048)
 REFUSED = [
-    ({"norm": "rms"}, {}, "the scalar norm after each part, got rms post"),
-    ({"norm_at": "pre"}, {}, "the scalar norm after each part, got scalar pre"),
+    ({"norm": "rms"}, {}, "norm='scalar' and norm_at='post', this shape has norm='rms' and norm_at='post'"),
+    ({"norm_at": "pre"}, {}, "norm='scalar' and norm_at='post', this shape has norm='scalar' and norm_at='pre'"),
     ({"kv_lora_rank": 16}, {}, "plain heads"),
     ({"num_kv_heads": 4}, {}, "plain heads"),
     ({"v_head_dim": 16}, {}, "plain heads"),
-    ({"causal": True}, {}, "no mask"),
-    ({"windows": (4,)}, {}, "no mask"),
-    ({"qk_norm": "head"}, {}, "no mask, no rotary positions, no query/key norm"),
-    ({"qk_rope_head_dim": 4}, {}, "no rotary positions"),
-    ({"vocab_size": 100}, {}, "no tokens"),
+    ({"causal": True}, {}, "this shape has a mask"),
+    ({"windows": (4,)}, {}, "this shape has a mask"),
+    ({"qk_norm": "head"}, {}, "this shape has query/key norm"),
+    ({"qk_rope_head_dim": 4}, {}, "this shape has rotary positions"),
+    ({"vocab_size": 100}, {}, "this shape has tokens"),
     ({"activation": "gelu"}, {}, "a ReLU feed-forward"),
     ({"ffn_dim": 0}, {}, "a ReLU feed-forward"),
     ({"qkv_bias": False}, {}, "biases everywhere"),
     ({"out_bias": False}, {}, "biases everywhere"),
     ({"ffn_bias": False}, {}, "biases everywhere"),
-    ({"dim": 48}, {}, "dim 16, 32, 64 or 128, got 48"),
-    ({"ffn_dim": 96}, {}, "ffn_dim in 64s and heads x rank in 16s, got 96 and 64"),
+    ({"dim": 48}, {}, "dim 16, 32, 64 or 128, this shape has dim 48"),
+    ({"ffn_dim": 96}, {}, "ffn_dim in 64s and heads x rank in 16s, this shape has 96 and 64"),
     (
         {"num_heads": 3, "num_kv_heads": 3},
         {},
-        "ffn_dim in 64s and heads x rank in 16s, got 2048 and 24",
+        "ffn_dim in 64s and heads x rank in 16s, this shape has 2048 and 24",
     ),
     (
         {"head_dim": 80, "v_head_dim": 80},
         {},
-        "at most 256 tokens and rank 64, got 16 tokens, rank 80",
+        "at most 256 tokens and rank 64, this shape has 16 tokens and rank 80",
     ),
-    ({}, {"tokens": 257, "batch": 64}, "at most 256 tokens and rank 64, got 257 tokens, rank 8"),
+    ({}, {"tokens": 257, "batch": 64}, "at most 256 tokens and rank 64, this shape has 257 tokens and rank 8"),
     (
         {"num_heads": 2, "num_kv_heads": 2, "head_dim": 32, "v_head_dim": 32},
         {"tokens": 192, "precision": "tf32"},
-        "at most rank 16 beyond 128",
+        "rank 16 or less beyond 128 tokens",
     ),
-    ({}, {"batch": 2}, "batch x tokens must be a multiple of 64, got 32"),
+    ({}, {"batch": 2}, "batch x tokens in 64s, this shape has 32"),
 ]
 
 
@@ -228,43 +229,34 @@ def test_the_step_says_why_it_cannot(changes, call, why):
 
 
 def test_a_window_of_a_later_layer_is_refused_too():
-    assert "no mask" in refusal(PAPER.replace(depth=2, windows=(0, 4)), 16, 256)
+    assert "this shape has a mask" in refusal(PAPER.replace(depth=2, windows=(0, 4)), 16, 256)
 
 
 def test_every_shape_that_was_computed_is_taken_and_the_largest_sizes_are():
     for settings in (c.values[0] for c in CASES):
         assert {
-            refusal(shape, settings.tokens, settings.batch) for _, shape in settings.splits
+            refusal(shape, settings.tokens, settings.batch) for _, shape in settings.groups
         } == {""}
     for dim in (16, 32, 64, 128):
         assert refusal(paper_shape(dim=dim, rank=16, ffn_dim=64), 256, 1) == ""
     assert refusal(paper_shape(dim=128, rank=64, ffn_dim=64), 1, 64) == ""
 
 
-def bytes_held(splits, tokens, batch, precision):
-    """By the tensors of a stack in training, without the data."""
-    models, kind = sum(count for count, _ in splits), STORED[precision]
+def bytes_held(groups, tokens, batch, precision):
+    """By the tensors of an ensemble in training, without the data."""
+    models, dtype = sum(count for count, _ in groups), OPERANDS[precision]
     with torch.device("meta"):
-        params = dict(build(splits[0][1], models=models, head_groups=splits).named_parameters())
-        places, length = _layout(list(params.values()))
-        weights = torch.empty(models, length)
-        half = weights if kind == FP32 else weights.to(kind)
+        layout = Layout.of(build(groups[0][1], models=models, splits=groups).named_parameters())
+        weights = torch.empty(models, layout.length)
+        half = weights if dtype == FP32 else weights.to(dtype)
         moments = [torch.empty_like(weights) for _ in range(2)]
-        step = Fused(
-            splits, dict(zip(params, places, strict=True)), weights, half, batch, tokens, precision
-        )
-        step.first = torch.empty(
-            models, batch * tokens, splits[0][1].dim, dtype=kind
-        )  # the input as operands
-    held = {
-        id(t): t.numel() * t.element_size()
-        for value in (*vars(step).values(), moments)
-        for t in tensors(value)
-    }
-    return sum(held.values())
+        step = FusedEncoder(rows_of(groups, layout, weights, half, precision), batch, tokens)
+        operands = torch.empty(models, batch * tokens, groups[0][1].dim, dtype=dtype)  # the input
+    held = [*buffers_of(step), *moments, operands]
+    return sum(t.numel() * t.element_size() for t in held)
 
 
-@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize("precision", OPERANDS)
 @pytest.mark.parametrize("tokens", [16, 24])
 @pytest.mark.parametrize(
     "shape",
@@ -283,15 +275,15 @@ def test_needs_is_the_memory_of_a_model(shape, tokens, precision):
     where the feed-forward is one, too, its parts of a gradient more."""
     wide = shape.num_heads * shape.head_dim
     narrow = shape.replace(num_heads=wide // 8, num_kv_heads=wide // 8, head_dim=8, v_head_dim=8)
-    told = 3 * needs(shape, tokens, 256, precision)
-    assert told == 3 * needs(narrow, tokens, 256, precision)
+    told = 3 * model_bytes(shape, tokens, 256, precision)
+    assert told == 3 * model_bytes(narrow, tokens, 256, precision)
     mixed = bytes_held([(2, shape), (1, narrow)], tokens, 256, precision)
     assert bytes_held([(3, shape)], tokens, 256, precision) <= mixed
-    fed = not feed_refusal(shape, tokens, 256, precision) and not chain_refusal(
+    fed = not cuda_mlp_refusal(shape, tokens, 256, precision) and not cuda_attention_refusal(
         shape, tokens, 256, precision
     )
     most = 1.5 * mixed + (
-        3 * encoder_mlp_cuda.blocks(shape.ffn_dim) * 256 * tokens * shape.dim * 2 if fed else 0
+        3 * encoder_mlp_cuda.dx_partials(shape.ffn_dim) * 256 * tokens * shape.dim * 2 if fed else 0
     )
     assert mixed <= told <= most, f"{told / mixed:.2f} of what is held"
 
@@ -300,10 +292,11 @@ def test_needs_is_the_memory_of_a_model(shape, tokens, precision):
 
 
 def trained(runs, monkeypatch, fuses):
-    made, learn = [], Fused.learn
+    made, gradient = [], FusedEncoder.gradient
     with monkeypatch.context() as patch:
-        patch.setattr(ensemble, "fused_refusal", lambda run, device: "" if fuses else "not now")
-        patch.setattr(Fused, "learn", lambda *given: made.append(1) or learn(*given))
+        refused = "" if fuses else "needs another time"
+        patch.setattr(FusedEncoder, "refusal", staticmethod(lambda run, device: refused))
+        patch.setattr(FusedEncoder, "gradient", lambda *given: made.append(1) or gradient(*given))
         rows = engine.train(runs, device=DEVICE.type, advance=lambda n: None)
     assert bool(made) == fuses
     return rows
@@ -322,7 +315,7 @@ def test_training_with_the_step_is_training_without(precision, bound, monkeypatc
         )
         for rank, lr, decay in cases
     ]
-    monkeypatch.setattr(engine, "_load", lambda folder, run: after_overflows(run))
+    monkeypatch.setattr(checkpoint, "load", lambda folder, run: after_overflows(run))
     ours = trained(runs, monkeypatch, True)
     theirs = trained(
         [
@@ -347,21 +340,22 @@ def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(mo
         Run(paper_shape(dim=32, rank=rank, ffn_dim=64), Farthest(32, 16), recipe, 0)
         for rank in (16, 32)
     ]  # the first is the second split
-    usual, learn, steps = trained(runs, monkeypatch, True), Fused.learn, []
+    usual, gradient, steps = trained(runs, monkeypatch, True), FusedEncoder.gradient, []
 
     def overflowing(when):
-        def spoiled(step, now, *given):
-            learn(step, now, *given)
-            if now.start == 1:
+        def spoiled(step, group, *given):
+            grads = gradient(step, group, *given)
+            if group.first == 1:
                 if when(len(steps)):
-                    step.grads[1, 3].fill_(math.inf)
+                    grads[0, 3].fill_(math.inf)
                 steps.append(1)
+            return grads
 
         return spoiled
 
     def rows(when):
         with monkeypatch.context() as patch:
-            patch.setattr(Fused, "learn", overflowing(when))
+            patch.setattr(FusedEncoder, "gradient", overflowing(when))
             return trained(runs, monkeypatch, True)
 
     warm = 2 if not INTERPRETED else 0  # gradients made before the graph
@@ -386,24 +380,21 @@ def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(mo
 def test_gradients_that_overflow_are_carried_smaller(monkeypatch):
     recipe = Recipe(steps=12, epoch=3, batch=4, held_out=128, evals=1, lr=1e-7, precision="fp16")
     run = Run(paper_shape(dim=16, rank=16, ffn_dim=64), Farthest(16, 16), recipe, 0)
-    monkeypatch.setattr(engine, "_load", lambda folder, run: tiny_before_the_last_norm(run))
+    monkeypatch.setattr(checkpoint, "load", lambda folder, run: tiny_before_the_last_norm(run))
     (row,) = trained([run], monkeypatch, True)
     assert row["status"] == "done"
     assert 3 <= row["skipped"] <= 6, "the first epoch or two, not all four"
 
 
 @pytest.mark.parametrize("settings", [CASES[i] for i in (1, 15, 16)])
-def test_a_models_gradients_are_times_its_shrink(settings):
+def test_a_models_gradients_are_times_its_loss_scale(settings):
     net = Net(settings)
-    plain, shrunk = net.fuse(), net.fuse()
-    shrunk.shrink.copy_(torch.tensor([0.25, 1.0, 0.125, 0.5])[: net.models])
     losses = [torch.empty(net.models, device=DEVICE) for _ in range(2)]
-    grads = [
-        step.gradient(net.x, net.target, loss)
-        for step, loss in zip((plain, shrunk), losses, strict=True)
-    ]
+    scale = torch.tensor([0.25, 1.0, 0.125, 0.5], device=DEVICE)[: net.models]
+    plain = gradient_of(net.fuse(), net.x, net.target, losses[0])
+    scaled = gradient_of(net.fuse(), net.x, net.target, losses[1], scale)
     same(losses[1], losses[0], "losses")
-    same(grads[1], grads[0] * shrunk.shrink.unsqueeze(1), "powers of two change no digit")
+    same(scaled, plain * scale.unsqueeze(1), "powers of two change no digit")
 
 
 # ---- the points of the farthest-neighbour task

@@ -79,6 +79,24 @@ def trusting(module, run, monkeypatch):
     module._proven.cache_clear()
 
 
+def run_attention(name, rank, programs, models, warps, shared, cluster, *arguments):
+    """`encoder_attention_cuda._run` on a CPU."""
+    made = library("encoder_attention_cuda", R=rank, WARPS=encoder_attention_cuda.WARPS[rank])
+    call(made, name, (programs, models), warps, shared, arguments)
+
+
+def run_mlp(name, programs, models, warps, shared, cluster, *arguments):
+    """`encoder_mlp_cuda._run` on a CPU."""
+    call(library("encoder_mlp_cuda"), name, (programs, models), warps, shared, arguments)
+
+
+def run_decoder(name, sizes, grid, warps, *arguments):
+    """`decoder_cuda._run` on a CPU."""
+    defined = {"HIDDEN": sizes.hidden, "TOKENS": sizes.tokens, "R": sizes.rank}
+    made = library("decoder_cuda", WIDTH=sizes.width, **defined)
+    call(made, name, grid, warps, sizes.shared[name], arguments)
+
+
 def check_races(name, dropped, folder, **defined):
     """<name>_races.cpp under a sanitizer that sees what two threads do to one place: nothing, but
     where one of the waits is dropped."""
@@ -115,14 +133,3 @@ def check_races(name, dropped, folder, **defined):
         pytest.skip("the thread sanitizer does not know this kernel's memory")
     assert ("data race" in ran.stderr) == bool(dropped), ran.stdout + ran.stderr
     assert dropped or ran.stdout == "finite\n"
-
-
-def run_encoder_attention(name, rank, blocks, models, warps, shared, peers, *args):
-    call(
-        library("encoder_attention_cuda", R=rank, WARPS=encoder_attention_cuda.WARPS[rank]),
-        name,
-        (blocks, models),
-        warps,
-        shared,
-        args,
-    )

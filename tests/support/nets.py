@@ -8,12 +8,11 @@ import torch
 from support.gpu import DEVICE, FP32, FP64, INTERPRETED, NAN, near
 from support.tolerance import same, seeded
 
-from headwise.experiments.rank_paper.shapes import paper_shape
-from headwise.model.transformer import build
+from headwise.model.transformer import build, paper_shape
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Nearest
-from headwise.training.ensemble import _layout
-from headwise.training.fused_encoder import STORED, Fused
+from headwise.training.flat import OPERANDS, FlatRows, Layout, head_groups
+from headwise.training.fused_encoder import FusedEncoder
 
 STEP = {
     "fp32": 1e-5,
@@ -46,14 +45,14 @@ def case(
     settings = types.SimpleNamespace(
         precision=precision, tokens=tokens, batch=batch, queries=queries or tokens
     )
-    settings.splits = [(each, shape) for shape in shapes]
+    settings.groups = [(each, shape) for shape in shapes]
     cuts = " ".join(f"{s.num_heads}x{s.head_dim}" for s in shapes)
-    told = (
+    name = (
         f"{precision}, dim {shapes[0].dim}, heads {cuts}, {batch}x{tokens} tokens, depth "
         f"{shapes[0].depth}, queries {settings.queries}"
     )
-    told += "" if positions == "none" else f", {positions}"
-    return pytest.param(settings, id=told)
+    name += "" if positions == "none" else f", {positions}"
+    return pytest.param(settings, id=name)
 
 
 def odd(count, rank):
@@ -72,18 +71,56 @@ def odd(count, rank):
     )
 
 
+def rows_of(groups, layout, weights, half, precision):
+    """Flat rows of models by group: (count, shape) of each."""
+    shapes = [shape for count, shape in groups for _ in range(count)]
+    return FlatRows(head_groups(shapes), layout, weights, half, precision)
+
+
+def buffers_of(made):
+    """Every tensor that some kernels hold, by itself or in parts of theirs, once each."""
+    found, seen, rest = {}, set(), [made]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, torch.Tensor):
+            found[id(value)] = value
+        elif isinstance(value, dict):
+            rest += value.values()
+        elif isinstance(value, list | tuple):
+            rest += value
+        elif type(value).__module__.startswith("headwise.training") and id(value) not in seen:
+            seen.add(id(value))
+            rest += vars(value).values()
+    return list(found.values())
+
+
+def gradient_of(step, x, target, losses, scale=None, then=None):
+    """One step of all head groups, each on its stream: losses (written) and gradients; `then` is
+    called behind each group's own."""
+    scale = torch.ones_like(losses) if scale is None else scale
+
+    def work(group):
+        models = group.models
+        step.gradient(group, x[models], target[models], losses[models], scale[models])
+        if then is not None:
+            then(group)
+
+    step.each_group(work)
+    return step.grads
+
+
 class Net:
     """Random weights in flat rows, representable in the operands' type, and the float64 module that
     holds the same."""
 
     def __init__(self, settings, seed=1):
         self.settings = settings
-        self.models, kind = sum(count for count, _ in settings.splits), STORED[settings.precision]
-        shape = settings.splits[0][1]
-        self.module = build(shape, models=self.models, head_groups=settings.splits).to(DEVICE, FP64)
+        self.models, kind = sum(count for count, _ in settings.groups), OPERANDS[settings.precision]
+        shape = settings.groups[0][1]
+        self.module = build(shape, models=self.models, splits=settings.groups).to(DEVICE, FP64)
         self.params = dict(self.module.named_parameters())
-        places, self.length = _layout(list(self.params.values()))
-        self.places = dict(zip(self.params, places, strict=True))
+        self.layout = Layout.of(self.params.items())
+        self.places, self.length = self.layout.spans, self.layout.length
         self.weights = torch.zeros(self.models, self.length, device=DEVICE)
         generator = seeded(seed)
         for name, p in self.params.items():
@@ -128,22 +165,13 @@ class Net:
 
     def fuse(self, **options):
         s = self.settings
-        step = Fused(
-            s.splits,
-            self.places,
-            self.weights,
-            self.half,
-            s.batch,
-            s.tokens,
-            s.precision,
-            **options,
-        )
-        given = ("weights", "half", "table", "shrink")
-        for tensor in (
-            t for name in vars(step) if name not in given for t in tensors(getattr(step, name))
-        ):
-            tensor.fill_(NAN)
-        if hasattr(step, "grads"):
+        rows = rows_of(s.groups, self.layout, self.weights, self.half, s.precision)
+        step = FusedEncoder(rows, s.batch, s.tokens, **options)
+        given = {id(t) for t in (self.weights, self.half)}
+        for tensor in buffers_of(step):
+            if id(tensor) not in given and tensor.is_floating_point():
+                tensor.fill_(NAN)
+        if step.training:
             step.grads.zero_()
             for at, size in self.places.values():
                 step.grads[:, at : at + size] = NAN
@@ -183,22 +211,12 @@ class Net:
         return y.detach(), losses.detach(), grads, terms, max(flipped)
 
 
-def tensors(value):
-    return (
-        [value]
-        if isinstance(value, torch.Tensor)
-        else [t for t in value if isinstance(t, torch.Tensor)]
-        if isinstance(value, list)
-        else []
-    )
-
-
 def signs_of(net, step):
     """Which hidden units are on, from the input that the feed-forward kernel had."""
     on = []
     for i in range(len(net.module.blocks)):
         weight, bias = (net.params[f"blocks.{i}.feed.up.{name}"] for name in ("weight", "bias"))
-        h = torch.einsum("mtd,mfd->mtf", step.x[2 * i].double(), weight) + bias.unsqueeze(1)
+        h = torch.einsum("mtd,mfd->mtf", step.left[2 * i].x.double(), weight) + bias.unsqueeze(1)
         on.append((h > 0).unflatten(1, (net.settings.batch, net.settings.tokens)))
     return on
 
@@ -232,7 +250,7 @@ def check_step(net):
     bound = STEP[net.settings.precision]
     step, losses = net.fuse(), torch.full((3, net.models), NAN, device=DEVICE)
     kept = net.weights.clone(), net.half.clone(), net.x.clone(), net.target.clone()
-    rows = step.gradient(net.x, net.target, losses[1])
+    rows = gradient_of(step, net.x, net.target, losses[1])
     _, expected, grads, terms, flipped = net.exact(signs_of(net, step))
     assert flipped <= max(bound, 1e-3)
     near(losses[1], expected, bound, "losses")
@@ -253,36 +271,36 @@ def check_step(net):
 def check_again(net):
     """The same step gives the same bits again and again, and the forward pass alone the outputs."""
     step, losses = net.fuse(), torch.full((2, net.models), NAN, device=DEVICE)
-    first = step.gradient(net.x, net.target, losses[0]).clone()
+    first = gradient_of(step, net.x, net.target, losses[0]).clone()
     for _ in range(1 if INTERPRETED else 50):
-        same(step.gradient(net.x, net.target, losses[1]), first, "gradients")
+        same(gradient_of(step, net.x, net.target, losses[1]), first, "gradients")
     same(losses[1], losses[0], "losses")
     y, *_ = net.exact(signs_of(net, step))
     near(net.fuse(training=False).forward(net.x), y, STEP[net.settings.precision], "outputs")
 
 
 def check_streams(net):
-    """The same step in one line, and with splits and weights' gradients beside each other, again
-    and again, `then` after each split's own; returns the step."""
+    """The same step in one line, and with head groups and weights' gradients beside each other,
+    again and again, `take` behind each group's own; returns the step."""
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
-    aside, later = step.aside, step.later
-    assert len(aside) + 1 == len(net.settings.splits)
-    assert len(later) == (0 if step.fed else len(net.settings.splits))
-    step.aside, step.later = [], {}
-    expected = step.gradient(net.x, net.target, losses).clone()
-    step.aside, step.later = aside, later
-    taken = torch.zeros_like(expected)
+    streams, later = step.streams, step.later
+    assert len(streams) + 1 == len(net.settings.groups)
+    assert len(later) == (0 if step.cuda_mlp else len(net.settings.groups))
+    step.streams, step.later = [], {}
+    expected = gradient_of(step, net.x, net.target, losses).clone()
+    step.streams, step.later = streams, later
+    taken, scale = torch.zeros_like(expected), torch.ones_like(losses)
 
-    def take(now):
-        taken[now] = step.grads[now]
+    def take(group):
+        taken[group.models] = step.grads[group.models]
 
     for _ in range(50):
         taken.zero_()
-        same(step.gradient(net.x, net.target, losses, take), expected, "gradients")
+        same(gradient_of(step, net.x, net.target, losses, scale, take), expected, "gradients")
         same(taken, expected, "gradients as they are there")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        grads = step.gradient(net.x, net.target, losses, take)
+        grads = gradient_of(step, net.x, net.target, losses, scale, take)
     for _ in range(50):
         grads.zero_(), taken.zero_()
         graph.replay()

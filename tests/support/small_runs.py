@@ -11,8 +11,9 @@ from headwise.rows import MEASURED
 from headwise.shape import Shape
 from headwise.tasks import Farthest
 from headwise.training.engine import train
-from headwise.training.ensemble import State, _layout, begin
+from headwise.training.flat import Layout
 from headwise.training.run import Recipe, Run
+from headwise.training.state import State, begin
 
 CPU = torch.device("cpu")
 
@@ -92,12 +93,13 @@ WILD = {
 
 
 def after_overflows(run: Run) -> State:
-    """A run's start with gradients carried at a fraction of their size in half precision, another
-    for each shape, which must change nothing. AdamW alone would not see a wrong size; with moments
+    """A run's start with a loss scale below 1 in half precision, another for each shape, which must
+    change nothing. AdamW alone would not see a wrong size; with moments
     that are there already it does."""
     state = begin(run)
     state.square.fill_(1e-3)
-    state.shrink = 2.0 ** -(2 + run.shape.num_heads % 5) if run.recipe.precision == "fp16" else 1.0
+    if run.recipe.precision == "fp16":
+        state.scale.loss_scale = 2.0 ** -(2 + run.shape.num_heads % 5)
     return state
 
 
@@ -105,8 +107,7 @@ def tiny_before_the_last_norm(run: Run) -> State:
     """A run whose tokens are tiny before the last norm: its gradient is 1e5 times what comes in,
     too much for half precision."""
     state, model = begin(run), build(run.shape, models=1)
-    places, _ = _layout(list(model.parameters()))
-    for (name, _), (at, size) in zip(model.named_parameters(), places, strict=True):
+    for name, (at, size) in Layout.of(model.named_parameters()).spans.items():
         if "norm1" in name or "feed.down" in name:
             state.weights[at : at + size] *= 1e-5
     return state

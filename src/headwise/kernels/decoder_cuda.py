@@ -1,9 +1,14 @@
 """The block of a narrow causal decoder as three kernels in CUDA C++ (decoder_cuda.cu): forward, and
-back through each of its two parts.
+backward through each of its two parts.
 
 For sequences of up to 96 tokens and widths up to 48, any number of heads; the residual stays in
-registers from norm to norm. The plain twin is what `Trunk` does where they do not apply (pre.py and
-heads.py), and each is tried on small models before it is trusted.
+registers from norm to norm. The plain twin is decoder_triton.py with attention_short_triton.py, and
+the kernels are tried on small models before they are trusted.
+
+How the work is cut: forward a program has some sequences, `groups` at a time. Backward a model's
+batch is split over several programs (`token_splits`), each of which goes through its share and then
+writes partial sums of all weights' gradients into rows of its own; sum_splits
+(encoder_norm_triton.py) adds them up. Nobody else sums anything, so the order is fixed.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from torch import Tensor
 
 from headwise.kernels import nvrtc
 
-COPIES = 64  # of the gradients, at most
+MOST_SPLITS = 64  # of a model's batch, backward
 
 
 class Sizes(NamedTuple):
@@ -53,11 +58,8 @@ class Sizes(NamedTuple):
         row, heads = 2 * self.width + 16, self.width // self.rank
         matrix, qkv = 16 * self.warps * row, 3 * self.width * row
         feed = self.hidden * row + self.width * (2 * self.hidden + 16) + self.width * row
-        tall, peaks, sums = (
-            16 * self.warps * 4 * self.width,
-            16 * self.warps * heads * 4,
-            self.width * 4,
-        )
+        tall, sums = 16 * self.warps * 4 * self.width, self.width * 4
+        peaks = 16 * self.warps * heads * 4
         return {
             "forward": qkv + feed + 2 * self.groups * matrix,
             "backward": qkv + 5 * matrix + tall + 2 * peaks + 2 * self.warps * sums,
@@ -65,241 +67,196 @@ class Sizes(NamedTuple):
         }
 
 
-def refusal(sizes: Sizes, columns: int, kind: torch.dtype) -> str:
-    """Why these kernels cannot take a causal block with a GELU feed-forward and biases; empty when
-    they can."""
-    width, hidden, tokens, rank = sizes
-    if kind != torch.float16 or width % 16 or width > 48 or columns != width or hidden != 4 * width:
-        rule = "fp16, a width in 16s up to 48 that the heads fill, four times as many hidden units"
-        return f"they take {rule}, got {kind}, {width}, {columns}, {hidden}"
+class Call(NamedTuple):
+    """What all three kernels are told of an ensemble."""
+
+    models: int
+    batch: int
+    row: int  # numbers from one model's weights to the next one's
+    scale: float  # of scores
+
+
+class BlockWeights(NamedTuple):
+    """A block's parameters, or their gradients: each from where it starts in the first model's
+    row. Matrices are half, everything else float32."""
+
+    gain1: Tensor
+    shift1: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor
+    out: Tensor
+    out_bias: Tensor
+    gain2: Tensor
+    shift2: Tensor
+    up: Tensor
+    up_bias: Tensor
+    down: Tensor
+    down_bias: Tensor
+
+
+class Splits(NamedTuple):
+    """How a kernel backward splits a model's batch, and where its partial sums go."""
+
+    count: int
+    apart: int  # numbers from one split's rows to the next one's
+    unscale: float  # gradients of weights are written times this
+
+
+def refusal(sizes: Sizes, columns: int, dtype: torch.dtype) -> str:
+    """What these kernels need that a causal block with a GELU feed-forward and biases has not;
+    empty when they take it. `columns`: heads x rank."""
+    width, hidden, tokens, rank = sizes.width, sizes.hidden, sizes.tokens, sizes.rank
+    full = columns == width and hidden == 4 * width
+    if dtype != torch.float16 or width % 16 or width > 48 or not full:
+        return (
+            "needs fp16, a width in 16s up to 48 that the heads fill, and four times as many "
+            f"hidden units; this shape has {dtype}, width {width}, heads of {columns} in all and "
+            f"{hidden} hidden units"
+        )
     if rank != width and width // 2 % rank:
-        return f"they take ranks that divide half the width or are all of it, got {rank} of {width}"
+        return (
+            "needs a rank that divides half the width or is all of it, this shape has rank "
+            f"{rank} and width {width}"
+        )
     if tokens > 96:
-        return f"they take at most 96 tokens, got {tokens}"
+        return f"needs at most 96 tokens, this shape has {tokens}"
     return ""
 
 
-def pieces(sizes: Sizes, batch: int, models: int) -> tuple[int, int]:
-    """How many parts a model's batch is cut into on the way back, through its feed-forward and
-    through its attention part. Each has a copy of the gradients; there are more where models are
-    few, so that they fill a GPU (measured with 5, 10 and 15 models)."""
-    tiles, sequences = (
-        max(1, models // 5),
-        1 if models < 10 else 2,
-    )  # that a block of threads takes one after another
-    return min(COPIES, -(-batch * sizes.warps // (sizes.team * tiles))), min(
-        COPIES, -(-batch // sequences)
-    )
-
-
-def proven(sizes: Sizes, device: torch.device) -> bool:
-    """Whether the kernels, compiled here, compute a block of small models and its gradients as
-    PyTorch does."""
-    return _proven(sizes, nvrtc.numbered(device))
-
-
-@functools.cache
-def _proven(sizes: Sizes, device: torch.device) -> bool:
-    return nvrtc.proven(
-        f"a decoder's block of width {sizes.width} and rank {sizes.rank}",
-        lambda: _trial(sizes, device),
-        device,
-    )
-
-
-def _trial(sizes: Sizes, device: torch.device) -> float:
-    """The largest relative error of two layers' outputs and gradients against float64: more
-    sequences and tiles than pieces."""
-    D, F, N, R = sizes
-    M, batch, pieces, sharp, undo = (
-        2,
-        3 * max(sizes.groups, sizes.team // sizes.warps) - 1,
-        2,
-        R**-0.5,
-        0.25,
-    )
-    draw = torch.Generator().manual_seed(R)
-
-    def drawn(*size: int, spread: float = 1.0, around: float = 0.0) -> Tensor:
-        return (torch.randn(M, *size, generator=draw) * spread + around).half().double().to(device)
-
-    x, dx2 = drawn(batch * N, D), drawn(batch * N, D)
-    sides = [(D,), (D,), (3 * D, D), (3 * D,), (D, D), (D,), (D,), (D,), (F, D), (F,), (D, F), (D,)]
-    params = [
-        [drawn(*size, spread=0.15, around=1.0 * (i in (0, 6))) for i, size in enumerate(sides)]
-        for _ in range(2)
-    ]  # gains about 1
-    starts = [0, *torch.tensor([p[0].numel() for p in params[0]]).cumsum(0).tolist()][:-1]
-    rows = [torch.cat([p.flatten(1) for p in layer], 1).float().contiguous() for layer in params]
-    P, grads = (
-        rows[0].shape[1],
-        [torch.full((pieces, M, rows[0].shape[1]), torch.nan, device=device) for _ in params],
-    )
-    given = [
-        [
-            (row.half() if len(size) > 1 else row).view(-1)[at:]
-            for size, at in zip(sides, starts, strict=True)
-        ]
-        for row in rows
-    ]
-    kept = [buffers(sizes, M, batch, device) for _ in params]
-    y, dx, (dx1, give, between) = (
-        x.float(),
-        torch.empty_like(x, dtype=torch.float32),
-        gradients(sizes, M, batch, device),
-    )
-    now = y
-    for i, (weights, made) in enumerate(zip(given, kept, strict=True)):
-        made = made if i == 0 else made._replace(x2=torch.empty_like(y))
-        forward(sizes, M, now, *weights, *made, batch, P, sharp, i == 0, i == 1)
-        now = made.x2
-    out, back = now, dx2.float()
-    for i in (1, 0):
-        w, b, to = given[i], kept[i], [grads[i].view(-1)[at:] for at in starts]
-        feed_back(
-            sizes,
-            M,
-            pieces,
-            back,
-            b.x1,
-            b.h2,
-            w[6],
-            *w[8:11],
-            w[4],
-            dx1,
-            give,
-            *to[6:12],
-            to[5],
-            batch,
-            pieces,
-            P,
-            M * P,
-            undo,
-            i == 1,
-        )
-        back = between if i else dx
-        before = kept[0].x2 if i else y
-        backward(
-            sizes,
-            M,
-            pieces,
-            before,
-            *w[:3],
-            b.qkv,
-            b.o,
-            give,
-            dx1,
-            b.peaks,
-            back,
-            *to[:5],
-            batch,
-            pieces,
-            P,
-            M * P,
-            sharp,
-            undo,
-            i == 0,
-        )
-    exact = [t.requires_grad_() for t in (x, *params[0], *params[1])]
-    with torch.enable_grad():
-        end = _block(_block(x, params[0], batch, R, sharp), params[1], batch, R, sharp)
-        wanted = torch.autograd.grad(end, exact, dx2)
-    sums = [
-        part
-        for g in grads
-        for part in (g.sum(0).double() / undo).split([p[0].numel() for p in params[0]], 1)
-    ]
-    pairs = [
-        (out, end),
-        (dx, wanted[0]),
-        *zip(sums, (g.flatten(1) for g in wanted[1:]), strict=True),
-    ]
-    return nvrtc.worst(pairs)
-
-
-def _block(x: Tensor, params: list[Tensor], batch: int, rank: int, sharp: float) -> Tensor:
-    """What the kernels compute, as one writes it."""
-    gain, shift, w, b, out, out_bias, gain2, shift2, up, up_bias, down, down_bias = (
-        p if p.ndim > 2 else p[:, None] for p in params
-    )
-    M, T, D = x.shape
-    normed = torch.nn.functional.layer_norm(x, (D,), eps=1e-6) * gain + shift
-    q, k, v = (
-        t.view(M, batch, T // batch, D // rank, rank).transpose(2, 3)
-        for t in (normed @ w.mT + b).split(D, -1)
-    )
-    later = torch.ones(T // batch, T // batch, dtype=torch.bool, device=x.device).triu(1)
-    mixed = (
-        (torch.softmax((q @ k.mT * sharp).masked_fill(later, -torch.inf), -1) @ v)
-        .transpose(2, 3)
-        .reshape(M, T, D)
-    )
-    x = x + mixed @ out.mT + out_bias
-    second = torch.nn.functional.layer_norm(x, (D,), eps=1e-6) * gain2 + shift2
-    return x + torch.nn.functional.gelu(second @ up.mT + up_bias) @ down.mT + down_bias
+def token_splits(sizes: Sizes, batch: int, models: int) -> tuple[int, int]:
+    """Over how many programs a model's batch is split backward, through its feed-forward and
+    through its attention part: more where models are few, so that they fill a GPU (measured with 5,
+    10 and 15 models)."""
+    tiles = max(1, models // 5)  # token tiles that a program takes one after another
+    sequences = 1 if models < 10 else 2  # the same of sequences
+    mlp = -(-batch * sizes.warps // (sizes.team * tiles))
+    attention = -(-batch // sequences)
+    return min(MOST_SPLITS, mlp), min(MOST_SPLITS, attention)
 
 
 class Kept(NamedTuple):
-    """What a block leaves for the way back, in the kernels' own order: the residual between its
-    parts, the same normed, the residual after it, projections, heads, and the logarithms of the
-    softmaxes' denominators."""
+    """What a block leaves for the way back, in the kernels' own order."""
 
-    x1: Tensor
-    h2: Tensor
-    x2: Tensor
+    x1: Tensor  # the residual between its parts
+    h2: Tensor  # the same normed
+    x2: Tensor  # the residual after it
     qkv: Tensor
-    o: Tensor
-    peaks: Tensor
+    o: Tensor  # heads
+    peaks: Tensor  # logarithms of the softmaxes' denominators
 
     def of(self, models: slice) -> Kept:
         return Kept(*(t[models] for t in self))
 
 
+class Between(NamedTuple):
+    """What the way back leaves between the two parts of a block, in the kernels' own order."""
+
+    dx1: Tensor  # the gradient of the residual
+    d_heads: Tensor  # the gradient of the heads
+
+    def of(self, models: slice) -> Between:
+        return Between(*(t[models] for t in self))
+
+
 def buffers(sizes: Sizes, models: int, batch: int, device: torch.device, heads: int = 0) -> Kept:
-    """Room for one block; `heads` of the largest number where shapes differ."""
+    """Room for what one block keeps; `heads` of the largest number where shapes differ."""
     D, T = sizes.width, batch * sizes.padded
-    x1, x2, peaks = (
-        torch.empty(models, T, width, device=device) for width in (D, D, heads or D // sizes.rank)
+
+    def empty(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(models, T, width, device=device, dtype=dtype)
+
+    return Kept(
+        x1=empty(D),
+        h2=empty(D, torch.half),
+        x2=empty(D),
+        qkv=empty(3 * D, torch.half),
+        o=empty(D, torch.half),
+        peaks=empty(heads or D // sizes.rank),
     )
-    h2, qkv, o = (
-        torch.empty(models, T, width, device=device, dtype=torch.half) for width in (D, 3 * D, D)
-    )
-    return Kept(x1, h2, x2, qkv, o, peaks)
 
 
 def gradients(
     sizes: Sizes, models: int, batch: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the gradients of the residual between a block's parts, of the heads, and of the
-    residual between two blocks."""
-    kinds = (torch.float32, torch.half, torch.float32)
-    dx1, give, dx = (
-        torch.empty(models, batch * sizes.padded, sizes.width, device=device, dtype=kind)
-        for kind in kinds
+) -> tuple[Between, Tensor]:
+    """Room for the gradients within a block, and of the residual between two blocks."""
+    size = (models, batch * sizes.padded, sizes.width)
+    d_heads = torch.empty(size, device=device, dtype=torch.half)
+    dx1, dx = (torch.empty(size, device=device) for _ in range(2))
+    return Between(dx1, d_heads), dx
+
+
+# ---- the kernels
+
+
+def forward(
+    sizes: Sizes,
+    call: Call,
+    x: Tensor,
+    weights: BlockWeights,
+    kept: Kept,
+    *,
+    lowest: bool,
+    highest: bool,
+) -> None:
+    """One block of each model. The lowest reads the residual, and the highest writes it, in the
+    usual order; those between in the kernels' own."""
+    grid = (-(-call.batch // sizes.groups), call.models)
+    arguments = (x, *weights, *kept, call.batch, call.row, call.scale, lowest, highest)
+    _run("forward", sizes, grid, sizes.groups * sizes.warps, *arguments)
+
+
+def feed_back(
+    sizes: Sizes,
+    call: Call,
+    dx2: Tensor,
+    kept: Kept,
+    weights: BlockWeights,
+    between: Between,
+    grads: BlockWeights,
+    splits: Splits,
+    *,
+    highest: bool,
+) -> None:
+    """Backward through its feed-forward, from dx2 to `between`; no more splits than tiles of `team`
+    x 16 tokens."""
+    arguments = (
+        *(dx2, kept.x1, kept.h2, weights.gain2, weights.up, weights.up_bias, weights.down),
+        *(weights.out, between.dx1, between.d_heads),
+        *(grads.gain2, grads.shift2, grads.up, grads.up_bias, grads.down, grads.down_bias),
+        *(grads.out_bias, call.batch, splits.count, call.row, splits.apart),
+        *(splits.unscale, highest),
     )
-    return dx1, give, dx
+    _run("feed_back", sizes, (splits.count, call.models), sizes.team, *arguments)
 
 
-def forward(sizes: Sizes, models: int, *args: Any) -> None:
-    """One block of each model; the arguments are those of the kernel."""
-    batch = args[-5]
-    _run("forward", sizes, (-(-batch // sizes.groups), models), sizes.groups * sizes.warps, *args)
+def backward(
+    sizes: Sizes,
+    call: Call,
+    x: Tensor,
+    kept: Kept,
+    weights: BlockWeights,
+    between: Between,
+    dx: Tensor,
+    grads: BlockWeights,
+    splits: Splits,
+    *,
+    lowest: bool,
+) -> None:
+    """Backward through its attention part, from `between` to dx (written); no more splits than
+    sequences."""
+    arguments = (
+        *(x, weights.gain1, weights.shift1, weights.qkv, kept.qkv, kept.o),
+        *(between.d_heads, between.dx1, kept.peaks, dx),
+        *(grads.gain1, grads.shift1, grads.qkv, grads.qkv_bias, grads.out),
+        *(call.batch, splits.count, call.row, splits.apart, call.scale, splits.unscale, lowest),
+    )
+    _run("backward", sizes, (splits.count, call.models), sizes.warps, *arguments)
 
 
-def feed_back(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:
-    """Back through its feed-forward; no more pieces than tiles of `team` x 16 tokens."""
-    _run("feed_back", sizes, (pieces, models), sizes.team, *args)
-
-
-def backward(sizes: Sizes, models: int, pieces: int, *args: Any) -> None:
-    """Back through its attention part; no more pieces than sequences."""
-    _run("backward", sizes, (pieces, models), sizes.warps, *args)
-
-
-def _run(name: str, sizes: Sizes, grid: tuple[int, int], warps: int, *args: Any) -> None:
-    assert args[0].device.index == torch.cuda.current_device()
+def _run(name: str, sizes: Sizes, grid: tuple[int, int], warps: int, *arguments: Any) -> None:
+    assert arguments[0].device.index == torch.cuda.current_device()
     _module(sizes, torch.cuda.current_device()).launch(
-        name, grid, 32 * warps, sizes.shared[name], args
+        name, grid, 32 * warps, sizes.shared[name], arguments
     )
 
 
@@ -315,3 +272,96 @@ def _module(sizes: Sizes, device: int) -> nvrtc.Module:
         "R": sizes.rank,
     }
     return nvrtc.Module(nvrtc.compiled(source, "sm_90a", defined))
+
+
+# ---- the trial
+
+
+def proven(sizes: Sizes, device: torch.device) -> bool:
+    """Whether the kernels, compiled here, compute a block of small models and its gradients as
+    PyTorch does."""
+    return _proven(sizes, nvrtc.numbered(device))
+
+
+@functools.cache
+def _proven(sizes: Sizes, device: torch.device) -> bool:
+    return nvrtc.proven(
+        f"a decoder's block of width {sizes.width} and rank {sizes.rank}",
+        lambda: trial(sizes, device),
+        device,
+    )
+
+
+def trial(sizes: Sizes, device: torch.device) -> float:
+    """The largest relative error of two layers' outputs and gradients against float64: of more
+    sequences and tiles than splits."""
+    D, F, N, R = sizes
+    M, splits, unscale = 2, 2, 0.25
+    batch = 3 * max(sizes.groups, sizes.team // sizes.warps) - 1
+    draw = torch.Generator().manual_seed(R)
+
+    def drawn(*size: int, spread: float = 1.0, around: float = 0.0) -> Tensor:
+        return (torch.randn(M, *size, generator=draw) * spread + around).half().double().to(device)
+
+    x, dx2 = drawn(batch * N, D), drawn(batch * N, D)
+    sides = [(D,), (D,), (3 * D, D), (3 * D,), (D, D), (D,), (D,), (D,), (F, D), (F,), (D, F), (D,)]
+    params = [
+        [drawn(*size, spread=0.15, around=1.0 * (i in (0, 6))) for i, size in enumerate(sides)]
+        for _ in range(2)
+    ]  # gains about 1
+    counts = [p[0].numel() for p in params[0]]
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    rows = [torch.cat([p.flatten(1) for p in layer], 1).float().contiguous() for layer in params]
+    P = rows[0].shape[1]
+    call, split = Call(M, batch, P, scale=R**-0.5), Splits(splits, M * P, unscale)
+    grads = [torch.full((splits, M, P), torch.nan, device=device) for _ in params]
+    weights = []
+    for row in rows:
+        half = row.half().view(-1)
+        places = zip(sides, starts, strict=True)
+        of_type = [(half if len(size) > 1 else row.view(-1))[at:] for size, at in places]
+        weights.append(BlockWeights(*of_type))
+
+    lower, upper = (buffers(sizes, M, batch, device) for _ in params)
+    out, dx = torch.empty_like(x, dtype=torch.float32), torch.empty_like(x, dtype=torch.float32)
+    between, dx_between = gradients(sizes, M, batch, device)
+    forward(sizes, call, x.float(), weights[0], lower, lowest=True, highest=False)
+    upper = upper._replace(x2=out)
+    forward(sizes, call, lower.x2, weights[1], upper, lowest=False, highest=True)
+    to = [BlockWeights(*(g.view(-1)[at:] for at in starts)) for g in grads]
+    d_out = dx2.float()
+    feed_back(sizes, call, d_out, upper, weights[1], between, to[1], split, highest=True)
+    backward(
+        sizes, call, lower.x2, upper, weights[1], between, dx_between, to[1], split, lowest=False
+    )
+    feed_back(sizes, call, dx_between, lower, weights[0], between, to[0], split, highest=False)
+    backward(sizes, call, x.float(), lower, weights[0], between, dx, to[0], split, lowest=True)
+
+    exact = [t.requires_grad_() for t in (x, *params[0], *params[1])]
+    with torch.enable_grad():
+        end = _block(_block(x, params[0], batch, R, call.scale), params[1], batch, R, call.scale)
+        wanted = torch.autograd.grad(end, exact, dx2)
+    pairs = [(out, end), (dx, wanted[0])]
+    ours = [g for rows in grads for g in (rows.sum(0).double() / unscale).split(counts, 1)]
+    pairs += [(a, b.flatten(1)) for a, b in zip(ours, wanted[1:], strict=True)]
+    return nvrtc.worst(pairs)
+
+
+def _block(x: Tensor, params: list[Tensor], batch: int, rank: int, scale: float) -> Tensor:
+    """What the kernels compute, as one writes it."""
+    p = BlockWeights(*(t if t.ndim > 2 else t[:, None] for t in params))
+    M, T, D = x.shape
+    normed = torch.nn.functional.layer_norm(x, (D,), eps=1e-6) * p.gain1 + p.shift1
+    q, k, v = (
+        t.view(M, batch, T // batch, D // rank, rank).transpose(2, 3)
+        for t in (normed @ p.qkv.mT + p.qkv_bias).split(D, -1)
+    )
+    later = torch.ones(T // batch, T // batch, dtype=torch.bool, device=x.device).triu(1)
+    mixed = (
+        (torch.softmax((q @ k.mT * scale).masked_fill(later, -torch.inf), -1) @ v)
+        .transpose(2, 3)
+        .reshape(M, T, D)
+    )
+    x = x + mixed @ p.out.mT + p.out_bias
+    second = torch.nn.functional.layer_norm(x, (D,), eps=1e-6) * p.gain2 + p.shift2
+    return x + torch.nn.functional.gelu(second @ p.up.mT + p.up_bias) @ p.down.mT + p.down_bias

@@ -1,13 +1,16 @@
-"""The pre-norm block around the heads, for narrow models: x <- x + A(n(x)), x <- x + W_2 act(W_1
-n(x)), n a layer norm.
+"""The pre-norm block around the heads in Triton, for narrow models: x <- x + A(n(x)), x <- x + W_2
+act(W_1 n(x)), n a layer norm.
 
-As in `kernels.layer`, the model is in every grid and weights lie in flat rows, `model` numbers from
-one row to the next: matrices in the operands' type, norms and biases in float32. The residual x is
-float32, its normed copy h has the operands' type. Widths need not be powers of two: D numbers are
-padded to BD on the chip. The hidden layer never leaves the chip.
+The model is in every grid and weights lie in flat rows, `model` numbers from one row to the next:
+matrices in the operands' type, norms and biases in float32. The residual x is float32, its normed
+copy h has the operands' type. Widths need not be powers of two: D numbers are padded to BD on the
+chip. The hidden layer never leaves the chip.
 
-Sums over tokens that give a gradient are cut into `SPLIT` pieces, each into its own copy of the
-flat rows, `copy` numbers apart.
+Who sums what: weights' gradients are sums over tokens, cut into SPLIT token splits so that few
+models fill a card. Each split has partial sums of the flat rows, `apart` numbers from the next
+one's, which the caller adds up. Gradients of norms and biases are tile sums, six rows of BD numbers
+per layer and tile of tokens (`slot` of `slots` layers): of the second norm's gain and shift, the
+feed-forward's and the attention's output bias, the first norm's gain and shift.
 
 Axes: T tokens, C inner width of attention, D model width, F hidden width.
 """
@@ -40,7 +43,7 @@ def _slope(z, GELU: tl.constexpr):
 
 
 @triton.jit
-def _hat(x, some, D: tl.constexpr):
+def normalized(x, some, D: tl.constexpr):
     """(x - mean)/std of each row, zero in the padding, and 1/std."""
     x = tl.where(some, x - (tl.sum(x, 1) / D)[:, None], 0.0)
     inverse = tl.rsqrt(tl.sum(x * x, 1) / D + EPS)
@@ -51,7 +54,7 @@ def _hat(x, some, D: tl.constexpr):
 def _normed(x, gain, shift, h, wide, D: tl.constexpr):
     """n(x), also written to h."""
     some = wide[None, :]
-    hat, _ = _hat(x, some, D)
+    hat, _ = normalized(x, some, D)
     g = tl.load(gain, mask=wide, other=0.0)
     s = tl.load(shift, mask=wide, other=0.0)
     out = (hat * g[None, :] + s[None, :]).to(h.dtype.element_ty)
@@ -70,7 +73,7 @@ def _hidden(up, up_bias, down, f, d, wide, F, D: tl.constexpr):
 
 
 @triton.jit
-def _through(hat, inverse, dh, gain, some, D: tl.constexpr):
+def norm_gradient(hat, inverse, dh, gain, some, D: tl.constexpr):
     """The gradient of a norm's input from that of its output."""
     g = dh * gain[None, :]
     g = g - (tl.sum(g, 1) / D)[:, None] - hat * (tl.sum(g * hat, 1) / D)[:, None]
@@ -199,7 +202,7 @@ def feed_back(
     out,
     dx1,
     do,
-    parts,
+    tile_sums,
     T,
     C,
     F,
@@ -215,8 +218,8 @@ def feed_back(
     IP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Through the feed-forward: dx1 from dx2, and do = dx1 out. Parts: sums of dh hat, dh, dx2 and
-    dx1 over the tile's tokens."""
+    """Through the feed-forward: dx1 from dx2, and do = dx1 out. Tile sums of dh hat, dh, dx2 and
+    dx1."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, BD)
@@ -235,14 +238,16 @@ def feed_back(
         z = tl.dot(ht, tl.trans(w1), input_precision=IP) + bias[None, :]
         dz = tl.dot(gt, w2, input_precision=IP) * _slope(z, GELU)
         dh = tl.dot(dz.to(ht.dtype), w1, dh, input_precision=IP)
-    hat, inverse = _hat(tl.load(x1 + at, mask=some, other=0.0), some, D)
-    g1 = g2 + _through(hat, inverse, dh, tl.load(gain + row + d, mask=wide, other=0.0), some, D)
+    hat, inverse = normalized(tl.load(x1 + at, mask=some, other=0.0), some, D)
+    g1 = g2 + norm_gradient(
+        hat, inverse, dh, tl.load(gain + row + d, mask=wide, other=0.0), some, D
+    )
     tl.store(dx1 + at, g1, mask=some)
-    part = parts + ((m * slots + slot) * tl.num_programs(0) + tl.program_id(0)) * 6 * BD + d
-    tl.store(part, tl.sum(dh * hat, 0))
-    tl.store(part + BD, tl.sum(dh, 0))
-    tl.store(part + 2 * BD, tl.sum(g2, 0))
-    tl.store(part + 3 * BD, tl.sum(g1, 0))
+    sums = tile_sums + ((m * slots + slot) * tl.num_programs(0) + tl.program_id(0)) * 6 * BD + d
+    tl.store(sums, tl.sum(dh * hat, 0))
+    tl.store(sums + BD, tl.sum(dh, 0))
+    tl.store(sums + 2 * BD, tl.sum(g2, 0))
+    tl.store(sums + 3 * BD, tl.sum(g1, 0))
     g1 = g1.to(ht.dtype)
     for first in range(0, C, BC):
         c = first + tl.arange(0, BC)
@@ -260,10 +265,10 @@ def feed_back(
 
 @triton.jit
 def project_back(
-    dy, w, x, gain, dx1, dx, parts, T, C, model, slot, slots,
+    dy, w, x, gain, dx1, dx, tile_sums, T, C, model, slot, slots,
     D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
-    """Through the projection and its norm: dx = dx1 + dn(dy w). Parts: sums of dh hat and dh."""
+    """Through the projection and its norm: dx = dx1 + dn(dy w). Tile sums: sums of dh hat and dh."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, BD)
@@ -281,12 +286,14 @@ def project_back(
             other=0.0,
         )
         dh = tl.dot(yt, wt, dh, input_precision=IP)
-    hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
-    g = _through(hat, inverse, dh, tl.load(gain + m * model + d, mask=wide, other=0.0), some, D)
+    hat, inverse = normalized(tl.load(x + at, mask=some, other=0.0), some, D)
+    g = norm_gradient(
+        hat, inverse, dh, tl.load(gain + m * model + d, mask=wide, other=0.0), some, D
+    )
     tl.store(dx + at, tl.load(dx1 + at, mask=some, other=0.0) + g, mask=some)
-    part = parts + ((m * slots + slot) * tl.num_programs(0) + tl.program_id(0)) * 6 * BD + d
-    tl.store(part + 4 * BD, tl.sum(dh * hat, 0))
-    tl.store(part + 5 * BD, tl.sum(dh, 0))
+    sums = tile_sums + ((m * slots + slot) * tl.num_programs(0) + tl.program_id(0)) * 6 * BD + d
+    tl.store(sums + 4 * BD, tl.sum(dh * hat, 0))
+    tl.store(sums + 5 * BD, tl.sum(dh, 0))
 
 
 @triton.jit
@@ -302,7 +309,7 @@ def feed_weights(
     T,
     F,
     model,
-    copy,
+    apart,
     undo,
     D: tl.constexpr,
     BD: tl.constexpr,
@@ -314,9 +321,9 @@ def feed_weights(
     STAGES: tl.constexpr,
 ):
     """Gradients of both matrices of the feed-forward and of the first one's bias, for a block of
-    hidden units and a piece of the tokens."""
+    hidden units and a split of the tokens."""
     m = tl.program_id(2).to(tl.int64)
-    piece = tl.program_id(1)
+    split = tl.program_id(1)
     f = tl.program_id(0) * BF + tl.arange(0, BF)
     d = tl.arange(0, BD)
     wide = d < D
@@ -326,7 +333,7 @@ def feed_weights(
     grad1 = tl.zeros([BF, BD], tl.float32)
     grad2 = tl.zeros([BF, BD], tl.float32)
     grad_bias = tl.zeros([BF], tl.float32)
-    for tile in tl.range(piece, T // BT, SPLIT, num_stages=STAGES):
+    for tile in tl.range(split, T // BT, SPLIT, num_stages=STAGES):
         t = tile * BT + tl.arange(0, BT)
         at = (m * T + t)[:, None] * D + d[None, :]
         ht = tl.load(h + at, mask=wide[None, :], other=0.0)
@@ -336,7 +343,7 @@ def feed_weights(
         grad_bias += tl.sum(dz, 0)
         grad1 = tl.dot(tl.trans(dz.to(ht.dtype)), ht, grad1, input_precision=IP)
         grad2 = tl.dot(tl.trans(_act(z, GELU).to(ht.dtype)), gt, grad2, input_precision=IP)
-    to = piece.to(tl.int64) * copy + row
+    to = split.to(tl.int64) * apart + row
     seen = there[:, None] & wide[None, :]
     tl.store(d_up + to + f[:, None] * D + d[None, :], grad1 * undo, mask=seen)
     tl.store(d_up_bias + to + f, grad_bias * undo, mask=there)
@@ -352,7 +359,7 @@ def outer(
     T,
     C,
     model,
-    copy,
+    apart,
     undo,
     c_step,
     d_step,
@@ -365,17 +372,17 @@ def outer(
     IP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """grad[c, d] = sum over a piece of the tokens of a[t, c] b[t, d], and the bias: the sum of a[t,
+    """grad[c, d] = sum over a split of the tokens of a[t, c] b[t, d], and the bias: the sum of a[t,
     c]."""
     m = tl.program_id(2).to(tl.int64)
-    piece = tl.program_id(1)
+    split = tl.program_id(1)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     d = tl.arange(0, BD)
     live = c < C
     wide = d < D
     total = tl.zeros([BC, BD], tl.float32)
     total_bias = tl.zeros([BC], tl.float32)
-    for tile in tl.range(piece, T // BT, SPLIT, num_stages=STAGES):
+    for tile in tl.range(split, T // BT, SPLIT, num_stages=STAGES):
         t = tile * BT + tl.arange(0, BT)
         at = tl.load(a + (m * T + t)[:, None] * C + c[None, :], mask=live[None, :], other=0.0)
         bt = tl.load(b + (m * T + t)[:, None] * D + d[None, :], mask=wide[None, :], other=0.0).to(
@@ -384,7 +391,7 @@ def outer(
         total = tl.dot(tl.trans(at), bt, total, input_precision=IP)
         if BIAS:
             total_bias += tl.sum(at.to(tl.float32), 0)
-    to = piece.to(tl.int64) * copy + m * model
+    to = split.to(tl.int64) * apart + m * model
     tl.store(
         grad + to + c[:, None] * c_step + d[None, :] * d_step,
         total * undo,
@@ -392,167 +399,3 @@ def outer(
     )
     if BIAS:
         tl.store(grad_bias + to + c, total_bias * undo, mask=live)
-
-
-@triton.jit
-def norm(
-    x, gain, gain_row, shift, shift_row, y, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr
-):
-    """y = n(x) for rows of D numbers, T of each model; each parameter has its own step from model
-    to model."""
-    m = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    d = tl.arange(0, BD)
-    wide = d < D
-    some = (t < T)[:, None] & wide[None, :]
-    at = (m * T + t)[:, None] * D + d[None, :]
-    hat, _ = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
-    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
-    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
-    tl.store(y + at, hat * g[None, :] + s[None, :], mask=some)
-
-
-@triton.jit
-def norm_back(
-    x, gain, gain_row, dy, dx, parts, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr
-):
-    """dx from dy. Parts: sums of dy hat and dy over the tile's rows."""
-    m = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    d = tl.arange(0, BD)
-    wide = d < D
-    some = (t < T)[:, None] & wide[None, :]
-    at = (m * T + t)[:, None] * D + d[None, :]
-    hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
-    g = tl.load(dy + at, mask=some, other=0.0)
-    tl.store(
-        dx + at,
-        _through(hat, inverse, g, tl.load(gain + m * gain_row + d, mask=wide, other=0.0), some, D),
-        mask=some,
-    )
-    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * 2 * BD + d
-    tl.store(part, tl.sum(g * hat, 0))
-    tl.store(part + BD, tl.sum(g, 0))
-
-
-@triton.jit
-def leave(
-    x,
-    gain,
-    gain_row,
-    shift,
-    shift_row,
-    w,
-    w_row,
-    b,
-    b_row,
-    y,
-    T,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    BT: tl.constexpr,
-):
-    """y[T] = n(x).w + b."""
-    m = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    d = tl.arange(0, BD)
-    wide = d < D
-    some = (t < T)[:, None] & wide[None, :]
-    hat, _ = _hat(tl.load(x + (m * T + t)[:, None] * D + d[None, :], mask=some, other=0.0), some, D)
-    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
-    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
-    out = tl.load(w + m * w_row + d, mask=wide, other=0.0)
-    z = tl.sum((hat * g[None, :] + s[None, :]) * out[None, :], 1) + tl.load(b + m * b_row)
-    tl.store(y + m * T + t, z, mask=t < T)
-
-
-@triton.jit
-def leave_back(
-    x,
-    gain,
-    gain_row,
-    shift,
-    shift_row,
-    w,
-    w_row,
-    dy,
-    dx,
-    parts,
-    T,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    BT: tl.constexpr,
-):
-    """dx from dy[T]. Parts: sums over the tile's rows for gain, shift, w, and b, which is in every
-    place."""
-    m = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    d = tl.arange(0, BD)
-    wide = d < D
-    some = (t < T)[:, None] & wide[None, :]
-    at = (m * T + t)[:, None] * D + d[None, :]
-    hat, inverse = _hat(tl.load(x + at, mask=some, other=0.0), some, D)
-    g = tl.load(gain + m * gain_row + d, mask=wide, other=0.0)
-    s = tl.load(shift + m * shift_row + d, mask=wide, other=0.0)
-    out = tl.load(w + m * w_row + d, mask=wide, other=0.0)
-    r = tl.load(dy + m * T + t, mask=t < T, other=0.0)
-    tl.store(dx + at, _through(hat, inverse, r[:, None] * out[None, :], g, some, D), mask=some)
-    sloped, total = tl.sum(r[:, None] * hat, 0), tl.sum(r, 0)
-    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * 4 * BD + d
-    tl.store(part, out * sloped)
-    tl.store(part + BD, out * total)
-    tl.store(part + 2 * BD, g * sloped + s * total)
-    tl.store(part + 3 * BD, total + tl.zeros([BD], tl.float32))
-
-
-@triton.jit
-def enter(
-    x, w, w_row, b, b_row, table, table_row, y, T, N,
-    D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """y[T, D] = x[T, K] w[D, K]^T + b + the row of the token's place among N."""
-    m = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    d = tl.arange(0, BD)
-    k = tl.arange(0, BK)
-    wide, deep, there = d < D, k < K, (t < T)[:, None]
-    some = there & wide[None, :]
-    given = tl.load(
-        x + (m * T + t)[:, None] * K + k[None, :], mask=there & deep[None, :], other=0.0
-    )
-    weight = tl.load(
-        w + m * w_row + d[None, :] * K + k[:, None], mask=wide[None, :] & deep[:, None], other=0.0
-    )
-    z = (
-        tl.dot(given, weight, input_precision="ieee")
-        + tl.load(b + m * b_row + d, mask=wide, other=0.0)[None, :]
-    )
-    z += tl.load(table + m * table_row + (t % N)[:, None] * D + d[None, :], mask=some, other=0.0)
-    tl.store(y + (m * T + t)[:, None] * D + d[None, :], z, mask=some)
-
-
-@triton.jit
-def enter_back(
-    x, dy, parts, batch, N,
-    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Parts: sums over some of the sequences for the places' rows [N, D] and for w [D, K]."""
-    m = tl.program_id(1).to(tl.int64)
-    n = tl.arange(0, BN)
-    d = tl.arange(0, BD)
-    k = tl.arange(0, BK)
-    wide, deep, there = d < D, k < K, n < N
-    rows, w = tl.zeros([BN, BD], tl.float32), tl.zeros([BD, BK], tl.float32)
-    for i in range(tl.program_id(0), batch, tl.num_programs(0)):
-        t = (m * batch + i) * N + n
-        g = tl.load(
-            dy + t[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0
-        )
-        given = tl.load(
-            x + t[:, None] * K + k[None, :], mask=there[:, None] & deep[None, :], other=0.0
-        )
-        rows += g
-        w = tl.dot(tl.trans(g), given, w, input_precision="ieee")
-    part = parts + (m * tl.num_programs(0) + tl.program_id(0)) * D * (N + K)
-    tl.store(part + n[:, None] * D + d[None, :], rows, mask=there[:, None] & wide[None, :])
-    tl.store(part + N * D + d[:, None] * K + k[None, :], w, mask=wide[:, None] & deep[None, :])

@@ -17,13 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from headwise.kernels import has_triton
 
-EPS, MOST, TILE = 1e-6, 128, 64  # of the norm; numbers of a row; rows a program
-INPUTS, WIDTH, TOKENS, PIECES = (
-    64,
-    64,
-    128,
-    32,
-)  # of what is read in; parts that its gradient is summed in
+EPS = 1e-6  # of the norm
+MOST = 128  # numbers of a row
+TILE = 64  # rows of a program
+INPUTS, WIDTH, TOKENS = 64, 64, 128  # the largest of what is read in
+SPLITS = 32  # programs over which the gradient of what is read in is summed
 
 
 def possible(x: Tensor) -> bool:
@@ -77,24 +75,26 @@ def _rows(*params: Tensor) -> list[Tensor | int]:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-        from headwise.kernels import decoder_triton
+        from headwise.kernels import embed_readout_triton
 
         x = x.contiguous()
         y, (rows, grid, sizes) = torch.empty_like(x), _grid(x)
-        decoder_triton.norm[grid](x, *_rows(gain, shift), y, rows, **sizes)
+        embed_readout_triton.norm[grid](x, *_rows(gain, shift), y, rows, **sizes)
         ctx.save_for_backward(x, gain)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        from headwise.kernels import decoder_triton
+        from headwise.kernels import embed_readout_triton
 
         x, gain = ctx.saved_tensors
         dx, (rows, grid, sizes) = torch.empty_like(x), _grid(x)
-        parts = x.new_empty(grid[1], grid[0], 2, sizes["BD"])
-        decoder_triton.norm_back[grid](x, *_rows(gain), grad.contiguous(), dx, parts, rows, **sizes)
-        sums = parts.sum(1)[..., : sizes["D"]]
+        tile_sums = x.new_empty(grid[1], grid[0], 2, sizes["BD"])
+        embed_readout_triton.norm_back[grid](
+            x, *_rows(gain), grad.contiguous(), dx, tile_sums, rows, **sizes
+        )
+        sums = tile_sums.sum(1)[..., : sizes["D"]]
         return dx, sums[:, 0], sums[:, 1]
 
 
@@ -103,39 +103,39 @@ class _Leave(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor
     ) -> Tensor:
-        from headwise.kernels import decoder_triton
+        from headwise.kernels import embed_readout_triton
 
         x = x.contiguous()
         y, (rows, grid, sizes) = x.new_empty(*x.shape[:-1], 1), _grid(x)
-        decoder_triton.leave[grid](x, *_rows(gain, shift, weight, bias), y, rows, **sizes)
+        embed_readout_triton.leave[grid](x, *_rows(gain, shift, weight, bias), y, rows, **sizes)
         ctx.save_for_backward(x, gain, shift, weight)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        from headwise.kernels import decoder_triton
+        from headwise.kernels import embed_readout_triton
 
         x, gain, shift, weight = ctx.saved_tensors
         dx, (rows, grid, sizes) = torch.empty_like(x), _grid(x)
-        parts = x.new_empty(grid[1], grid[0], 4, sizes["BD"])
-        decoder_triton.leave_back[grid](
-            x, *_rows(gain, shift, weight), grad.contiguous(), dx, parts, rows, **sizes
+        tile_sums = x.new_empty(grid[1], grid[0], 4, sizes["BD"])
+        embed_readout_triton.leave_back[grid](
+            x, *_rows(gain, shift, weight), grad.contiguous(), dx, tile_sums, rows, **sizes
         )
-        sums = parts.sum(1)[..., : sizes["D"]]
+        sums = tile_sums.sum(1)[..., : sizes["D"]]
         return dx, sums[:, 0], sums[:, 1], sums[:, 2:3], sums[:, 3, :1]
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
-        from headwise.kernels import decoder_triton
+        from headwise.kernels import embed_readout_triton
 
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], weight.shape[1])
         rows, grid, sizes = _grid(y)
         K = x.shape[-1]
-        decoder_triton.enter[grid](
+        embed_readout_triton.enter[grid](
             x,
             *_rows(weight, bias, table),
             y,
@@ -153,16 +153,16 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        from headwise.kernels import decoder_triton
+        from headwise.kernels import embed_readout_triton
 
         (x,) = ctx.saved_tensors
         (M, batch, N, K), D = x.shape, grad.shape[-1]
-        pieces = min(PIECES, batch)
-        parts = x.new_empty(M, pieces, D * (N + K))
-        decoder_triton.enter_back[(pieces, M)](
+        splits = min(SPLITS, batch)
+        tile_sums = x.new_empty(M, splits, D * (N + K))
+        embed_readout_triton.enter_back[(splits, M)](
             x,
             grad.contiguous(),
-            parts,
+            tile_sums,
             batch,
             N,
             D=D,
@@ -173,7 +173,7 @@ class _Enter(torch.autograd.Function):
             num_warps=8,
             num_stages=1,
         )
-        table, weight = parts.sum(1).split((N * D, D * K), 1)
+        table, weight = tile_sums.sum(1).split((N * D, D * K), 1)
         table = table.view(M, N, D)
         whole = (
             torch.nn.functional.pad(table, (0, 0, 0, ctx.positions - N))

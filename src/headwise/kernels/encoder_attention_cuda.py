@@ -1,10 +1,20 @@
-"""The attention part of short sequences as two kernels in CUDA C++ (encoder_attention_cuda.cu):
+"""The attention part of a post-norm layer as two kernels in CUDA C++ (encoder_attention_cuda.cu):
 forward, and backward with the weights' gradients.
 
-Every rank from 1 to 64 at the same traffic: neither projections nor scores go through memory. The
-plain twin is what `Fused` does where these do not apply (layer.py and heads.py). They are compiled
-where they run, by whatever compiler is there, so each is tried on a small layer before it is
-trusted (`proven`).
+Every rank from 1 to 64 has the same traffic: neither projections nor scores go through memory. The
+plain twin is encoder_attention_triton.py. They are compiled where they run, by whatever compiler is
+there, so each rank is tried on a small layer before it is trusted (`proven`).
+
+How the work is cut, in words that encoder.py defines:
+
+forward   A program has a token tile of 128 tokens, eight sequences, and goes through its column
+          tiles of 64 columns of heads x rank. Few models do not fill a card with token tiles alone;
+          then the columns are split over several programs, each of which leaves a partial sum of
+          the output (`column_splits`), and encoder_norm_triton.sum_outputs adds them and takes the
+          norm. With one split the kernel does both itself.
+backward  A program has one column tile and one of `token_splits` runs of token tiles. It holds the
+          tile's weights and the sums of their gradients on the chip, and writes its partial sum of
+          the input's gradient; two neighbours in a cluster add theirs before (`dx_partials`).
 """
 
 from __future__ import annotations
@@ -12,77 +22,164 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.kernels import nvrtc
+from headwise.kernels.encoder import AttentionWeights, End, Gradients, from_lane_order
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
-TOKENS, WIDTH = 16, 64  # of a sequence, of the model
-TILE, BLOCK = 128, 64  # tokens of a tile, columns of a block
+TOKENS = 16  # of a sequence
+WIDTH = 64  # of the model
+TOKEN_TILE = 128
+COLUMN_TILE = 64
 ROW = 2 * WIDTH  # bytes of a row in shared memory
-WEIGHTS = 4 * BLOCK * ROW + 1024  # a block's, with its biases
-FORWARD = 2 * WEIGHTS + TILE * ROW  # bytes there: two blocks' weights, a tile of x
-BACKWARD = (
-    WEIGHTS + 8 * TILE * ROW + 1024 + 2 * 64 * ROW + 32
-)  # one block's, two tiles of x and dz, one of dq, dk, dv and o, ones, letters
-WARPS = {
-    1: 16,
-    2: 16,
-    4: 16,
-    8: 16,
-    16: 16,
-    32: 8,
-    64: 8,
-}  # that go back together, by rank; 8 go forward
-FILLED = 264  # programs forward at once: two on each of an H200's 132 multiprocessors
+WEIGHT_BYTES = 4 * COLUMN_TILE * ROW + 1024  # a column tile's, with its biases
+FORWARD_BYTES = 2 * WEIGHT_BYTES + TOKEN_TILE * ROW  # two tiles' weights, a tile of x
+# one tile's weights; two tiles of x and dz, one of dq, dk, dv and o; ones; what a cluster exchanges
+BACKWARD_BYTES = WEIGHT_BYTES + 8 * TOKEN_TILE * ROW + 1024 + 2 * 64 * ROW + 32
+FORWARD_WARPS = 8
+WARPS = {1: 16, 2: 16, 4: 16, 8: 16, 16: 16, 32: 8, 64: 8}  # backward, by rank
+FILLED = 264  # programs at once: two on each of an H200's 132 multiprocessors
 
 
-def refusal(dim: int, tokens: int, count: int, columns: int, rank: int, kind: torch.dtype) -> str:
-    """Why these kernels cannot take models of this width, sequences of `tokens`, `count` tokens in
-    all; empty when they can."""
+class Layer(NamedTuple):
+    """One layer's attention part, without its tensors."""
+
+    models: int
+    tokens: int  # of all sequences of a model
+    columns: int  # heads x rank
+    rank: int
+    row: int  # numbers from one model's weights to the next one's
+    scale: float  # of scores
+    average: (
+        int  # modules whose mean the part is: the output is divided by it, it has as many biases
+    )
+
+
+def refusal(
+    dim: int, tokens: int, all_tokens: int, columns: int, rank: int, dtype: torch.dtype
+) -> str:
+    """What these kernels need that such models have not (sequences of `tokens`, `all_tokens` in a
+    batch); empty when they take them."""
     if (dim, tokens) != (WIDTH, TOKENS) or rank not in RANKS:
         return (
-            f"they take width {WIDTH}, {TOKENS} tokens and ranks {', '.join(map(str, RANKS))}, "
-            f"got {dim}, {tokens} and {rank}"
+            f"needs dim {WIDTH}, {TOKENS} tokens and a rank of {', '.join(map(str, RANKS))}, this "
+            f"shape has dim {dim}, {tokens} tokens and rank {rank}"
         )
-    if count % TILE or columns % BLOCK or kind != torch.float16:
+    if all_tokens % TOKEN_TILE or columns % COLUMN_TILE or dtype != torch.float16:
         return (
-            f"they take fp16, tokens in {TILE}s and heads x rank in {BLOCK}s, got {kind}, {count} "
-            f"and {columns}"
+            f"needs fp16, batch x tokens in {TOKEN_TILE}s and heads x rank in {COLUMN_TILE}s, this "
+            f"shape has {dtype}, {all_tokens} and {columns}"
         )
     return ""
 
 
-def pieces(models: int, count: int, columns: int) -> int:
-    """In how many parts the columns go forward: few models would not fill a GPU with their tokens
-    alone."""
-    most = columns // BLOCK
-    return next(
-        (n for n in (1, 2, 4, 8, 16) if most % n == 0 and models * (count // TILE) * n >= FILLED),
-        math.gcd(most, 16),
+def column_splits(models: int, tokens: int, columns: int) -> int:
+    """Over how many programs the columns of a token tile are split forward: as few as fill a
+    GPU."""
+    tiles = columns // COLUMN_TILE
+    for splits in (1, 2, 4, 8, 16):
+        if tiles % splits == 0 and models * (tokens // TOKEN_TILE) * splits >= FILLED:
+            return splits
+    return math.gcd(tiles, 16)
+
+
+def cluster_size(columns: int) -> int:
+    """How many programs backward add up their partial sums of the input's gradient: a cluster of
+    two, or each on its own where the number of column tiles is odd."""
+    return 1 if columns // COLUMN_TILE % 2 else 2
+
+
+def dx_partials(columns: int) -> int:
+    """Partial sums in which the input's gradient comes: one per cluster."""
+    return columns // COLUMN_TILE // cluster_size(columns)
+
+
+def token_splits(models: int, tokens: int, columns: int) -> int:
+    """Over how many programs the tokens of a column tile are split backward: as few as fill a GPU,
+    since each brings the weights again and leaves partial sums of their gradients."""
+    tiles = tokens // TOKEN_TILE
+    divisors = [n for n in range(1, tiles + 1) if tiles % n == 0]
+    for splits in divisors:
+        if models * (columns // COLUMN_TILE) * splits >= FILLED:
+            return splits
+    return divisors[-1]
+
+
+# ---- the kernels
+
+
+def forward(
+    layer: Layer,
+    x: Tensor,
+    weights: AttentionWeights,
+    end: End,
+    partials: Tensor,
+    splits: int,
+    *,
+    first: bool,
+) -> None:
+    """The attention part of one layer; `first`: of the network, so its input has no scale.
+
+    With more than one column split the output goes to `partials` (models, splits, T, D), and of
+    `end` nothing is written.
+    """
+    arguments = (
+        *(x, *weights, *end),
+        *(layer.tokens, layer.columns, layer.row, 1 / layer.average, layer.scale, layer.average),
+        *(first, partials, splits),
     )
+    programs = layer.tokens // TOKEN_TILE * splits
+    _run("forward", layer.rank, programs, layer.models, FORWARD_WARPS, FORWARD_BYTES, 1, *arguments)
 
 
-def peers(columns: int) -> int:
-    """How many programs backward, with a block of columns each, add their parts of the input's
-    gradient up before they write it."""
-    return 1 if columns // BLOCK % 2 else 2
+def backward(
+    layer: Layer,
+    x: Tensor,
+    dz: Tensor,
+    weights: AttentionWeights,
+    gradients: Gradients,
+    *,
+    first: bool,
+) -> None:
+    """Its gradients from dz, the gradient of what is normed; `first`: nobody needs the input's."""
+    splits = gradients.token_splits
+    arguments = (
+        *(x, dz, *weights, gradients.dx_partials, *gradients.weights, gradients.total),
+        *(layer.tokens, layer.columns, layer.row, 1 / layer.average, layer.scale),
+        *(gradients.unscale, first, layer.models, splits, gradients.row),
+    )
+    programs = layer.columns // COLUMN_TILE * splits
+    warps, cluster = WARPS[layer.rank], cluster_size(layer.columns)
+    _run("backward", layer.rank, programs, layer.models, warps, BACKWARD_BYTES, cluster, *arguments)
 
 
-def blocks(columns: int) -> int:
-    """In how many parts that comes."""
-    return columns // BLOCK // peers(columns)
+def _run(
+    name: str,
+    rank: int,
+    programs: int,
+    models: int,
+    warps: int,
+    shared: int,
+    cluster: int,
+    *arguments: Any,
+) -> None:
+    device = torch.cuda.current_device()
+    assert arguments[0].device.index == device
+    _module(rank, device).launch(name, (programs, models), 32 * warps, shared, arguments, cluster)
 
 
-def shares(models: int, count: int, columns: int) -> int:
-    """In how many parts the tokens are taken for the weights' gradients: as few as fill a GPU,
-    since each part brings weights and adds gradients of its own."""
-    tiles = count // TILE
-    each = [n for n in range(1, tiles + 1) if tiles % n == 0]
-    return next((n for n in each if models * (columns // BLOCK) * n >= FILLED), each[-1])
+@functools.cache
+def _module(rank: int, device: int) -> nvrtc.Module:
+    names = ("warp.cuh", "encoder.cuh", "encoder_attention_cuda.cu")
+    source = "".join((Path(__file__).parent / name).read_text() for name in names)
+    return nvrtc.Module(nvrtc.compiled(source, "sm_90a", {"R": rank, "WARPS": WARPS[rank]}))
+
+
+# ---- the trial
 
 
 def proven(rank: int, device: torch.device) -> bool:
@@ -93,135 +190,75 @@ def proven(rank: int, device: torch.device) -> bool:
 
 @functools.cache
 def _proven(rank: int, device: torch.device) -> bool:
-    return nvrtc.proven(f"attention of rank {rank}", lambda: _trial(rank, device), device)
+    return nvrtc.proven(f"attention of rank {rank}", lambda: trial(rank, device), device)
 
 
-def _trial(rank: int, device: torch.device) -> float:
+def trial(rank: int, device: torch.device) -> float:
     """The largest relative error of a small layer's outputs and gradients against float64, of
-    blocks that have peers and of some that have none: several tiles, so that every buffer is used
-    again."""
-    return (
-        torch.tensor([_tried(rank, device, columns) for columns in (2 * BLOCK, 3 * BLOCK)])
-        .max()
-        .item()
-    )  # NaN if one is
+    programs in clusters of two and of single ones."""
+    columns = (2 * COLUMN_TILE, 3 * COLUMN_TILE)
+    return torch.tensor([_error(rank, device, c) for c in columns]).max().item()  # NaN if one is
 
 
-def _tried(rank: int, device: torch.device, C: int) -> float:
-    M, T, D, share, average, scale, undo = 2, 6 * TILE, WIDTH, 2, 2, 0.6, 0.25
+def _error(rank: int, device: torch.device, C: int) -> float:
+    """The same for C columns; of several token tiles, so that every buffer is used again."""
+    M, T, D = 2, 6 * TOKEN_TILE, WIDTH
+    average, splits, unscale = 2, 2, 0.25
     draw = torch.Generator().manual_seed(rank)
 
     def drawn(*size: int, spread: float = 1.0) -> Tensor:
         return (torch.randn(M, *size, generator=draw) * spread).to(device)
 
     x, dz, u0 = drawn(T, D, spread=0.5).half(), drawn(T, D).half(), drawn(T, D)
-    w, out = drawn(3 * C, D, spread=0.3).half(), drawn(D, C, spread=0.1).half()
-    b, bias, scales = (
-        drawn(3 * C),
-        drawn(average, D),
-        drawn(16).abs() + 0.5,
-    )  # of the layer before and of this one first
-    # one row a model, as stacks have them: every part starts at a multiple of 16 numbers
-    row = torch.cat(
-        [w.flatten(1).float(), b, out.flatten(1).float(), bias.flatten(1), scales], 1
-    ).contiguous()
-    half, P, at_b, at_out = row.half(), row.shape[1], 3 * C * D, 3 * C * D + 3 * C
-    f, h, at_bias, at_scales = (
-        row.view(-1),
-        half.view(-1),
-        at_out + C * D,
-        at_out + C * D + average * D,
-    )
-    u, y, inv = torch.empty_like(u0), torch.empty_like(x), torch.empty(M, T, device=device)
-    parts = torch.empty(M, blocks(C), T, D, dtype=torch.float16, device=device)
-    sums, total = torch.empty(share, M, at_bias, device=device), torch.zeros(M, device=device)
-    s = sums.view(-1)
-    given = (
-        x,
-        h,
-        f[at_b:],
-        h[at_out:],
-        f[at_bias:],
-        f[at_scales:],
-        u0,
-        f[at_scales + 1 :],
-        u,
-        y,
-        inv,
-        T,
-        C,
-        P,
-        1 / average,
-        scale,
-        average,
-    )
-    most = C // BLOCK
-    partial = torch.empty(M, most, T, D, device=device)
-    for n in (most, 1):
-        forward(rank, M, T, *given, False, partial, n)
-    backward(
-        rank, M, C, share, x, dz, h, f[at_b:], h[at_out:], parts, s, s[at_b:], s[at_out:], total,
-        T, C, P, 1 / average, scale, undo, False, M, share, at_bias,
-    )  # fmt: skip
-    exact = [t.double().requires_grad_() for t in (x, w, b, out)]
+    qkv, out = drawn(3 * C, D, spread=0.3).half(), drawn(D, C, spread=0.1).half()
+    qkv_bias, bias = drawn(3 * C), drawn(average, D)
+    scales = drawn(16).abs() + 0.5  # of the layer before and of this one first
+
+    # one row per model, as ensembles have them: every parameter starts at a multiple of 16 numbers
+    parameters = (qkv.float(), qkv_bias, out.float(), bias, scales)
+    row = torch.cat([p.flatten(1) for p in parameters], 1).contiguous()
+    sizes = [p[0].numel() for p in parameters]
+    at_qkv_bias, at_out = sizes[0], sizes[0] + sizes[1]
+    at_bias = at_out + sizes[2]
+    at_scales = at_bias + sizes[3]
+    exact, half = row.view(-1), row.half().view(-1)
+    weights = AttentionWeights(half, exact[at_qkv_bias:], half[at_out:])
+    u, y = torch.empty_like(u0), torch.empty_like(x)
+    inv = torch.empty(M, T, device=device)
+    scale0, scale = exact[at_scales:], exact[at_scales + 1 :]
+    end = End(exact[at_bias:], scale0, u0, scale, u, y, inv)
+    layer = Layer(M, T, C, rank, row.shape[1], scale=0.6, average=average)
+
+    tiles = C // COLUMN_TILE
+    partials = torch.empty(M, tiles, T, D, device=device)
+    for n in (tiles, 1):
+        forward(layer, x, weights, end, partials, n, first=False)
+    dx_sums = torch.empty(M, dx_partials(C), T, D, dtype=torch.float16, device=device)
+    sums, total = torch.empty(splits, M, at_bias, device=device), torch.zeros(M, device=device)
+    flat = sums.view(-1)
+    grads = AttentionWeights(flat, flat[at_qkv_bias:], flat[at_out:])
+    gradients = Gradients(dx_sums, grads, total, splits, at_bias, unscale)
+    backward(layer, x, dz, weights, gradients, first=False)
+
+    wanted = [t.double().requires_grad_() for t in (x, qkv, qkv_bias, out)]
     with torch.enable_grad():
-        qkv = exact[0] @ exact[1].mT + exact[2][:, None]
-        q, k, v = (t.view(M, -1, TOKENS, C // rank, rank).transpose(2, 3) for t in qkv.split(C, -1))
-        heads = (torch.softmax(q @ k.mT * scale, -1) @ v).transpose(2, 3).reshape(M, T, C)
-        added = heads @ exact[3].mT / average
-        dx, dw, db, dout = torch.autograd.grad(added, exact, dz.double())
+        projected = wanted[0] @ wanted[1].mT + wanted[2][:, None]
+        q, k, v = (
+            t.view(M, -1, TOKENS, C // rank, rank).transpose(2, 3) for t in projected.split(C, -1)
+        )
+        mixed = torch.softmax(q @ k.mT * layer.scale, -1) @ v
+        heads = mixed.transpose(2, 3).reshape(M, T, C)
+        added = heads @ wanted[3].mT / average
+        d_x, *d_weights = torch.autograd.grad(added, wanted, dz.double())
     z = added.detach() + scales[:, :1, None] * u0 + bias.mean(1)[:, None]
     over = 1 / z.norm(dim=-1)
-    i = torch.arange(D, device=device)
-    got_dx = torch.empty_like(dx)
-    got_dx[..., i % 16 // 2 * 8 + i // 16 * 2 + i % 2] = parts.double().sum(1)
-    got = sums.sum(0).double().split([3 * C * D, 3 * C, C * D], 1)
     pairs = [
-        (partial.sum(1) / average, added.detach()),
+        (partials.sum(1) / average, added.detach()),
         (u, z * over[..., None]),
         (y, scales[:, 1:2, None] * z * over[..., None]),
         (inv, over),
-        (got_dx, dx),
-        (got[0], dw.flatten(1) * undo),
-        (got[1], db * undo),
-        (got[2], dout.flatten(1) * undo),
+        (from_lane_order(dx_sums.double().sum(1)), d_x),
     ]
+    for ours, theirs in zip(sums.sum(0).double().split(sizes[:3], 1), d_weights, strict=True):
+        pairs.append((ours, theirs.flatten(1) * unscale))
     return nvrtc.worst(pairs) if total.isfinite().all() else math.nan
-
-
-def forward(rank: int, models: int, count: int, *args: Any) -> None:
-    """The attention part of one layer for `count` tokens of each model; the arguments are those of
-    the kernel, the last how many pieces."""
-    _run("forward", rank, count // TILE * args[-1], models, 8, FORWARD, 1, *args)
-
-
-def backward(rank: int, models: int, columns: int, parts: int, *args: Any) -> None:
-    """Its gradients, tokens in `parts`."""
-    _run(
-        "backward",
-        rank,
-        columns // BLOCK * parts,
-        models,
-        WARPS[rank],
-        BACKWARD,
-        peers(columns),
-        *args,
-    )
-
-
-def _run(
-    name: str, rank: int, count: int, models: int, warps: int, shared: int, peers: int, *args: Any
-) -> None:
-    assert args[0].device.index == torch.cuda.current_device()
-    _module(rank, torch.cuda.current_device()).launch(
-        name, (count, models), 32 * warps, shared, args, peers
-    )
-
-
-@functools.cache
-def _module(rank: int, device: int) -> nvrtc.Module:
-    source = "".join(
-        (Path(__file__).parent / name).read_text()
-        for name in ("warp.cuh", "encoder.cuh", "encoder_attention_cuda.cu")
-    )
-    return nvrtc.Module(nvrtc.compiled(source, "sm_90a", {"R": rank, "WARPS": WARPS[rank]}))

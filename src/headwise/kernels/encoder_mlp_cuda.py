@@ -1,9 +1,17 @@
-"""The feed-forward of width 64 as two kernels in CUDA C++ (encoder_mlp_cuda.cu): forward, and
-backward with the weights' gradients.
+"""The feed-forward of a post-norm layer of width 64 as two kernels in CUDA C++
+(encoder_mlp_cuda.cu): forward, and backward with the weights' gradients.
 
-The plain twin is what `Fused` does where these do not apply (`feed`, `feed_back` and `feed_weights`
-in layer.py). They are compiled where they run, so they are tried on a small layer before they are
-trusted (`proven`).
+The plain twin is encoder_mlp_triton.py. They are compiled where they run, so they are tried on a
+small layer before they are trusted (`proven`).
+
+How the work is cut, in words that encoder.py defines:
+
+forward   A program has 256 tokens, all hidden units and the norm behind them; nothing is summed by
+          anybody else.
+backward  A program has a column tile of 128 hidden units and one of `token_splits` runs of token
+          tiles. The tile's weights stay in registers, the sums of their gradients too. Its partial
+          sum of the input's gradient is added to its neighbour's in a cluster of two, and the
+          clusters' sums are added where the gradient passes the norm below (encoder_norm_triton).
 """
 
 from __future__ import annotations
@@ -11,38 +19,109 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.kernels import nvrtc
+from headwise.kernels.encoder import End, Gradients, MlpWeights, from_lane_order
 
 WIDTH = 64  # of the model
-EACH, TILE, BLOCK = 256, 128, 128  # tokens of a program forward, of a tile, hidden units of a block
+FORWARD_TOKENS = 256  # of a program forward
+TOKEN_TILE = 128
+COLUMN_TILE = 128  # hidden units
+CLUSTER = 2
 ROW = 2 * WIDTH  # bytes of a row in shared memory
-FORWARD = (
-    4 * (2 * BLOCK * ROW + 4 * BLOCK) + EACH * ROW
-)  # bytes there: four blocks of both weights and their biases, tokens
-BACK = (
-    (4 * 2 * TILE + 5 * BLOCK) * ROW + 1024 + 2 * 64 * ROW + 32
-)  # four tiles of x and dz, slopes of two tiles, a block of weights, ones, letters
-REGISTERS = 168  # of a thread back, before four warps give some to the other eight
-ENOUGH = 96  # programs, so that they fill a GPU
+# four column tiles of both weights and their biases, the tokens
+FORWARD_BYTES = 4 * (2 * COLUMN_TILE * ROW + 4 * COLUMN_TILE) + FORWARD_TOKENS * ROW
+# four tiles of x and dz, slopes of two tiles and a tile of weights; ones; what a cluster exchanges
+BACKWARD_BYTES = (4 * 2 * TOKEN_TILE + 5 * COLUMN_TILE) * ROW + 1024 + 2 * 64 * ROW + 32
+FORWARD_WARPS, BACKWARD_WARPS = 16, 12
+REGISTERS = 168  # of a thread backward, before four warps give some to the other eight
+ENOUGH = 96  # column tiles of all models, so that they fill a GPU
 
 
-def refusal(dim: int, count: int, hidden: int, kind: torch.dtype) -> str:
-    """Why these kernels cannot take models of this width and hidden width, `count` tokens in all;
-    empty when they can."""
-    if dim != WIDTH or hidden % (2 * BLOCK) or count % EACH or kind != torch.float16:
-        wants = f"they take fp16, width {WIDTH}, hidden units in {2 * BLOCK}s and tokens in {EACH}s"
-        return f"{wants}, got {kind}, {dim}, {hidden} and {count}"
+class Layer(NamedTuple):
+    """One layer's feed-forward, without its tensors."""
+
+    models: int
+    tokens: int  # of all sequences of a model
+    hidden: int
+    row: int  # numbers from one model's weights to the next one's
+
+
+def refusal(dim: int, tokens: int, hidden: int, dtype: torch.dtype) -> str:
+    """What these kernels need that such models have not (`tokens` in a batch); empty when they take
+    them."""
+    if (
+        dim != WIDTH
+        or hidden % (CLUSTER * COLUMN_TILE)
+        or tokens % FORWARD_TOKENS
+        or dtype != torch.float16
+    ):
+        return (
+            f"needs fp16, dim {WIDTH}, ffn_dim in {CLUSTER * COLUMN_TILE}s and batch x tokens in "
+            f"{FORWARD_TOKENS}s, this shape has {dtype}, dim {dim}, ffn_dim {hidden} and {tokens}"
+        )
     return ""
 
 
-def blocks(hidden: int) -> int:
-    """In how many parts the input's gradient comes: two programs that are peers make one."""
-    return hidden // BLOCK // 2
+def fills(models: int, hidden: int) -> bool:
+    """Whether so many models have enough column tiles for a GPU."""
+    return models * hidden >= ENOUGH * COLUMN_TILE
+
+
+def dx_partials(hidden: int) -> int:
+    """Partial sums in which the input's gradient comes: one per cluster."""
+    return hidden // COLUMN_TILE // CLUSTER
+
+
+# ---- the kernels
+
+
+def forward(layer: Layer, x: Tensor, weights: MlpWeights, end: End) -> None:
+    """The feed-forward of one layer."""
+    arguments = (x, *weights, *end, layer.tokens, layer.hidden, layer.row)
+    programs = layer.tokens // FORWARD_TOKENS
+    _run("feed", programs, layer.models, FORWARD_WARPS, FORWARD_BYTES, 1, *arguments)
+
+
+def backward(
+    layer: Layer, x: Tensor, dz: Tensor, weights: MlpWeights, gradients: Gradients
+) -> None:
+    """Its gradients from dz, the gradient of what is normed."""
+    splits = gradients.token_splits
+    assert layer.tokens % (2 * TOKEN_TILE * splits) == 0, "tiles are taken two at a time"
+    arguments = (
+        *(x, dz, *weights, gradients.dx_partials, *gradients.weights, gradients.total),
+        *(layer.tokens, layer.hidden, layer.row, gradients.unscale),
+        *(layer.models, splits, gradients.row),
+    )
+    programs = layer.hidden // COLUMN_TILE * splits
+    _run("feed_back", programs, layer.models, BACKWARD_WARPS, BACKWARD_BYTES, CLUSTER, *arguments)
+
+
+def _run(
+    name: str, programs: int, models: int, warps: int, shared: int, cluster: int, *arguments: Any
+) -> None:
+    device = torch.cuda.current_device()
+    assert arguments[0].device.index == device
+    _module(device).launch(name, (programs, models), 32 * warps, shared, arguments, cluster)
+
+
+@functools.cache
+def _module(device: int) -> nvrtc.Module:
+    names = ("warp.cuh", "encoder.cuh", "encoder_mlp_cuda.cu")
+    source = "".join((Path(__file__).parent / name).read_text() for name in names)
+    made = nvrtc.Module(nvrtc.compiled(source, "sm_90a", {}))
+    found = made.registers("feed_back", BACKWARD_BYTES)
+    if found < REGISTERS:  # its warps would wait for registers that are not there
+        raise RuntimeError(f"feed_back needs {REGISTERS} registers per thread, it has {found}")
+    return made
+
+
+# ---- the trial
 
 
 def proven(device: torch.device) -> bool:
@@ -53,122 +132,55 @@ def proven(device: torch.device) -> bool:
 
 @functools.cache
 def _proven(device: torch.device) -> bool:
-    return nvrtc.proven("feed-forward of width 64", lambda: _trial(device), device)
+    return nvrtc.proven("feed-forward of width 64", lambda: trial(device), device)
 
 
-def _trial(device: torch.device) -> float:
-    """The largest relative error of a small layer's outputs and gradients against float64: more
-    tiles of tokens and blocks of hidden units than lie in shared memory at once."""
-    M, T, F, D, share, undo = 2, 6 * EACH, 6 * BLOCK, WIDTH, 2, 0.25
+def trial(device: torch.device) -> float:
+    """The largest relative error of a small layer's outputs and gradients against float64: of more
+    tiles than lie in shared memory at once."""
+    M, T, F, D = 2, 6 * FORWARD_TOKENS, 6 * COLUMN_TILE, WIDTH
+    splits, unscale = 2, 0.25
     draw = torch.Generator().manual_seed(1)
 
     def drawn(*size: int, spread: float = 1.0) -> Tensor:
         return (torch.randn(M, *size, generator=draw) * spread).to(device)
 
     x, dz, u0 = drawn(T, D).half(), drawn(T, D).half(), drawn(T, D)
-    up, b, down, shift = (
-        drawn(F, D, spread=0.1).half(),
-        drawn(F),
-        drawn(D, F, spread=0.1).half(),
-        drawn(D),
-    )
+    up, up_bias = drawn(F, D, spread=0.1).half(), drawn(F)
+    down, bias = drawn(D, F, spread=0.1).half(), drawn(D)
     scales = drawn(16).abs() + 0.5  # of the part before and of this one first
-    row = torch.cat(
-        [up.flatten(1).float(), b, down.flatten(1).float(), shift, scales], 1
-    ).contiguous()
-    half, P, at_b, at_down = row.half(), row.shape[1], F * D, F * D + F
-    f, h, at_shift, at_scales = row.view(-1), half.view(-1), at_down + F * D, at_down + F * D + D
-    u, y, inv = torch.empty_like(u0), torch.empty_like(x), torch.empty(M, T, device=device)
-    forward(
-        M,
-        T,
-        x,
-        h,
-        f[at_b:],
-        h[at_down:],
-        f[at_shift:],
-        f[at_scales:],
-        u0,
-        f[at_scales + 1 :],
-        u,
-        y,
-        inv,
-        T,
-        F,
-        P,
-    )
-    parts = torch.empty(M, blocks(F), T, D, dtype=torch.float16, device=device)
-    sums, total = torch.empty(share, M, at_shift, device=device), torch.zeros(M, device=device)
-    s = sums.view(-1)
-    back(
-        M,
-        F,
-        share,
-        x,
-        dz,
-        h,
-        f[at_b:],
-        h[at_down:],
-        parts,
-        s,
-        s[at_b:],
-        s[at_down:],
-        total,
-        T,
-        F,
-        P,
-        undo,
-        M,
-        share,
-        at_shift,
-    )
-    hidden = x.double() @ up.double().mT + b.double()[:, None]
+
+    parameters = (up.float(), up_bias, down.float(), bias, scales)
+    row = torch.cat([p.flatten(1) for p in parameters], 1).contiguous()
+    sizes = [p[0].numel() for p in parameters]
+    at_up_bias, at_down = sizes[0], sizes[0] + sizes[1]
+    at_bias = at_down + sizes[2]
+    at_scales = at_bias + sizes[3]
+    exact, half = row.view(-1), row.half().view(-1)
+    weights = MlpWeights(half, exact[at_up_bias:], half[at_down:])
+    u, y = torch.empty_like(u0), torch.empty_like(x)
+    inv = torch.empty(M, T, device=device)
+    scale0, scale = exact[at_scales:], exact[at_scales + 1 :]
+    layer = Layer(M, T, F, row.shape[1])
+    forward(layer, x, weights, End(exact[at_bias:], scale0, u0, scale, u, y, inv))
+
+    dx_sums = torch.empty(M, dx_partials(F), T, D, dtype=torch.float16, device=device)
+    sums, total = torch.empty(splits, M, at_bias, device=device), torch.zeros(M, device=device)
+    flat = sums.view(-1)
+    grads = MlpWeights(flat, flat[at_up_bias:], flat[at_down:])
+    backward(layer, x, dz, weights, Gradients(dx_sums, grads, total, splits, at_bias, unscale))
+
+    hidden = x.double() @ up.double().mT + up_bias.double()[:, None]
     active, slope = hidden.clamp_min(0), (dz.double() @ down.double()) * (hidden > 0)
-    z = active @ down.double().mT + shift[:, None] + scales[:, :1, None] * u0
+    z = active @ down.double().mT + bias[:, None] + scales[:, :1, None] * u0
     over = 1 / z.norm(dim=-1)
-    i = torch.arange(D, device=device)
-    got_dx = torch.empty(M, T, D, dtype=torch.float64, device=device)
-    got_dx[..., i % 16 // 2 * 8 + i // 16 * 2 + i % 2] = parts.double().sum(1)
-    got = sums.sum(0).double().split([F * D, F, F * D], 1)
-    exact = slope.mT @ x.double(), slope.sum(1), dz.double().mT @ active
+    d_weights = (slope.mT @ x.double(), slope.sum(1), dz.double().mT @ active)
     pairs = [
         (u, z * over[..., None]),
         (y, scales[:, 1:2, None] * z * over[..., None]),
         (inv, over),
-        (got_dx, slope @ up.double()),
-        *[(a, e.flatten(1) * undo) for a, e in zip(got, exact, strict=True)],
+        (from_lane_order(dx_sums.double().sum(1)), slope @ up.double()),
     ]
+    for ours, theirs in zip(sums.sum(0).double().split(sizes[:3], 1), d_weights, strict=True):
+        pairs.append((ours, theirs.flatten(1) * unscale))
     return nvrtc.worst(pairs) if total.isfinite().all() else math.nan
-
-
-def forward(models: int, count: int, *args: Any) -> None:
-    """One layer for `count` tokens of each model; the arguments are those of the kernel."""
-    _run("feed", count // EACH, models, 16, FORWARD, *args)
-
-
-def back(models: int, hidden: int, shares: int, *args: Any) -> None:
-    """Gradients of one layer, tokens in `shares`; the arguments are those of the kernel, T the
-    eleventh."""
-    assert args[10] % (2 * TILE * shares) == 0, "tiles are taken two at a time"
-    _run("feed_back", hidden // BLOCK * shares, models, 12, BACK, *args)
-
-
-def _run(name: str, blocks: int, models: int, warps: int, shared: int, *args: Any) -> None:
-    assert args[0].device.index == torch.cuda.current_device()
-    _module(torch.cuda.current_device()).launch(
-        name, (blocks, models), 32 * warps, shared, args, 2 if name == "feed_back" else 1
-    )
-
-
-@functools.cache
-def _module(device: int) -> nvrtc.Module:
-    source = "".join(
-        (Path(__file__).parent / name).read_text()
-        for name in ("warp.cuh", "encoder.cuh", "encoder_mlp_cuda.cu")
-    )
-    made = nvrtc.Module(nvrtc.compiled(source, "sm_90a", {}))
-    if (
-        found := made.registers("feed_back", BACK)
-    ) < REGISTERS:  # its warps would wait for registers that are not there
-        raise RuntimeError(f"feed_back has {found} registers a thread, it needs {REGISTERS}")
-    return made

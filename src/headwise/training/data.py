@@ -1,8 +1,10 @@
-"""The data a run sees: a pure function of its seed and the block of steps."""
+"""The data a run sees: a pure function of its seed and the block of steps; and what it is evaluated
+on."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,6 +12,9 @@ from torch import Tensor
 from headwise.seeds import derive, generator_of
 from headwise.tasks.task import Task
 from headwise.training.run import Recipe, Run
+
+HELD_OUT_SEED = 0x48454C44  # one held-out set per task, the same for every run
+HELD_OUT_BATCH = 128  # its sequences at a time; a multiple of flat.ALIGN, whatever is trained on
 
 
 def block_steps(task: Task, recipe: Recipe) -> int:
@@ -41,3 +46,12 @@ def draw_block(
         drawn = run.task.sample(generator, steps * recipe.batch, first)
     x, target = (t.unflatten(0, (steps, -1)) for t in drawn)
     return (x, target) if into is None else (into[0].copy_(x), into[1].copy_(target))
+
+
+def held_out_batches(
+    task: Task, count: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets of at least `count` held-out sequences, batch by batch."""
+    for batch in range(math.ceil(count / HELD_OUT_BATCH)):
+        generator = generator_of(device, derive(HELD_OUT_SEED, "held out", batch))
+        yield task.sample(generator, HELD_OUT_BATCH)

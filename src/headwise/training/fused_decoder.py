@@ -1,550 +1,329 @@
-"""The blocks of a stack of narrow pre-norm models as kernels of our own, forward and backward, for
-GPUs.
+"""A training step of narrow pre-norm models with their blocks as kernels, for GPUs.
 
-`Blocks` compute what the blocks of `models` compute, for the shapes that `refusal` lets through:
-layer norms before each part, as GPT-2 has them. What is before and after the blocks (embedding,
-positions, last norm, read-out, loss) stays with the modules. Products take operands of one type as
-in `fused`; the residual, norms, sums and weights are float32. `Trunk` is made of Triton kernels;
-`Narrow` is the same for short causal sequences on an H100 or H200, three kernels a block in CUDA
-C++ (`kernels.decoder`).
+`FusedDecoder` computes what `model.Decoder` (or a pre-norm Encoder) and autograd compute, for the
+shapes that `refusal` lets through: layer norms before each part, as GPT-2 has them. The step runs
+module -> kernels -> module: embedding and positions are a module's forward, then come the blocks,
+then last norm, read-out and loss with autograd; back the same way. Products take operands of one
+type as in fused_encoder.py; the residual, norms, sums and weights are float32.
+
+The blocks are made of one of two families:
+
+CudaBlocks     short causal sequences on an H100 or H200: three kernels per block in CUDA C++. A head
+               group goes through all blocks and back without waiting for the others.
+TritonBlocks   everything else. All head groups share a kernel, but for the heads themselves.
+
+Both cut sums over tokens into token splits, each with its own partial sums of all weights'
+gradients (`weight_partials`: splits, models, row), and add these up at the end.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.kernels import decoder_cuda, nvrtc
+from headwise.kernels.decoder_cuda import BlockWeights
+from headwise.model.transformer import Decoder, Encoder
 from headwise.shape import Shape
-from headwise.training.fused_encoder import STORED, Flat
+from headwise.tasks.task import Task
+from headwise.training.decoder_blocks import TritonBlocks
+from headwise.training.flat import OPERANDS, FlatKernels, FlatRows, HeadGroup
+from headwise.training.loss_scale import base_scale
+from headwise.training.run import Run
+from headwise.training.step import gpu_refusal
 
-SPLIT = 8  # pieces into which sums over tokens are cut, so that narrow models fill a card
-TILE = 64  # tokens a program
-STRETCH = 1024  # numbers a program, where copies of gradients are added
-FIRST = (
-    "norm1.weight",
-    "norm1.bias",
-    "attention.qkv.weight",
-    "attention.qkv.bias",
-    "attention.out.weight",
-)  # a block's parameters
-BETWEEN = "attention.out_bias"
-SECOND = (
-    "norm2.weight",
-    "norm2.bias",
-    "feed.up.weight",
-    "feed.up.bias",
-    "feed.down.weight",
-    "feed.down.bias",
-)
+TOKEN_TILE = 64  # tokens of a program in Triton
+STRETCH = 1024  # numbers of a program that adds up partial sums
+ATTENTION = ("norm1.weight", "norm1.bias", "qkv.weight", "qkv.bias", "out.weight")  # summed there
 
 
 def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
-    """Why the trunk cannot take this shape; empty when it can."""
+    """What the fused blocks need that this shape has not; empty when they take it."""
     s = shape
     if s.norm != "layer" or s.norm_at != "pre":
-        return f"it has layer norms before each part, got {s.norm} {s.norm_at}"
+        return (
+            f"needs norm='layer' and norm_at='pre', this shape has norm={s.norm!r} and "
+            f"norm_at={s.norm_at!r}"
+        )
     if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim or s.average > 1:
         return (
-            "it has plain heads: as many KV heads, values as wide as the rank, no latent, no "
-            "average"
+            "needs plain heads (as many KV heads, values as wide as the rank, no latent, no "
+            f"average), this shape has {s.num_heads} heads of rank {s.head_dim}, {s.num_kv_heads} "
+            f"KV heads, values of {s.v_head_dim}, average {s.average}"
+            f"{' and a latent' if s.latent else ''}"
         )
     if any(s.windows) or s.qk_norm != "none" or s.qk_rope_head_dim:
-        return "it has no windows, no query/key norm and no rotary positions"
-    if (
-        s.activation not in ("relu", "gelu")
-        or not s.ffn_dim
-        or not (s.qkv_bias and s.out_bias and s.ffn_bias)
-    ):
-        return "it has a ReLU or GELU feed-forward and biases everywhere"
+        return (
+            "needs no windows, no query/key norm and no rotary positions, this shape has "
+            f"windows={s.windows}, qk_norm={s.qk_norm!r}, qk_rope_head_dim={s.qk_rope_head_dim}"
+        )
+    biased = s.qkv_bias and s.out_bias and s.ffn_bias
+    if s.activation not in ("relu", "gelu") or not s.ffn_dim or not biased:
+        return (
+            "needs a ReLU or GELU feed-forward and biases everywhere, this shape has "
+            f"activation={s.activation!r}, ffn_dim={s.ffn_dim}, qkv_bias={s.qkv_bias}, "
+            f"out_bias={s.out_bias}, ffn_bias={s.ffn_bias}"
+        )
     if s.dim % 16 or s.dim > 128:
-        return f"it takes dim in 16s up to 128, got {s.dim}"
+        return f"needs dim in 16s up to 128, this shape has dim {s.dim}"
     if tokens > 128 or s.head_dim > 64:
-        return f"it takes at most 128 tokens and rank 64, got {tokens} tokens, rank {s.head_dim}"
-    if batch * tokens % TILE:
-        return f"batch x tokens must be a multiple of {TILE}, got {batch * tokens}"
+        return (
+            f"needs at most 128 tokens and rank 64, this shape has {tokens} tokens and rank "
+            f"{s.head_dim}"
+        )
+    if batch * tokens % TOKEN_TILE:
+        return f"needs batch x tokens in {TOKEN_TILE}s, this shape has {batch * tokens}"
     return ""
 
 
-def decoder_refusal(shape: Shape, tokens: int, precision: str = "fp16") -> str:
-    """Why a block is not three kernels in CUDA C++ (decoder_cuda.cu); empty when it is, where a GPU
-    has them."""
+def cuda_refusal(shape: Shape, tokens: int, precision: str = "fp16") -> str:
+    """What blocks in CUDA C++ need that this shape has not; empty when they take it, where a GPU
+    has such kernels."""
     if not shape.causal or shape.activation != "gelu":
-        return "it is causal and has a GELU feed-forward"
-    return decoder_cuda.refusal(
-        _sizes(shape, tokens), shape.num_heads * shape.head_dim, STORED[precision]
-    )
+        return (
+            f"needs causal=True and activation='gelu', this shape has causal={shape.causal} and "
+            f"activation={shape.activation!r}"
+        )
+    columns = shape.num_heads * shape.head_dim
+    return decoder_cuda.refusal(sizes_of(shape, tokens), columns, OPERANDS[precision])
 
 
-def _sizes(shape: Shape, tokens: int) -> decoder_cuda.Sizes:
+def sizes_of(shape: Shape, tokens: int) -> decoder_cuda.Sizes:
     return decoder_cuda.Sizes(shape.dim, shape.ffn_dim, tokens, shape.head_dim)
 
 
-def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
-    """Bytes that one model takes in training: weights, gradients, moments, and every buffer of
-    `Trunk` or `Narrow`, whichever has more."""
-    T, D, C, size = (
-        batch * tokens,
-        shape.dim,
-        shape.num_heads * shape.head_dim,
-        STORED[precision].itemsize,
-    )
+def model_bytes(shape: Shape, tokens: int, batch: int, precision: str) -> int:
+    """Bytes of one model in training: weights, gradients, moments, and every buffer of whichever
+    family has more."""
+    T, D, C = batch * tokens, shape.dim, shape.num_heads * shape.head_dim
+    size, splits = OPERANDS[precision].itemsize, TritonBlocks.MOST_SPLITS
     kept = shape.depth * T * (D * (8 + 2 * size) + 4 * C * size)
-    most = kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * SPLIT)
-    if not decoder_refusal(shape, tokens, precision):
-        T = batch * _sizes(shape, tokens).padded
+    most = kept + T * (40 * D + C * size) + shape.params * (16 + size + 4 * splits)
+    if not cuda_refusal(shape, tokens, precision):
+        T = batch * sizes_of(shape, tokens).padded
         kept = shape.depth * T * (18 * D + 4 * shape.num_heads)
-        most = max(most, kept + T * 18 * D + shape.params * (22 + 4 * decoder_cuda.COPIES))
+        splits = decoder_cuda.MOST_SPLITS
+        most = max(most, kept + T * 18 * D + shape.params * (22 + 4 * splits))
     return most
 
 
-def blocks(
-    splits: Any,
-    places: Any,
-    weights: Tensor,
-    half: Tensor,
-    batch: int,
-    tokens: int,
-    precision: str,
-    training: bool = True,
-) -> Blocks:
-    """The blocks of a stack as kernels, the fastest that there are. The arguments are those of
-    `Flat`."""
-    possible = not any(
-        decoder_refusal(shape, tokens, precision) for _, shape in splits
-    ) and not nvrtc.missing(weights.device)
-    whole = possible and all(
-        decoder_cuda.proven(_sizes(shape, tokens), weights.device) for _, shape in splits
-    )
-    return (Narrow if whole else Trunk)(
-        splits, places, weights, half, batch, tokens, precision, training=training
-    )
+def blocks_of(
+    rows: FlatRows, batch: int, tokens: int, *, training: bool = True
+) -> CudaBlocks | TritonBlocks:
+    """The blocks of an ensemble as kernels, the fastest that there are."""
+    gain = base_scale(batch * tokens, rows.precision)
+    kind = CudaBlocks if _has_cuda(rows, tokens) else TritonBlocks
+    return kind(rows, batch, tokens, gain, training=training)
 
 
-class Blocks(Flat):
-    """Buffers for one stack and one batch size, and the kernels over them."""
+def _has_cuda(rows: FlatRows, tokens: int) -> bool:
+    device = rows.weights.device
+    shapes = [group.shape for group in rows.head_groups]
+    if any(cuda_refusal(shape, tokens, rows.precision) for shape in shapes):
+        return False
+    if nvrtc.missing(device):
+        return False
+    return all(decoder_cuda.proven(sizes_of(shape, tokens), device) for shape in shapes)
+
+
+class FusedDecoder:
+    """Blocks as kernels, what is around them as modules (`step.Kernels`)."""
+
+    fused = True
+    captured = True
+
+    def __init__(
+        self, blocks: CudaBlocks | TritonBlocks, model: Encoder | Decoder, task: Task
+    ) -> None:
+        self.blocks, self.model, self.task = blocks, model, task
+        self.groups = [HeadGroup(slice(0, blocks.M), blocks.shape)]  # all models wait for another
+        names = [name for name, _ in model.named_parameters()]
+        self.around = [name for name in names if not name.startswith("blocks.")]
+
+    @staticmethod
+    def refusal(run: Run, device: torch.device) -> str:
+        return gpu_refusal(run, device, refusal)
+
+    @staticmethod
+    def model_bytes(run: Run) -> int:
+        recipe = run.recipe
+        return model_bytes(run.shape, run.task.tokens, recipe.batch, recipe.precision)
+
+    @classmethod
+    def make(
+        cls,
+        rows: FlatRows,
+        model: Encoder | Decoder,
+        task: Task,
+        batch: int,
+        *,
+        training: bool,
+    ) -> FusedDecoder:
+        return cls(blocks_of(rows, batch, task.tokens, training=training), model, task)
+
+    def each_group(self, work: Callable[[HeadGroup], None]) -> None:
+        work(self.groups[0])
+
+    def around_block(self, block: int) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def total(self, group: HeadGroup, grads: Tensor) -> Tensor:
+        return grads.sum(1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        before = self.model.enter(inputs)
+        return self.model.leave(self.blocks.forward(before.flatten(1, -2)).view(before.shape))
+
+    def gradient(
+        self, group: HeadGroup, inputs: Tensor, targets: Tensor, losses_M: Tensor, scale_M: Tensor
+    ) -> Tensor:
+        params = dict(self.model.named_parameters())
+        around = [params[name] for name in self.around]
+        gain = self.blocks.gain
+        before = self.model.enter(inputs)
+        after = self.blocks.forward(before.detach().flatten(1, -2)).view(before.shape)
+        after.requires_grad_()
+        losses = self.task.loss(self.model.leave(after).float(), targets)
+        losses_M.copy_(losses.detach())
+        d_after, *behind = torch.autograd.grad(
+            (losses * scale_M).sum() * gain, [after, *around], allow_unused=True
+        )
+        d_before, grads = self.blocks.backward(d_after.flatten(1, -2))
+        ahead: tuple[Tensor | None, ...] = (None,) * len(around)
+        if before.requires_grad:
+            ahead = torch.autograd.grad(
+                before, around, d_before.view(before.shape), allow_unused=True
+            )
+        # a parameter may be used behind the blocks, ahead of them, or at both ends
+        for name, last, first in zip(self.around, behind, ahead, strict=True):
+            start, size = self.blocks.rows.layout.spans[name]
+            found, *more = [g for g in (last, first) if g is not None]
+            torch.div(sum(more, found).flatten(1), gain, out=grads[:, start : start + size])
+        return grads
+
+
+class CudaBlocks(FlatKernels):
+    """The blocks in CUDA C++, for short causal sequences: three kernels per block."""
+
+    def __init__(
+        self, rows: FlatRows, batch: int, tokens: int, gain: float, *, training: bool = True
+    ) -> None:
+        super().__init__(rows, batch, tokens, gain)
+        sizes = sizes_of(self.shape, tokens)
+        heads = [group.shape.num_heads for group in self.head_groups]
+        if self.streams:  # more heads take longer: they go first, so that none ends alone
+            self.streams = [
+                torch.cuda.Stream(self.device, priority=-sum(few < many for few in heads))
+                for many in heads[1:]
+            ]
+        self.kept = [
+            decoder_cuda.buffers(sizes, self.M, batch, self.device, max(heads))
+            for _ in range(self.shape.depth if training else 1)
+        ]
+        self.out = torch.empty(self.M, self.T, self.D, device=self.device)
+        if training:
+            self.between, self.dx_between = decoder_cuda.gradients(
+                sizes, self.M, batch, self.device
+            )
+            self.dx = torch.empty_like(self.out)
+            self.mlp_splits, self.attention_splits = decoder_cuda.token_splits(sizes, batch, self.M)
+            most = max(self.mlp_splits, self.attention_splits)
+            self.weight_partials = torch.zeros(most, self.M, self.P, device=self.device)
+            self.counts = self._counts().to(self.device)
+            self.grads = torch.zeros_like(rows.weights)
+
+    def _counts(self) -> Tensor:
+        """How many splits hold something, for each stretch of the flat rows."""
+        counts = torch.zeros(-(-self.P // STRETCH), dtype=torch.int32)
+        for name, (start, size) in self.rows.layout.spans.items():
+            if not name.startswith("blocks."):
+                continue
+            splits = self.attention_splits if name.endswith(ATTENTION) else self.mlp_splits
+            counts[start // STRETCH : -(-(start + size) // STRETCH)].clamp_(min=splits)
+        return counts
 
     def forward(self, x_MTD: Tensor) -> Tensor:
         """The residual after the last block; (models, batch x tokens, dim), as the input."""
-        raise NotImplementedError
+        self.first = x_MTD.contiguous()
+        self.each_head_group(self._blocks)
+        return self.out
 
     def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
         """From the gradient of the last residual, times the gain: that of the input, times the
         gain, and the flat rows' own."""
-        raise NotImplementedError
-
-
-class Trunk(Blocks):
-    """In Triton."""
-
-    def __init__(self, *flat: Any, training: bool = True) -> None:
-        """The arguments of `Flat`."""
-        super().__init__(*flat)
-        s, weights, half = self.shape, self.weights, self.half
-        kept, kind, tiles = s.depth if training else 1, half.dtype, self.T // TILE
-
-        def empty(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(self.M, self.T, width, dtype=dtype, device=weights.device)
-
-        self.x = [empty(self.D) for _ in range(2 * kept)]  # after each part
-        self.h = [empty(self.D, kind) for _ in range(2 * kept)]  # its normed input
-        self.qkv = [empty(3 * self.C, kind) for _ in range(kept)]
-        self.o = [empty(self.C, kind) for _ in range(kept)]
-        wide = 1 << (self.D - 1).bit_length()
-        self.sizes: dict[str, Any] = {"D": self.D, "BD": max(16, wide), "BT": TILE, "IP": self.dot}
-        exact = kind == torch.float32
-        self.feed_sizes = {
-            "BF": 32 if exact else 64,
-            "GELU": s.activation == "gelu",
-            "STAGES": 1 if exact else 2,
-        }
-        self.pieces = min(SPLIT, tiles)
-        if training:
-            self.dx, self.dx1, self.do = empty(self.D), empty(self.D), empty(self.C, kind)
-            self.copies = torch.zeros(self.pieces, self.M, self.P, device=weights.device)
-            self.parts = torch.empty(
-                self.M, s.depth, tiles, 6, self.sizes["BD"], device=weights.device
-            )
-            self.index = self._index()
-
-    def _index(self) -> Tensor:
-        """Where the six sums of each layer belong in a flat row."""
-        names = (
-            "norm2.weight",
-            "norm2.bias",
-            "feed.down.bias",
-            "attention.out_bias",
-            "norm1.weight",
-            "norm1.bias",
-        )
-        at = [
-            self.places[f"blocks.{i}.{name}"][0] for i in range(self.shape.depth) for name in names
-        ]
-        return (
-            (torch.tensor(at).unsqueeze(1) + torch.arange(self.D)).flatten().to(self.weights.device)
-        )
-
-    def _g(self, name: str) -> Tensor:
-        """A parameter's gradient, in the first copy."""
-        return self._f(name, of=self.copies)
-
-    def forward(self, x_MTD: Tensor) -> Tensor:
-        from headwise.kernels import decoder_triton
-
-        T, C, F, P, grid = self.T, self.C, self.F, self.P, (self.T // TILE, self.M)
-        x = self.first = x_MTD.contiguous()
-        for i in range(self.shape.depth):
-            b, k = f"blocks.{i}.", i if len(self.o) > 1 else 0
-            x1, x2, h1, h2, qkv, o = (
-                self.x[2 * k],
-                self.x[2 * k + 1],
-                self.h[2 * k],
-                self.h[2 * k + 1],
-                self.qkv[k],
-                self.o[k],
-            )
-            decoder_triton.project[grid](
-                x,
-                self._f(b + "norm1.weight"),
-                self._f(b + "norm1.bias"),
-                self._w(b + "attention.qkv.weight"),
-                self._f(b + "attention.qkv.bias"),
-                h1,
-                qkv,
-                T,
-                3 * C,
-                P,
-                **self.sizes,
-                BC=64,
-            )
-            self.each(lambda now, s, qkv=qkv, o=o: self._heads(qkv[now], o[now], s))
-            decoder_triton.feed[grid](
-                o,
-                self._w(b + "attention.out.weight"),
-                self._f(b + "attention.out_bias"),
-                x,
-                self._f(b + "norm2.weight"),
-                self._f(b + "norm2.bias"),
-                self._w(b + "feed.up.weight"),
-                self._f(b + "feed.up.bias"),
-                self._w(b + "feed.down.weight"),
-                self._f(b + "feed.down.bias"),
-                x1,
-                h2,
-                x2,
-                T,
-                C,
-                F,
-                P,
-                **self.sizes,
-                BC=64,
-                **self.feed_sizes,
-            )
-            x = x2
-        return x
-
-    def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
-        from headwise.kernels import decoder_triton
-
-        T, C, F, P, D, grid, copy, undo = (
-            self.T,
-            self.C,
-            self.F,
-            self.P,
-            self.D,
-            (self.T // TILE, self.M),
-            self.M * self.P,
-            1 / self.gain,
-        )
-        pieces, depth = self.pieces, self.shape.depth
-        dx = dx_MTD.contiguous()
-        split = {**self.sizes, "SPLIT": pieces}
-        stages = self.feed_sizes["STAGES"]
-        for i in reversed(range(depth)):
-            b, x = f"blocks.{i}.", self.x[2 * i - 1] if i else self.first
-            x1, h1, h2, qkv, o = (
-                self.x[2 * i],
-                self.h[2 * i],
-                self.h[2 * i + 1],
-                self.qkv[i],
-                self.o[i],
-            )
-            up, up_bias, down = (
-                self._w(b + "feed.up.weight"),
-                self._f(b + "feed.up.bias"),
-                self._w(b + "feed.down.weight"),
-            )
-            decoder_triton.feed_back[grid](
-                dx,
-                x1,
-                h2,
-                self._f(b + "norm2.weight"),
-                up,
-                up_bias,
-                down,
-                self._w(b + "attention.out.weight"),
-                self.dx1,
-                self.do,
-                self.parts,
-                T,
-                C,
-                F,
-                P,
-                i,
-                depth,
-                **self.sizes,
-                BC=64,
-                **self.feed_sizes,
-            )
-            decoder_triton.feed_weights[(-(-F // self.feed_sizes["BF"]), pieces, self.M)](
-                h2,
-                dx,
-                up,
-                up_bias,
-                down,
-                self._g(b + "feed.up.weight"),
-                self._g(b + "feed.up.bias"),
-                self._g(b + "feed.down.weight"),
-                T,
-                F,
-                P,
-                copy,
-                undo,
-                **split,
-                **self.feed_sizes,
-            )
-            decoder_triton.outer[(-(-C // 64), pieces, self.M)](
-                o,
-                self.dx1,
-                self._g(b + "attention.out.weight"),
-                self.copies,
-                T,
-                C,
-                P,
-                copy,
-                undo,
-                1,
-                C,
-                **split,
-                BC=64,
-                BIAS=False,
-                STAGES=stages,
-            )
-            self.each(lambda now, s, qkv=qkv: self._heads_back(qkv[now], self.do[now], s))
-            decoder_triton.outer[(-(-3 * C // 64), pieces, self.M)](
-                qkv,
-                h1,
-                self._g(b + "attention.qkv.weight"),
-                self._g(b + "attention.qkv.bias"),
-                T,
-                3 * C,
-                P,
-                copy,
-                undo,
-                D,
-                1,
-                **split,
-                BC=64,
-                BIAS=True,
-                STAGES=stages,
-            )
-            decoder_triton.project_back[grid](
-                qkv,
-                self._w(b + "attention.qkv.weight"),
-                x,
-                self._f(b + "norm1.weight"),
-                self.dx1,
-                self.dx,
-                self.parts,
-                T,
-                3 * C,
-                P,
-                i,
-                depth,
-                **self.sizes,
-                BC=64,
-            )
-            dx = self.dx
-        grads = self.copies.sum(0)
-        grads[:, self.index] = self.parts.sum(2)[..., :D].flatten(1) * undo
-        return dx, grads
-
-    def _heads(self, qkv: Tensor, o: Tensor, s: Shape) -> None:
-        from headwise.kernels import attention_short_triton
-
-        q, k, v = self._sequences(qkv, 3 * self.C).split(self.C, -1)
-        attention_short_triton.forward(
-            q,
-            k,
-            v,
-            self._sequences(o, self.C),
-            s.num_heads,
-            s.head_dim,
-            s.scale,
-            self.dot,
-            s.causal,
-        )
-
-    def _heads_back(self, qkv: Tensor, do: Tensor, s: Shape) -> None:
-        """The gradients are written over what they are of."""
-        from headwise.kernels import attention_short_triton
-
-        q, k, v = self._sequences(qkv, 3 * self.C).split(self.C, -1)
-        attention_short_triton.backward(
-            q,
-            k,
-            v,
-            self._sequences(do, self.C),
-            q,
-            k,
-            v,
-            s.num_heads,
-            s.head_dim,
-            s.scale,
-            self.dot,
-            s.causal,
-        )
-
-    def _sequences(self, t: Tensor, width: int) -> Tensor:
-        return t.view(-1, self.tokens, width)
-
-
-class Narrow(Blocks):
-    """In CUDA C++, for short causal sequences, every split on its own from the first block to the
-    last and back."""
-
-    def __init__(self, *flat: Any, training: bool = True) -> None:
-        """The arguments of `Flat`."""
-        super().__init__(*flat)
-        sizes, where = _sizes(self.shape, self.tokens), self.weights.device
-        many = [shape.num_heads for _, shape in self.splits]
-        if (
-            self.aside
-        ):  # more heads take longer: theirs go first, and none is alone on the card at the end
-            self.aside = [
-                torch.cuda.Stream(where, priority=-sum(few < heads for few in many))
-                for heads in many[1:]
-            ]
-        self.kept = [
-            decoder_cuda.buffers(sizes, self.M, self.batch, where, max(many))
-            for _ in range(self.shape.depth if training else 1)
-        ]
-        self.out = torch.empty(self.M, self.T, self.D, device=where)
-        if training:
-            self.dx1, self.do, self.between = decoder_cuda.gradients(
-                sizes, self.M, self.batch, where
-            )
-            self.dx = torch.empty_like(self.out)
-            self.pieces = decoder_cuda.pieces(sizes, self.batch, self.M)
-            self.copies = torch.zeros(max(self.pieces), self.M, self.P, device=where)
-            self.counts = self._counts().to(where)
-            self.grads = torch.zeros_like(self.weights)
-
-    def _counts(self) -> Tensor:
-        """Of the copies, how many hold something in each stretch of the flat rows."""
-        counts = torch.zeros(-(-self.P // STRETCH), dtype=torch.int32)
-        for names, many in zip(((*SECOND, BETWEEN), FIRST), self.pieces, strict=True):
-            for at, size in (
-                self.places[f"blocks.{i}.{name}"] for i in range(self.shape.depth) for name in names
-            ):
-                counts[at // STRETCH : -(-(at + size) // STRETCH)].clamp_(min=many)
-        return counts
-
-    def forward(self, x_MTD: Tensor) -> Tensor:
-        self.first = x_MTD.contiguous()
-        self.each(self._decode)
-        return self.out
-
-    def backward(self, dx_MTD: Tensor) -> tuple[Tensor, Tensor]:
-        from headwise.kernels import encoder_triton
+        from headwise.kernels import encoder_norm_triton
 
         dx = dx_MTD.contiguous()
-        self.each(lambda now, s: self._decode_back(dx[now], now, s))
-        encoder_triton.add_shares[(len(self.counts), self.M)](
-            self.copies, self.grads, self.P, self.P, self.counts, EACH=True, BLOCK=STRETCH
+        self.each_head_group(lambda group: self._blocks_back(dx[group.models], group))
+        encoder_norm_triton.sum_splits[(len(self.counts), self.M)](
+            partials=self.weight_partials,
+            grads=self.grads,
+            size=self.P,
+            model=self.P,
+            splits=self.counts,
+            EACH=True,
+            BLOCK=STRETCH,
         )
         return self.dx, self.grads
 
-    def _decode(self, now: slice, s: Shape) -> None:
-        """All blocks of some models."""
-        sizes, last, x = _sizes(s, self.tokens), self.shape.depth - 1, self.first[now]
+    def _call(self, group: HeadGroup) -> decoder_cuda.Call:
+        return decoder_cuda.Call(group.count, self.batch, self.P, group.shape.scale)
+
+    def _blocks(self, group: HeadGroup) -> None:
+        """All blocks of one group."""
+        sizes, call = sizes_of(group.shape, self.tokens), self._call(group)
+        last, x = self.shape.depth - 1, self.first[group.models]
         for i in range(self.shape.depth):
-            kept = self.kept[i % len(self.kept)].of(now)
-            to = kept._replace(x2=self.out[now]) if i == last else kept
-            given = (self._of(i, name, now) for name in (*FIRST, BETWEEN, *SECOND))
-            decoder_cuda.forward(
-                sizes, len(x), x, *given, *to, self.batch, self.P, s.scale, i == 0, i == last
-            )
+            kept = self.kept[i % len(self.kept)].of(group.models)
+            to = kept._replace(x2=self.out[group.models]) if i == last else kept
+            weights = self._weights(i, group)
+            decoder_cuda.forward(sizes, call, x, weights, to, lowest=i == 0, highest=i == last)
             x = kept.x2
 
-    def _decode_back(self, dx: Tensor, now: slice, s: Shape) -> None:
+    def _blocks_back(self, dx: Tensor, group: HeadGroup) -> None:
         """Back through all of them, from the gradient of what is after the last."""
-        sizes, last, undo, far = (
-            _sizes(s, self.tokens),
-            self.shape.depth - 1,
-            1 / self.gain,
-            self.M * self.P,
-        )
-        (tiles, pieces), dx1, give, between = (
-            self.pieces,
-            self.dx1[now],
-            self.do[now],
-            self.between[now],
-        )
+        sizes, call = sizes_of(group.shape, self.tokens), self._call(group)
+        last, models = self.shape.depth - 1, group.models
+        between, apart, unscale = self.between.of(models), self.M * self.P, 1 / self.gain
+        mlp = decoder_cuda.Splits(self.mlp_splits, apart, unscale)
+        attention = decoder_cuda.Splits(self.attention_splits, apart, unscale)
         for i in reversed(range(self.shape.depth)):
-            kept, x = self.kept[i].of(now), self.kept[i - 1].x2[now] if i else self.first[now]
-            gain, _, up, up_bias, down, _ = (self._of(i, name, now) for name in SECOND)
+            kept = self.kept[i].of(models)
+            x = self.kept[i - 1].x2[models] if i else self.first[models]
+            weights = self._weights(i, group)
+            grads = self._weights(i, group, of=self.weight_partials)
             decoder_cuda.feed_back(
-                sizes,
-                len(x),
-                tiles,
-                dx,
-                kept.x1,
-                kept.h2,
-                gain,
-                up,
-                up_bias,
-                down,
-                self._of(i, FIRST[-1], now),
-                dx1,
-                give,
-                *self._grads(i, now, (*SECOND, BETWEEN)),
-                self.batch,
-                tiles,
-                self.P,
-                far,
-                undo,
-                i == last,
+                sizes, call, dx, kept, weights, between, grads, mlp, highest=i == last
             )
-            dx = between if i else self.dx[now]
+            dx = self.dx_between[models] if i else self.dx[models]
             decoder_cuda.backward(
-                sizes,
-                len(x),
-                pieces,
-                x,
-                *(self._of(i, name, now) for name in FIRST[:3]),
-                kept.qkv,
-                kept.o,
-                give,
-                dx1,
-                kept.peaks,
-                dx,
-                *self._grads(i, now, FIRST),
-                self.batch,
-                pieces,
-                self.P,
-                far,
-                s.scale,
-                undo,
-                i == 0,
+                sizes, call, x, kept, weights, between, dx, grads, attention, lowest=i == 0
             )
 
-    def _of(self, i: int, name: str, now: slice) -> Tensor:
-        """A block's parameter as the kernels take it: matrices in the operands' type."""
-        find = self._w if name.endswith("weight") and "norm" not in name else self._f
-        return find(f"blocks.{i}.{name}", now.start)
+    def _weights(self, index: int, group: HeadGroup, of: Tensor | None = None) -> BlockWeights:
+        """A block's parameters as the kernels take them, or the same places in other rows."""
 
-    def _grads(self, i: int, now: slice, names: tuple[str, ...]) -> list[Tensor]:
-        return [self._f(f"blocks.{i}.{name}", now.start, self.copies) for name in names]
+        def find(name: str, matrix: bool = False) -> Tensor:
+            full = f"blocks.{index}.{name}"
+            if matrix and of is None:
+                return self.matrix(full, group.first)
+            return self.vector(full, group.first, of)
+
+        return BlockWeights(
+            gain1=find("norm1.weight"),
+            shift1=find("norm1.bias"),
+            qkv=find("attention.qkv.weight", matrix=True),
+            qkv_bias=find("attention.qkv.bias"),
+            out=find("attention.out.weight", matrix=True),
+            out_bias=find("attention.out_bias"),
+            gain2=find("norm2.weight"),
+            shift2=find("norm2.bias"),
+            up=find("feed.up.weight", matrix=True),
+            up_bias=find("feed.up.bias"),
+            down=find("feed.down.weight", matrix=True),
+            down_bias=find("feed.down.bias"),
+        )

@@ -1,14 +1,26 @@
-"""A training step of post-norm encoders as a dozen kernels: forward, loss, backward and AdamW on
-flat rows.
+"""A training step of post-norm encoders as a dozen kernels: forward, loss and backward on flat rows.
 
-It computes what `models.Encoder` and `stack.Stack` compute, for the shapes that `refusal` lets
-through; that is its plain twin. On an H100 or H200 the attention part of sequences of 16 tokens is
-one kernel forward and one back, in CUDA C++ (`kernels.chain`), and so is the feed-forward where
-there are several models (`kernels.feed`); elsewhere, and for other sizes, they are made of Triton
-kernels. Products take operands of one type, sums, norms, residual, weights and moments are float32:
+It computes what `model.Encoder` and autograd compute (step.Modules, its plain twin), for the shapes
+that `refusal` lets through.
 
-fp16    operands rounded to 11 bits, as TF32 rounds them, at half the bytes and twice the rate; gradients are carried
-        times a power of two so that they stay in range
+What lies where. Per layer and part, n(z) = s z/||z|| leaves a `Normed`: the direction u in float32,
+s u in the operands' type, which the next part multiplies, and 1/||z||. Nothing else is kept for the
+way back, except queries, keys, values and heads where no kernel holds a whole attention part. Back,
+`dx` is the gradient of the residual in float32, `dz16` that of what is normed as an operand.
+
+Who makes what. The attention part and the feed-forward of a layer are objects that own their
+kernels: in CUDA C++ for sequences of 16 tokens on an H100 or H200, else in Triton
+(encoder_attention.py, encoder_mlp.py). Head groups go beside each other on streams of their own,
+from the data to AdamW. Within a group, sums for weights' gradients, which nobody waits for, go to a
+further stream, `later`.
+
+Who sums what. Gradients of norms, biases and the loss are tile sums, added by one `finish` at the
+end (kernels/encoder_norm_triton.py); weights' gradients are written complete by the parts.
+
+Products take operands of one type; sums, norms, residual, weights and moments are float32:
+
+fp16    operands rounded to 11 bits, as TF32 rounds them, at half the bytes and twice the rate;
+        gradients are carried times a power of two so that they stay in range (loss_scale.py)
 tf32    operands of 32 bits, rounded by the tensor cores
 fp32    three TF32 products for one, as exact as float32
 bf16    operands rounded to 8 bits
@@ -17,931 +29,421 @@ bf16    operands rounded to 8 bits
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.kernels import encoder_attention_cuda, encoder_mlp_cuda, nvrtc
+from headwise.kernels.encoder import End, Normed
 from headwise.shape import Shape
-
-DOTS = {"fp16": "tf32", "bf16": "tf32", "tf32": "tf32", "fp32": "tf32x3"}
-WHOLE = {
-    64: (3, 2),
-    32: (3, 3),
-    16: (3, 3),
-}  # ranks whose attention part is one kernel, and its loads in flight forward and back
-STORED = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "tf32": torch.float32,
-    "fp32": torch.float32,
-}
+from headwise.training.encoder_attention import CudaAttention, TritonAttention
+from headwise.training.encoder_mlp import CudaMlp, TritonMlp
+from headwise.training.flat import OPERANDS, FlatKernels, FlatRows, HeadGroup
+from headwise.training.loss_scale import base_scale
+from headwise.training.run import Run
+from headwise.training.step import gpu_refusal
 
 
 def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
-    """Why the fused step cannot take this shape; empty when it can."""
+    """What the fused step needs that this shape has not; empty when it takes it."""
     s = shape
+    inner = s.num_heads * s.head_dim
     if s.norm != "scalar" or s.norm_at != "post":
-        return f"it has the scalar norm after each part, got {s.norm} {s.norm_at}"
-    if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim:
-        return "it has plain heads: as many KV heads, values as wide as the rank, no latent"
-    if s.causal or any(s.windows) or s.qk_norm != "none" or s.qk_rope_head_dim or s.vocab_size:
-        return "it has no mask, no rotary positions, no query/key norm and no tokens"
-    if s.input_dim or s.output_dim:
-        return "it has no maps that read vectors in or out"
-    if s.activation != "relu" or not s.ffn_dim or not (s.qkv_bias and s.out_bias and s.ffn_bias):
-        return "it has a ReLU feed-forward and biases everywhere"
-    if s.dim not in (16, 32, 64, 128):
-        return f"it takes dim 16, 32, 64 or 128, got {s.dim}"
-    if s.ffn_dim % 64 or s.num_heads * s.head_dim % 16:
         return (
-            f"it needs ffn_dim in 64s and heads x rank in 16s, got {s.ffn_dim} and "
-            f"{s.num_heads * s.head_dim}"
+            f"needs norm='scalar' and norm_at='post', this shape has norm={s.norm!r} and "
+            f"norm_at={s.norm_at!r}"
+        )
+    if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim:
+        return (
+            "needs plain heads (as many KV heads, values as wide as the rank, no latent), this "
+            f"shape has {s.num_heads} heads of rank {s.head_dim}, {s.num_kv_heads} KV heads, "
+            f"values of {s.v_head_dim}{' and a latent' if s.latent else ''}"
+        )
+    others = {
+        "a mask": s.causal or any(s.windows),
+        "query/key norm": s.qk_norm != "none",
+        "rotary positions": s.qk_rope_head_dim,
+        "tokens": s.vocab_size,
+        "maps that read vectors in or out": s.input_dim or s.output_dim,
+    }
+    if any(others.values()):
+        needed = ", ".join(f"no {name}" for name in others)
+        return f"needs {needed}; this shape has {_and(name for name in others if others[name])}"
+    if s.activation != "relu" or not s.ffn_dim or not (s.qkv_bias and s.out_bias and s.ffn_bias):
+        return (
+            "needs a ReLU feed-forward and biases everywhere, this shape has "
+            f"activation={s.activation!r}, ffn_dim={s.ffn_dim}, qkv_bias={s.qkv_bias}, "
+            f"out_bias={s.out_bias}, ffn_bias={s.ffn_bias}"
+        )
+    if s.dim not in (16, 32, 64, 128):
+        return f"needs dim 16, 32, 64 or 128, this shape has dim {s.dim}"
+    if s.ffn_dim % 64 or inner % 16:
+        return (
+            f"needs ffn_dim in 64s and heads x rank in 16s, this shape has {s.ffn_dim} and {inner}"
         )
     if tokens > 256 or s.head_dim > 64:
-        return f"it takes at most 256 tokens and rank 64, got {tokens} tokens, rank {s.head_dim}"
-    if tokens > 128 and s.head_dim > 16 and STORED[precision] == torch.float32:
         return (
-            f"with operands of 32 bits it takes at most rank 16 beyond 128 tokens, got {tokens} "
-            f"tokens, rank {s.head_dim}"
+            f"needs at most 256 tokens and rank 64, this shape has {tokens} tokens and rank "
+            f"{s.head_dim}"
+        )
+    if tokens > 128 and s.head_dim > 16 and OPERANDS[precision] == torch.float32:
+        return (
+            "needs rank 16 or less beyond 128 tokens with operands of 32 bits, this shape has rank "
+            f"{s.head_dim} and {tokens} tokens"
         )
     if batch * tokens % 64:
-        return f"batch x tokens must be a multiple of 64, got {batch * tokens}"
+        return f"needs batch x tokens in 64s, this shape has {batch * tokens}"
     return ""
 
 
-def chain_refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
-    """Why the attention part of a fused step is not one kernel in each direction
-    (encoder_attention_cuda.cu); empty when it is, where a GPU has them."""
+def _and(names: Any) -> str:
+    return " and ".join(names)
+
+
+def cuda_attention_refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
+    """What the attention part in CUDA C++ needs that this shape has not; empty when it takes it,
+    where a GPU has such kernels."""
+    columns, dtype = shape.num_heads * shape.head_dim, OPERANDS[precision]
     return encoder_attention_cuda.refusal(
-        shape.dim,
-        tokens,
-        batch * tokens,
-        shape.num_heads * shape.head_dim,
-        shape.head_dim,
-        STORED[precision],
+        shape.dim, tokens, batch * tokens, columns, shape.head_dim, dtype
     )
 
 
-def feed_refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
-    """The same of the feed-forward beside such an attention part (encoder_mlp_cuda.cu)."""
-    return encoder_mlp_cuda.refusal(shape.dim, batch * tokens, shape.ffn_dim, STORED[precision])
+def cuda_mlp_refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> str:
+    """The same of the feed-forward, beside such an attention part."""
+    return encoder_mlp_cuda.refusal(shape.dim, batch * tokens, shape.ffn_dim, OPERANDS[precision])
 
 
-def needs(shape: Shape, tokens: int, batch: int, precision: str) -> int:
-    """Bytes that one model takes in training: weights, gradients, moments, and every buffer of
-    `Fused`."""
-    T, D, C, size = (
-        batch * tokens,
-        shape.dim,
-        shape.num_heads * shape.head_dim,
-        STORED[precision].itemsize,
-    )
+def model_bytes(shape: Shape, tokens: int, batch: int, precision: str) -> int:
+    """Bytes of one model in training: weights, gradients, moments, and every buffer."""
+    T, D = batch * tokens, shape.dim
+    C, size = shape.num_heads * shape.head_dim, OPERANDS[precision].itemsize
     kept = shape.depth * (2 * T * (D * (4 + size) + 4) + 4 * T * C * size)
-    refused = feed_refusal(shape, tokens, batch, precision) or chain_refusal(
-        shape, tokens, batch, precision
-    )
-    parts = T * max(
-        C, 0 if refused else encoder_mlp_cuda.blocks(shape.ffn_dim) * D
-    )  # of the input's gradient, of columns or of hidden units
-    return kept + parts * size + T * D * (12 + 4 * size) + shape.params * (16 + size)
+    columns = C  # of the widest temporary: the heads' gradients, or partial sums of dx
+    call = (shape, tokens, batch, precision)
+    if not cuda_mlp_refusal(*call) and not cuda_attention_refusal(*call):
+        columns = max(C, encoder_mlp_cuda.dx_partials(shape.ffn_dim) * D)
+    return kept + T * columns * size + T * D * (12 + 4 * size) + shape.params * (16 + size)
 
 
-def gain_of(count: int, precision: str) -> float:
-    """What gradients are carried times: with fp16 operands the number of tokens, so that they have
-    the size of a token's own gradient and not of its share in a mean. 64 times more overflowed
-    after thousands of steps, where weights had grown."""
-    return float(1 << (count - 1).bit_length()) if precision == "fp16" else 1.0
+class Layer(NamedTuple):
+    """One layer of one head group."""
+
+    index: int
+    group: HeadGroup
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def attention_slot(self) -> int:
+        """Of the tile sums."""
+        return 1 + 2 * self.index
+
+    @property
+    def mlp_slot(self) -> int:
+        return 2 + 2 * self.index
+
+    def name(self, parameter: str) -> str:
+        return f"blocks.{self.index}.{parameter}"
 
 
-class Flat:
-    """Models in flat rows on one batch size: their sizes, and where each parameter starts."""
+class FusedEncoder(FlatKernels):
+    """The kernels of one ensemble and one batch size, and their buffers (`step.Kernels`)."""
 
-    def __init__(
-        self,
-        splits: Sequence[tuple[int, Shape]],
-        places: dict[str, tuple[int, int]],
-        weights: Tensor,
-        half: Tensor,
-        batch: int,
-        tokens: int,
-        precision: str,
-    ) -> None:
-        s = self.shape = splits[0][1]
-        self.splits, self.places, self.weights, self.half = splits, places, weights, half
-        self.batch, self.tokens, self.T, self.precision, self.dot = (
-            batch,
-            tokens,
-            batch * tokens,
-            precision,
-            DOTS[precision],
-        )
-        self.M, self.P = weights.shape
-        self.D, self.C, self.F = s.dim, s.num_heads * s.head_dim, s.ffn_dim
-        self.gain = gain_of(self.T, precision)
-        self.aside = (
-            [torch.cuda.Stream(weights.device) for _ in splits[1:]] if weights.is_cuda else []
-        )  # of every split but the first
+    fused = True
+    captured = True
 
-    def _w(self, name: str, model: int = 0) -> Tensor:
-        """A matrix in the operands' type: where it starts in a model's row."""
-        return self.half.view(-1)[model * self.P + self.places[name][0] :]
-
-    def _f(self, name: str, model: int = 0, of: Tensor | None = None) -> Tensor:
-        """A parameter in float32, or its gradient."""
-        return (self.weights if of is None else of).view(-1)[
-            model * self.P + self.places[name][0] :
+    def __init__(self, rows: FlatRows, batch: int, tokens: int, *, training: bool = True) -> None:
+        super().__init__(rows, batch, tokens, base_scale(batch * tokens, rows.precision))
+        self.groups = self.head_groups
+        self.training = training
+        s, dtype = self.shape, rows.operands.dtype
+        self.cuda_attention = self._has_cuda_attention()
+        self.cuda_mlp = self.cuda_attention and self._has_cuda_mlp()
+        self.attention = CudaAttention(self) if self.cuda_attention else TritonAttention(self)
+        self.mlp = CudaMlp(self) if self.cuda_mlp else TritonMlp(self)
+        kept = s.depth if training else 1  # without training every layer writes over the last one
+        self.left = [
+            Normed(
+                self.empty(self.T, self.D),
+                self.empty(self.T, self.D, dtype=dtype),
+                self.empty(self.T),
+            )
+            for _ in range(2 * kept)
         ]
-
-    def ranges(self) -> Iterator[tuple[slice, Shape]]:
-        """The models of each way to cut the width into heads."""
-        first = 0
-        for models, s in self.splits:
-            yield slice(first, first + models), s
-            first += models
-
-    def each(self, work: Callable[[slice, Shape], None]) -> None:
-        """Do something for the models of each split: on a GPU at the same time, since few of them
-        fill it and some wait for memory while others multiply."""
-        (first, *others), sides = list(self.ranges()), self.aside
-        for (now, s), side in zip(others, sides or [None] * len(others), strict=True):
-            with self._beside(side):
-                work(now, s)
-        work(*first)
-        self._join(*sides)
-
-    def _beside(self, side: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
-        """Behind what was started here so far, and not in the way of what comes; in line where
-        there is no such stream."""
-        if side is None:
-            return contextlib.nullcontext()
-        side.wait_stream(torch.cuda.current_stream(self.weights.device))
-        return torch.cuda.stream(side)
-
-    def _join(self, *sides: torch.cuda.Stream | None) -> None:
-        """Wait here for what was started there."""
-        for side in filter(None, sides):
-            torch.cuda.current_stream(self.weights.device).wait_stream(side)
-
-
-class Fused(Flat):
-    """Buffers for one stack and one batch size, and the kernels over them."""
-
-    def __init__(self, *flat: Any, training: bool = True) -> None:
-        """The arguments of `Flat`."""
-        super().__init__(*flat)
-        s, batch, tokens, weights, places, splits = (
-            self.shape,
-            self.batch,
-            self.tokens,
-            self.weights,
-            self.places,
-            self.splits,
-        )
-        self.BT = 128 if self.T % 128 == 0 else 64
-        kind, where = self.half.dtype, weights.device
-        kept = s.depth if training else 1
-        refused = [chain_refusal(shape, tokens, batch, self.precision) for _, shape in splits]
-        possible = not any(refused) and not nvrtc.missing(where)
-        self.chained = possible and all(
-            encoder_attention_cuda.proven(shape.head_dim, where) for _, shape in splits
-        )
-        enough = self.M * self.F >= encoder_mlp_cuda.ENOUGH * encoder_mlp_cuda.BLOCK
-        self.fed = (
-            self.chained
-            and enough
-            and not feed_refusal(s, tokens, batch, self.precision)
-            and encoder_mlp_cuda.proven(where)
-        )
-        self.rows = 16 if self.fed else 64  # tokens of a tile where gradients pass a norm
-        self.tiles = self.T // self.rows
-
-        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(self.M, *size, dtype=dtype, device=where)
-
-        self.u = [empty(self.T, self.D) for _ in range(2 * kept)]
-        self.x = [empty(self.T, self.D, dtype=kind) for _ in range(2 * kept)]
-        self.inv = [empty(self.T) for _ in range(2 * kept)]
-        whole = self.chained or all(
-            self._whole(shape) for _, shape in splits
-        )  # no projection outlives its kernel
-        if self.chained:
-            self.pieces = encoder_attention_cuda.pieces(self.M, self.T, self.C)
-            self.partial = empty(self.pieces if self.pieces > 1 else 0, self.T, self.D)
-        self.qkv = [
-            empty(batch, tokens, 3 * self.C, dtype=kind) for _ in range(0 if whole else kept)
-        ]
-        self.o = [
-            empty(batch, tokens, self.C, dtype=kind)
-            for _ in range(0 if self.chained else 1 if whole else kept)
-        ]
-        self.dqkv: Tensor | None = None
         if training:
-            self.grads = torch.zeros_like(weights)
-            if self.chained:
-                self.shares = encoder_attention_cuda.shares(self.M, self.T, self.C)
-                most = max(
-                    encoder_attention_cuda.blocks(self.C),
-                    encoder_mlp_cuda.blocks(self.F) if self.fed else 0,
-                )
-                self.blocks = empty(
-                    most, self.T, self.D, dtype=kind
-                )  # parts of dx, of the attention part and of the feed-forward in turn
-                if self.shares > 1:
-                    self.shared = torch.empty(
-                        self.shares, self.M, self._attention(0)[1], device=where
-                    )
-            elif whole:
-                self.dqkv = empty(batch, tokens, 3 * self.C, dtype=kind)
-            else:
-                self.mixed = empty(batch, tokens, self.C, dtype=kind)
-            self.dx, self.dz16 = empty(self.T, self.D), empty(self.T, self.D, dtype=kind)
-            self.dz = None if self.chained else empty(self.T, self.D)
-            turns = 0 if self.fed else min(2, s.depth)
-            self.behind = [
-                empty(self.T, self.D, dtype=kind) for _ in range(turns)
-            ]  # dz16 of the feed-forward, layers in turn
-            self.total = torch.zeros(self.M, device=where)  # of each model's gradients
-            self.shrink = torch.ones(
-                self.M, device=where
-            )  # gradients are carried times the gain and this, less than 1 after overflows
-            self.parts = empty(1 + 2 * s.depth, self.tiles, 2 * self.D)
-            table = [[0, 0, 0]]
-            for i in range(s.depth):
-                b = f"blocks.{i}."
-                table.append(
-                    [places[b + "norm1.weight"][0], places[b + "attention.out_bias"][0], s.average]
-                )
-                table.append([places[b + "norm2.weight"][0], places[b + "feed.down.bias"][0], 1])
-            self.table = torch.tensor(table, dtype=torch.int32, device=where)
-            streams = self.ranges() if weights.is_cuda and not self.fed else ()
-            self.later = {
-                now.start: torch.cuda.Stream(where) for now, _ in streams
-            }  # of each split, for what nobody waits for
+            self._make_gradients(dtype)
 
-    def _whole(self, s: Shape) -> bool:
-        """Whether the attention part is one kernel; else its projection, heads and output are
-        kernels of their own."""
-        return 64 % self.tokens == 0 and s.head_dim in WHOLE and self.half.dtype != torch.float32
+    def _make_gradients(self, dtype: torch.dtype) -> None:
+        s = self.shape
+        self.grads = torch.zeros_like(self.rows.weights)
+        self.dx = self.empty(self.T, self.D)
+        self.dz16 = self.empty(self.T, self.D, dtype=dtype)
+        # of the residual between a layer's parts, where the attention part takes it from
+        self.middle_dx = self.dx if self.cuda_attention else self.empty(self.T, self.D)
+        # of both parts in turn: what kernels in CUDA C++ leave of dx
+        partials = max(self.attention.dx_partials, self.mlp.dx_partials)
+        self.dx_partials = self.empty(partials, self.T, self.D, dtype=dtype) if partials else None
+        self.totals = torch.zeros(self.M, device=self.device)  # what `total` gives
+        self.norm_tile = 16 if self.cuda_mlp else 64  # tokens of a tile where dx passes a norm
+        self.tiles = self.T // self.norm_tile
+        self.slots = 1 + 2 * s.depth
+        self.tile_sums = self.empty(self.slots, self.tiles, 2 * self.D)
+        self.table = self._table()
+        self.later: dict[int, torch.cuda.Stream] = {}  # by a group's first model
+        if self.rows.weights.is_cuda and not self.cuda_mlp:
+            self.later = {group.first: torch.cuda.Stream(self.device) for group in self.groups}
 
-    def _attention(self, i: int) -> tuple[int, int]:
-        """Where the matrices and inner biases of a layer's attention part start in a row, and how
-        many numbers they are."""
-        first, (last, length) = (
-            self.places[f"blocks.{i}.attention.qkv.weight"][0],
-            self.places[f"blocks.{i}.attention.out.weight"],
+    def _has_cuda_attention(self) -> bool:
+        """Whether every head group's attention part is one kernel in CUDA C++ each way."""
+        for group in self.head_groups:
+            if cuda_attention_refusal(group.shape, self.tokens, self.batch, self.rows.precision):
+                return False
+        if nvrtc.missing(self.device):
+            return False
+        return all(
+            encoder_attention_cuda.proven(group.shape.head_dim, self.device)
+            for group in self.head_groups
         )
-        return first, last + length - first
 
-    def _cut(self, s: Shape) -> dict[str, int]:
-        """How the whole part sees a tile of tokens: a head at a time, sequences below 16 tokens
-        side by side."""
-        return {"N": max(16, self.tokens), "OWN": self.tokens, "R": s.head_dim, "BC": s.head_dim}
+    def _has_cuda_mlp(self) -> bool:
+        if not encoder_mlp_cuda.fills(self.M, self.F):
+            return False
+        if cuda_mlp_refusal(self.shape, self.tokens, self.batch, self.rows.precision):
+            return False
+        return encoder_mlp_cuda.proven(self.device)
+
+    def _table(self) -> Tensor:
+        """Where the tile sums of a slot go in a row: start of the norm's scale, start of the part's
+        output bias, and how many rows that bias has."""
+        start = self.rows.layout.start
+        table = [[0, 0, 0]]  # slot 0 is the loss
+        for i in range(self.shape.depth):
+            b = f"blocks.{i}."
+            bias, rows = start(b + "attention.out_bias"), self.shape.average
+            table.append([start(b + "norm1.weight"), bias, rows])
+            table.append([start(b + "norm2.weight"), start(b + "feed.down.bias"), 1])
+        return torch.tensor(table, dtype=torch.int32, device=self.device)
+
+    def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A buffer, models first."""
+        return torch.empty(self.M, *size, dtype=dtype, device=self.device)
+
+    # -- the protocol
+
+    @staticmethod
+    def refusal(run: Run, device: torch.device) -> str:
+        if not run.task.squared:
+            return f"needs the squared error, this task is {run.task.spec()['name']}"
+        return gpu_refusal(run, device, refusal)
+
+    @staticmethod
+    def model_bytes(run: Run) -> int:
+        recipe = run.recipe
+        return model_bytes(run.shape, run.task.tokens, recipe.batch, recipe.precision)
+
+    @classmethod
+    def make(
+        cls, rows: FlatRows, model: Any, task: Any, batch: int, *, training: bool
+    ) -> FusedEncoder:
+        return cls(rows, batch, task.tokens, training=training)
+
+    def each_group(self, work: Callable[[HeadGroup], None]) -> None:
+        self.each_head_group(work)
+
+    def around_block(self, block: int) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def total(self, group: HeadGroup, grads: Tensor) -> Tensor:
+        if self.cuda_mlp and self.shape.positions == "none":
+            return self.totals[group.models]  # the kernels have added everything up
+        return grads.sum(1)
 
     # -- forward
 
-    def forward(self, x_MBND: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """Outputs (models, batch, tokens, dim)."""
-        self.each(lambda now, s: self._layers(now, s, *self._enter(now, x_MBND[now])))
-        at, _ = self.places[f"blocks.{self.shape.depth - 1}.norm2.weight"]
-        return (self.u[-1] * self.weights[:, at].view(-1, 1, 1)).view(
-            self.M, self.batch, self.tokens, self.D
-        )
 
-    def _enter(self, now: slice, x_MBND: Tensor) -> tuple[Tensor, Tensor]:
-        """The input as it is added to, and as operands."""
-        u = self._placed(now, x_MBND).reshape(-1, self.T, self.D).float().contiguous()
-        return u, u.to(self.half.dtype)
+        def work(group: HeadGroup) -> None:
+            self._layers(group, *self._enter(group, inputs[group.models]))
 
-    def _layers(self, now: slice, s: Shape, u: Tensor, x: Tensor) -> None:
-        """All layers of the models of one split."""
-        for i in range(s.depth):
-            u, x = self._layer(i, now, s, u, x)
+        self.each_head_group(work)
+        last = self.rows.layout.start(f"blocks.{self.shape.depth - 1}.norm2.weight")
+        outputs = self.left[-1].u * self.rows.weights[:, last].view(-1, 1, 1)
+        return outputs.view(self.M, self.batch, self.tokens, self.D)
 
-    def _placed(self, now: slice, x_MBND: Tensor) -> Tensor:
-        """The input with its positions."""
+    def _enter(self, group: HeadGroup, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """A group's input with its positions, (models, T, D): as it is added to, and as operands."""
+        u = self._placed(group, inputs).reshape(-1, self.T, self.D).float().contiguous()
+        return u, u.to(self.rows.operands.dtype)
+
+    def _placed(self, group: HeadGroup, inputs: Tensor) -> Tensor:
         s = self.shape
         if s.positions == "none":
-            return x_MBND
-        at, _ = self.places["positions"]
+            return inputs
+        start = self.rows.layout.start("positions")
         width = s.position_dim or s.dim
-        rows = min(s.position_rows, self.tokens)
-        table = self.weights[now, at : at + rows * width].unflatten(1, (1, rows, width))
+        count = min(s.position_rows, self.tokens)
+        flat = self.rows.weights[group.models, start : start + count * width]
+        table = flat.unflatten(1, (1, count, width))
         if s.positions == "additive":
-            return x_MBND + table
-        return torch.cat((x_MBND, table.expand(-1, self.batch, self.tokens, width)), -1)
+            return inputs + table
+        return torch.cat((inputs, table.expand(-1, self.batch, self.tokens, width)), -1)
 
-    def _layer(self, i: int, now: slice, s: Shape, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        from headwise.kernels import encoder_triton
+    def _layers(self, group: HeadGroup, u: Tensor, x: Tensor) -> None:
+        for i in range(self.shape.depth):
+            layer = Layer(i, group)
+            middle, out = self.left_by(layer)
+            self.attention.forward(layer, x, self._attention_end(layer, u, middle))
+            self.mlp.forward(layer, middle.x, self._mlp_end(layer, middle.u, out))
+            u, x = out.u, out.x
 
-        b, at, m = f"blocks.{i}.", 2 * i if len(self.u) > 2 else 0, now.start
-        u1, x1, inv1, u2, x2, inv2 = (
-            buffers[at + j][now] for j in (0, 1) for buffers in (self.u, self.x, self.inv)
-        )
-        self._attend(i, s, now, x, u, u1, x1, inv1)
-        args = (
-            x1,
-            self._w(b + "feed.up.weight", m),
-            self._f(b + "feed.up.bias", m),
-            self._w(b + "feed.down.weight", m),
-            self._f(b + "feed.down.bias", m),
-            self._f(b + "norm1.weight", m),
-            u1,
-            self._f(b + "norm2.weight", m),
-            u2,
-            x2,
-            inv2,
-            self.T,
-            self.F,
-            self.P,
-        )
-        if self.fed:
-            encoder_mlp_cuda.forward(len(x), self.T, *args)
-        else:
-            encoder_triton.feed[(self.T // self.BT, len(x))](
-                *args, D=self.D, BT=self.BT, BF=64, IP=self.dot, **self._feed()
-            )
-        return u2, x2
+    def left_by(self, layer: Layer) -> tuple[Normed, Normed]:
+        """What a layer's attention part and its feed-forward leave."""
+        at = 2 * layer.index if self.training else 0
+        return self.left[at].of(layer.group.models), self.left[at + 1].of(layer.group.models)
 
-    def _attend(
-        self,
-        i: int,
-        s: Shape,
-        now: slice,
-        x: Tensor,
-        u: Tensor,
-        u1: Tensor,
-        x1: Tensor,
-        inv1: Tensor,
-    ) -> None:
-        """The attention part of one layer for the models of one split."""
-        from headwise.kernels import attention_short_triton, encoder_triton
-
-        T, P, D, C, BT, dot, b, first = (
-            self.T,
-            self.P,
-            self.D,
-            self.C,
-            self.BT,
-            self.dot,
-            f"blocks.{i}.attention.",
-            now.start,
-        )
-        project, bias, out = (
-            self._w(b + "qkv.weight", first),
-            self._f(b + "qkv.bias", first),
-            self._w(b + "out.weight", first),
-        )
-        before = self._f(
-            f"blocks.{max(i - 1, 0)}.norm2.weight", first
-        )  # the scale of this layer's input
-        end = (
-            self._f(b + "out_bias", first),
-            before,
-            u,
-            self._f(f"blocks.{i}.norm1.weight", first),
-            u1,
-            x1,
-            inv1,
-            T,
-            C,
-            P,
-        )
-        common = {"D": D, "BT": 64, "AVERAGE": s.average, "FIRST": i == 0, "IP": dot}
-        if self.chained:
-            pieces, to = self.pieces, self.partial[now] if self.pieces > 1 else inv1
-            encoder_attention_cuda.forward(
-                s.head_dim,
-                len(x),
-                T,
-                x,
-                project,
-                bias,
-                out,
-                *end,
-                1 / s.average,
-                s.scale,
-                s.average,
-                i == 0,
-                to,
-                pieces,
-            )
-            if pieces > 1:
-                encoder_triton.add_pieces[(T // 16, len(x))](
-                    to,
-                    *end[:7],
-                    T,
-                    pieces,
-                    P,
-                    1 / s.average,
-                    D=D,
-                    BT=16,
-                    AVERAGE=s.average,
-                    FIRST=i == 0,
-                )
-            return
-        if self._whole(s):
-            encoder_triton.mix[(T // 64, len(x))](
-                x,
-                project,
-                bias,
-                out,
-                *end,
-                1 / s.average,
-                s.scale,
-                **common,
-                **self._cut(s),
-                STAGES=WHOLE[s.head_dim][0],
-                num_warps=4,
-            )
-            return
-        qkv, o = (
-            self.qkv[i if len(self.qkv) > 1 else 0][now],
-            self.o[i if len(self.o) > 1 else 0][now],
-        )
-        wide = min(128, 3 * C & -(3 * C))
-        encoder_triton.project[(3 * C // wide, T // BT, len(x))](
-            x, project, bias, qkv, T, 3 * C, P, D=D, BT=BT, BC=wide, IP=dot
-        )
-        q, k, v = qkv.flatten(0, 1).split(C, -1)
-        attention_short_triton.forward(
-            q, k, v, o.flatten(0, 1), s.num_heads, s.head_dim, s.scale, dot, together=True
-        )
-        encoder_triton.collect[(T // 64, len(x))](
-            o, out, *end, 1 / s.average, BC=min(64, C & -C), **common
+    def _attention_end(self, layer: Layer, u0: Tensor, left: Normed) -> End:
+        m = layer.group.first
+        return End(
+            bias=self.vector(layer.name("attention.out_bias"), m),
+            scale0=self.vector(f"blocks.{max(layer.index - 1, 0)}.norm2.weight", m),
+            u0=u0,
+            scale=self.vector(layer.name("norm1.weight"), m),
+            u=left.u,
+            y=left.x,
+            inv=left.inv,
         )
 
-    def _feed(self) -> dict[str, Any]:
-        if self.half.dtype == torch.float32:
-            return {"STAGES": 1, "num_warps": 8}
-        return {"STAGES": 3, "num_warps": 4}
+    def _mlp_end(self, layer: Layer, u0: Tensor, left: Normed) -> End:
+        m = layer.group.first
+        return End(
+            bias=self.vector(layer.name("feed.down.bias"), m),
+            scale0=self.vector(layer.name("norm1.weight"), m),
+            u0=u0,
+            scale=self.vector(layer.name("norm2.weight"), m),
+            u=left.u,
+            y=left.x,
+            inv=left.inv,
+        )
 
     # -- backward
 
     def gradient(
-        self,
-        x_MBND: Tensor,
-        targets: Tensor,
-        losses_M: Tensor,
-        then: Callable[[slice], None] | None = None,
+        self, group: HeadGroup, inputs: Tensor, targets: Tensor, losses_M: Tensor, scale_M: Tensor
     ) -> Tensor:
-        """Losses (written) and gradients of the flat rows: those of the mean squared error, times a
-        model's `shrink`; `then` is called for the models of each split when their gradients are
-        there."""
-
-        def work(now: slice, s: Shape) -> None:
-            self.learn(now, s, x_MBND[now], targets[now], losses_M[now])
-            if then is not None:
-                then(now)
-
-        self.each(work)
-        return self.grads
-
-    def learn(
-        self, now: slice, s: Shape, x_MBND: Tensor, targets: Tensor, losses_M: Tensor
-    ) -> None:
-        """The same for the models of one split, which waits for no other."""
-        from headwise.kernels import encoder_triton
-
-        T, P, D, models, m, targets = (
-            self.T,
-            self.P,
-            self.D,
-            len(targets),
-            now.start,
-            targets.contiguous(),
-        )
-        u, first = self._enter(now, x_MBND)
-        self._layers(now, s, u, first)
-        queries, slots = targets.shape[-2], 1 + 2 * s.depth
-        count, parts, grads = self.batch * queries, self.parts[now], self.grads[now]
-        encoder_triton.squared_error[(T // self.rows, models)](
-            self.u[-1][now],
-            self._f((f"blocks.{s.depth - 1}.norm2.weight"), m),
-            targets,
-            self.shrink[now],
-            self.dx[now],
-            parts,
-            self.total[now],
-            T,
-            self.tokens,
-            queries,
-            P,
-            2 * self.gain / count,
-            0,
-            slots,
-            D=D,
-            W=targets.shape[-1],
-            BT=self.rows,
-        )
-        later = self.later.get(m)
+        """The mean squared error of a group's models (written), and its gradient times a model's
+        loss scale; waits for no other group."""
+        models, s = group.models, group.shape
+        u, x = self._enter(group, inputs)
+        self._layers(group, u, x)
+        count = self.batch * targets.shape[-2]  # answers of a model
+        self._squared_error(group, targets.contiguous(), count, scale_M)
+        later = self.later.get(group.first)
         for i in reversed(range(s.depth)):
-            x0 = self.x[2 * i - 1][now] if i else first
-            if self.fed:
-                self._fed_back(i, now, s, x0)
-            else:
-                self._layer_back(i, now, s, x0, later)
-        self._join(later)
-        if s.positions != "none":
-            at, _ = self.places["positions"]
-            width = s.position_dim or D
-            over = (1, 2) if s.positions == "room" else (1,)
-            table = (
-                self.dx[now]
-                .view(models, self.batch, self.tokens, D)
-                .sum(over)[..., -width:]
-                .flatten(1)
-            )
-            grads[:, at : at + table.shape[1]] = table / self.gain
-        encoder_triton.finish[(slots, models)](
-            parts,
-            grads,
-            losses_M,
-            self.total[now],
-            self.table,
-            P,
-            1 / self.gain,
-            1 / count,
-            slots,
+            layer = Layer(i, group)
+            x0 = self.left[2 * i - 1].x[models] if i else x
+            self.mlp.backward(layer, later)
+            self.attention.backward(layer, x0, later)
+        self.join(later)
+        self._positions_gradient(group)
+        self._finish(group, losses_M, count)
+        return self.grads[models]
+
+    def _squared_error(
+        self, group: HeadGroup, targets: Tensor, count: int, scale_M: Tensor
+    ) -> None:
+        """The loss as tile sums, and its gradient in dx, times base scale and loss scale."""
+        from headwise.kernels import encoder_norm_triton
+
+        last = f"blocks.{self.shape.depth - 1}.norm2.weight"
+        encoder_norm_triton.squared_error[(self.tiles, group.count)](
+            u=self.left[-1].u[group.models],
+            scale=self.vector(last, group.first),
+            target=targets,
+            loss_scale=scale_M,
+            dx=self.dx[group.models],
+            tile_sums=self.tile_sums[group.models],
+            total=self.totals[group.models],
+            T=self.T,
+            N=self.tokens,
+            Q=targets.shape[-2],
+            model=self.P,
+            factor=2 * self.gain / count,
+            slot=0,
+            slots=self.slots,
+            D=self.D,
+            W=targets.shape[-1],
+            BT=self.norm_tile,
+        )
+
+    def norm_backward(
+        self, layer: Layer, left: Normed, norm: str, partials: int, slot: int
+    ) -> None:
+        """dx and its partial sums, back through one norm: to dx and dz16, with tile sums."""
+        from headwise.kernels import encoder_norm_triton
+
+        models = layer.group.models
+        encoder_norm_triton.norm_backward[(self.tiles, layer.group.count)](
+            dx=self.dx[models],
+            partials=self.partials_of(layer.group),
+            u=left.u,
+            inv=left.inv,
+            scale=self.vector(layer.name(norm), layer.group.first),
+            dz=self.dz16[models],
+            tile_sums=self.tile_sums[models],
+            T=self.T,
+            count=partials,
+            model=self.P,
+            slot=slot,
+            slots=self.slots,
+            D=self.D,
+            BT=self.norm_tile,
+            EACH=loaded_at_once(partials),
+            num_warps=2,
+        )
+
+    def partials_of(self, group: HeadGroup) -> Tensor:
+        assert self.dx_partials is not None, "only kernels in CUDA C++ leave partial sums"
+        return self.dx_partials[group.models]
+
+    def _positions_gradient(self, group: HeadGroup) -> None:
+        """Of a table of positions: sums of the input's gradient over sequences, or over tokens too
+        where all of them have the same row."""
+        s = group.shape
+        if s.positions == "none":
+            return
+        start = self.rows.layout.start("positions")
+        width = s.position_dim or self.D
+        over = (1, 2) if s.positions == "room" else (1,)
+        dx = self.dx[group.models].view(group.count, self.batch, self.tokens, self.D)
+        table = dx.sum(over)[..., -width:].flatten(1)
+        self.grads[group.models, start : start + table.shape[1]] = table / self.gain
+
+    def _finish(self, group: HeadGroup, losses_M: Tensor, count: int) -> None:
+        """Add up the tile sums: losses, and gradients of norms and output biases."""
+        from headwise.kernels import encoder_norm_triton
+
+        encoder_norm_triton.finish[(self.slots, group.count)](
+            tile_sums=self.tile_sums[group.models],
+            grads=self.grads[group.models],
+            losses=losses_M,
+            total=self.totals[group.models],
+            table=self.table,
+            model=self.P,
+            unscale=1 / self.gain,
+            per_loss=1 / count,
+            slots=self.slots,
             TILES=self.tiles,
-            D=D,
+            D=self.D,
             BLOCK=64,
         )
 
-    def totals(self, now: slice) -> Tensor:
-        """Of the gradients of some models a number that is not finite if one of them is not."""
-        whole = (
-            self.fed and self.shape.positions == "none"
-        )  # their kernels have added everything up
-        return self.total[now] if whole else self.grads[now].sum(1)
 
-    def _fed_back(self, i: int, now: slice, s: Shape, x0: Tensor) -> None:
-        """One layer where both parts are kernels that leave parts of their input's gradient, which
-        the norm below them adds up."""
-        from headwise.kernels import encoder_triton
-
-        T, P, D, F, m = self.T, self.P, self.D, self.F, now.start
-        b, slots, models = f"blocks.{i}.", 1 + 2 * s.depth, now.stop - now.start
-        u1, x1, inv1, u2, _, inv2 = (
-            buffers[2 * i + j][now] for j in (0, 1) for buffers in (self.u, self.x, self.inv)
-        )
-        dx, dz16, blocks, parts = (t[now] for t in (self.dx, self.dz16, self.blocks, self.parts))
-
-        def through(u: Tensor, inv: Tensor, norm: str, count: int, slot: int) -> None:
-            encoder_triton.through[(T // self.rows, models)](
-                dx,
-                blocks,
-                u,
-                inv,
-                self._f(b + norm, m),
-                dz16,
-                parts,
-                T,
-                count,
-                P,
-                slot,
-                slots,
-                D=D,
-                BT=self.rows,
-                EACH=_together(count),
-                num_warps=2,
-            )
-
-        through(
-            u2,
-            inv2,
-            "norm2.weight",
-            encoder_attention_cuda.blocks(self.C) if i + 1 < s.depth else 0,
-            2 + 2 * i,
-        )
-        names = [b + name for name in ("feed.up.weight", "feed.up.bias", "feed.down.weight")]
-        encoder_mlp_cuda.back(
-            models,
-            F,
-            1,
-            x1,
-            dz16,
-            self._w(names[0], m),
-            self._f(names[1], m),
-            self._w(names[2], m),
-            blocks,
-            *[self._f(name, m, self.grads) for name in names],
-            self.total[now],
-            T,
-            F,
-            P,
-            1 / self.gain,
-            models,
-            1,
-            P,
-        )
-        through(u1, inv1, "norm1.weight", encoder_mlp_cuda.blocks(F), 1 + 2 * i)
-        self._chain_back(i, s, now, x0)
-
-    def _layer_back(
-        self, i: int, now: slice, s: Shape, x0: Tensor, later: torch.cuda.Stream | None
-    ) -> None:
-        """Gradients of weights are sums that nothing waits for: they are made beside what does,
-        those of the feed-forward beside the attention part, those of the projections beside the
-        next layer's feed-forward."""
-        from headwise.kernels import encoder_triton
-
-        T, P, D, C, F, dot, m = self.T, self.P, self.D, self.C, self.F, self.dot, now.start
-        b, slots, undo = f"blocks.{i}.", 1 + 2 * s.depth, 1 / self.gain
-        u1, x1, inv1, u2, _, inv2 = (
-            buffers[2 * i + j][now] for j in (0, 1) for buffers in (self.u, self.x, self.inv)
-        )
-        behind, dx, dz16 = self.behind[i % 2][now], self.dx[now], self.dz16[now]
-        up, down, bias = (
-            self._w(b + "feed.up.weight", m),
-            self._w(b + "feed.down.weight", m),
-            self._f(b + "feed.up.bias", m),
-        )
-        wide, models = self.half.dtype == torch.float32, len(x1)
-        encoder_triton.feed_back[(T // 64, models)](
-            dx,
-            u2,
-            inv2,
-            self._f(b + "norm2.weight", m),
-            x1,
-            up,
-            bias,
-            down,
-            behind,
-            dx if self.dz is None else self.dz[now],
-            u1,
-            inv1,
-            self._f(b + "norm1.weight", m),
-            dz16,
-            self.parts[now],
-            T,
-            F,
-            P,
-            2 + 2 * i,
-            slots,
-            D=D,
-            BT=64,
-            BF=64,
-            LOWER=self.chained,
-            IP=dot,
-            STAGES=1 if wide else 3,
-            num_warps=4,
-        )
-        if i + 1 < s.depth:  # the layer above may still read what the attention part writes over
-            self._join(later)
-        with self._beside(later):
-            encoder_triton.feed_weights[(F // 64, models)](
-                x1,
-                behind,
-                up,
-                bias,
-                down,
-                self._f(b + "feed.up.weight", m, self.grads),
-                self._f(b + "feed.up.bias", m, self.grads),
-                self._f(b + "feed.down.weight", m, self.grads),
-                T,
-                F,
-                P,
-                undo,
-                D=D,
-                BT=64,
-                BF=64,
-                IP=dot,
-                STAGES=1 if wide else 3,
-                num_warps=4,
-            )
-        if self.chained:
-            self._chain_back(i, s, now, x0)
-            return
-        self._attend_back(i, s, now, x0, u1, inv1)
-        qkv, o = (
-            (self.dqkv if self.dqkv is not None else self.qkv[i])[now],
-            self.o[i if len(self.o) > 1 else 0][now],
-        )
-        block = min(64 if wide else 128, C & -C)
-        with self._beside(later):
-            encoder_triton.outer[(3 * C // block, models)](
-                qkv,
-                x0,
-                self._f(b + "attention.qkv.weight", m, self.grads),
-                self._f(b + "attention.qkv.bias", m, self.grads),
-                T,
-                3 * C,
-                P,
-                undo,
-                D,
-                1,
-                D=D,
-                BT=64,
-                BC=block,
-                BIAS=True,
-                IP=dot,
-                STAGES=3,
-            )
-            encoder_triton.outer[(C // block, models)](
-                o,
-                dz16,
-                self._f(b + "attention.out.weight", m, self.grads),
-                self.grads,
-                T,
-                C,
-                P,
-                undo / s.average,
-                1,
-                C,
-                D=D,
-                BT=64,
-                BC=block,
-                BIAS=False,
-                IP=dot,
-                STAGES=3,
-            )
-
-    def _attend_back(
-        self, i: int, s: Shape, now: slice, x: Tensor, u1: Tensor, inv1: Tensor
-    ) -> None:
-        from headwise.kernels import attention_short_triton, encoder_triton
-
-        T, P, D, C, dot, b, first = (
-            self.T,
-            self.P,
-            self.D,
-            self.C,
-            self.dot,
-            f"blocks.{i}.attention.",
-            now.start,
-        )
-        slots, models = 1 + 2 * s.depth, len(x)
-        project, out, scale = (
-            self._w(b + "qkv.weight", first),
-            self._w(b + "out.weight", first),
-            self._f(f"blocks.{i}.norm1.weight", first),
-        )
-        assert self.dz is not None
-        dz, dx, dz16, parts = (t[now] for t in (self.dz, self.dx, self.dz16, self.parts))
-        first_of_all = i == 0 and s.positions == "none"  # nothing learns from its input's gradient
-        qkv = (self.dqkv if self.dqkv is not None else self.qkv[i])[now]
-        o = self.o[i if len(self.o) > 1 else 0][now]
-        if self._whole(s):
-            encoder_triton.mix_back[(T // 64, models)](
-                dz,
-                u1,
-                inv1,
-                scale,
-                x,
-                project,
-                self._f(b + "qkv.bias", first),
-                out,
-                dz16,
-                dx,
-                qkv,
-                o,
-                parts,
-                T,
-                C,
-                P,
-                1 + 2 * i,
-                slots,
-                1 / s.average,
-                s.scale,
-                D=D,
-                BT=64,
-                FIRST=first_of_all,
-                IP=dot,
-                **self._cut(s),
-                STAGES=WHOLE[s.head_dim][1],
-                num_warps=4,
-            )
-            return
-        mixed = self.mixed[now]
-        encoder_triton.spread[(T // 64, models)](
-            dz,
-            u1,
-            inv1,
-            scale,
-            out,
-            dx,
-            dz16,
-            mixed,
-            parts,
-            T,
-            C,
-            P,
-            1 + 2 * i,
-            slots,
-            1 / s.average,
-            D=D,
-            BT=64,
-            BC=min(128, C & -C),
-            IP=dot,
-        )
-        q, k, v = qkv.flatten(0, 1).split(C, -1)
-        attention_short_triton.backward(
-            q,
-            k,
-            v,
-            mixed.flatten(0, 1),
-            q,
-            k,
-            v,
-            s.num_heads,
-            s.head_dim,
-            s.scale,
-            dot,
-            together=True,
-        )
-        if not first_of_all:
-            encoder_triton.gather[(T // 64, models)](
-                qkv, project, dx, dx, T, 3 * C, P, D=D, BT=64, BC=min(64, C & -C), IP=dot
-            )
-
-    def _chain_back(self, i: int, s: Shape, now: slice, x: Tensor) -> None:
-        """From the gradient behind the attention part's norm to that of its input and, in the same
-        kernel, of its weights."""
-        from headwise.kernels import encoder_triton
-
-        T, P, D, C, b, first = self.T, self.P, self.D, self.C, f"blocks.{i}.attention.", now.start
-        models, undo, columns, last = (
-            len(x),
-            1 / self.gain,
-            encoder_attention_cuda.blocks(C),
-            i == 0 and s.positions == "none",
-        )
-        dx, dz16, blocks = (t[now] for t in (self.dx, self.dz16, self.blocks))
-        names = [b + name for name in ("qkv.weight", "qkv.bias", "out.weight")]
-        start, size = self._attention(i)
-        to = own = self._f(names[0], first, self.grads)
-        if self.shares > 1:  # (shares, models, size) of this split's models, one block of memory
-            to = self.shared.view(-1)[self.shares * first * size :]
-        grads, grown = (
-            [to[self.places[name][0] - start :] for name in names],
-            size if self.shares > 1 else P,
-        )
-        encoder_attention_cuda.backward(
-            s.head_dim,
-            models,
-            C,
-            self.shares,
-            x,
-            dz16,
-            self._w(names[0], first),
-            self._f(names[1], first),
-            self._w(names[2], first),
-            blocks,
-            *grads,
-            self.total[now],
-            T,
-            C,
-            P,
-            1 / s.average,
-            s.scale,
-            undo,
-            last,
-            models,
-            self.shares,
-            grown,
-        )
-        if self.shares > 1:
-            encoder_triton.add_shares[(-(-size // 1024), models)](
-                to, own, size, P, self.shares, EACH=False, BLOCK=1024
-            )
-        if not last and (i == 0 or not self.fed):  # else the norm of the layer below does it
-            encoder_triton.add_blocks[(T // 16, models)](
-                blocks, dx, T, columns, D=D, BT=16, EACH=_together(columns)
-            )
-
-
-def _together(blocks: int) -> int:
-    """How many parts of a gradient are read at once."""
-    return max(n for n in (1, 2, 4, 8) if blocks % n == 0)
-
-
-def adamw(
-    weights: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    grads: Tensor,
-    half: Tensor,
-    rates: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    check: tuple[Tensor, Tensor] | None = None,
-    now: slice = slice(None),
-) -> None:
-    """One step of every model, or of some, in place; rates is (3, models): step size, 1/sqrt(1 -
-    beta2^t), decay. With `check`, two numbers of each model that is moved: where the first is not
-    finite it stays as it is, and its gradients are taken times the second."""
-    from headwise.kernels import encoder_triton
-
-    (M, P), first = weights.shape, now.start or 0
-    same, moved = (
-        half.data_ptr() == weights.data_ptr(),
-        [t[now] for t in (weights, mean, square, grads, half)],
-    )
-    encoder_triton.adamw[(-(-P // 1024), len(moved[0]))](
-        *moved, rates.view(-1)[first:], *(check or (grads, grads)), P, M, beta1, beta2, eps,
-        HALF=not same, CHECK=check is not None, BLOCK=1024,
-    )  # fmt: skip
+def loaded_at_once(partials: int) -> int:
+    """How many partial sums of a gradient a program loads at once."""
+    return max(n for n in (1, 2, 4, 8) if partials % n == 0)

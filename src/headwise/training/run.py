@@ -275,4 +275,5 @@ def ensemble_key(run: Run) -> Any:
         protocol="stream",
         init="library",
     )
-    return run.shape.widths_key(), run.task, static
+    own = None if run.model is None else run.id  # one of its own is alone
+    return run.shape.widths_key(), run.task, static, own
