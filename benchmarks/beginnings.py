@@ -21,36 +21,36 @@ from headwise.device import numerics, pick_device, provenance
 from headwise.experiments.rank_paper.fig1 import PRESETS, runs
 from headwise.files import write_whole
 from headwise.progress import Progress
-from headwise.training.ensemble import Stack, begin
+from headwise.training.ensemble import Ensemble
+from headwise.training.flat import HeadGroup
 from headwise.training.run import PRECISIONS, PROTOCOLS, Run
+from headwise.training.state import begin
 
 
 def beginnings(
     chosen: list[Run], epochs: int, device: str = "auto"
-) -> tuple[list[list[float]], Stack]:
-    """Losses before each update, averaged over an epoch: one list a run; and the stack after
+) -> tuple[list[list[float]], Ensemble]:
+    """Losses before each update, averaged over an epoch: one list a run; and the ensemble after
     them."""
     where, recipe = pick_device(device), chosen[0].recipe
     with numerics(recipe.precision, where):
         states, means = [begin(run) for run in chosen], []
-        stack = Stack(states, where)
-        blocks, bar = (
-            recipe.epoch // stack.steps,
-            Progress(epochs * recipe.epoch * len(chosen), f"{len(chosen)} runs"),
-        )
+        ensemble = Ensemble(states, where)
+        blocks = recipe.epoch // ensemble.steps
+        bar = Progress(epochs * recipe.epoch * len(chosen), f"{len(chosen)} runs")
         for epoch in range(epochs):
             losses = [
-                stack.run_block(block).double().sum(0)
+                ensemble.run_block(block).double().sum(0)
                 for block in range(epoch * blocks, (epoch + 1) * blocks)
             ]
             means.append((torch.stack(losses).sum(0) / recipe.epoch).tolist())
-            stack.settle(states)
+            ensemble.scales.end_epoch([state.scale for state in states], recipe)
             bar.advance(recipe.epoch * len(chosen))
         bar.close()
-    return [list(curve) for curve in zip(*means, strict=True)], stack
+    return [list(curve) for curve in zip(*means, strict=True)], ensemble
 
 
-def differences(trained: Stack, block: int) -> list[dict[str, float]]:
+def differences(trained: Ensemble, block: int) -> list[dict[str, float]]:
     """How far a step's gradient at each precision is from that in float32, relatively, at the same
     weights: the largest over the layers' attention projections, one dictionary a run."""
     grads, names = {}, dict[str, tuple[int, int]]()
@@ -60,21 +60,23 @@ def differences(trained: Stack, block: int) -> list[dict[str, float]]:
             for run in trained.runs
         ]
         with numerics(precision, trained.device):
-            stack = Stack(
+            ensemble = Ensemble(
                 [
                     dataclasses.replace(begin(run), weights=w)
-                    for run, w in zip(runs, trained.weights.cpu(), strict=True)
+                    for run, w in zip(runs, trained.moved.weights.cpu(), strict=True)
                 ],
                 trained.device,
             )
-            for m, run in enumerate(runs):
-                stack._load(m, run, block)
-            grads[precision] = stack._gradient(0).double().clone()
-        names = {
-            name: place
-            for name, place in stack.layout[1].items()
-            if "attention" in name and name.endswith(".weight")
-        }
+            ensemble._draw(block)
+            found = torch.empty_like(ensemble.moved.weights)
+
+            def work(group: HeadGroup, to: torch.Tensor = found, of: Ensemble = ensemble) -> None:
+                to[group.models] = of._gradient(0, group)
+
+            ensemble.kernels.each_group(work)
+            grads[precision] = found.double()
+        spans = ensemble.rows.layout.spans
+        names = {n: s for n, s in spans.items() if "attention" in n and n.endswith(".weight")}
     exact = grads.pop("fp32")
 
     def far(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -133,12 +135,12 @@ def main() -> None:
     )
     chosen = sorted(
         runs(settings), key=lambda run: -run.shape.head_dim
-    )  # models of one rank lie together in a stack
+    )  # models of one rank lie together in an ensemble
     made = provenance(pick_device(args.device))
     rows = json.loads(args.out.read_text()) if args.out.exists() else []
-    curves, stack = beginnings(chosen, args.epochs, args.device)
+    curves, ensemble = beginnings(chosen, args.epochs, args.device)
     off = (
-        differences(stack, args.epochs * (chosen[0].recipe.epoch // stack.steps))
+        differences(ensemble, args.epochs * (chosen[0].recipe.epoch // ensemble.steps))
         if args.gradients
         else [{}] * len(chosen)
     )

@@ -22,8 +22,9 @@ from headwise.model.attention import attend
 from headwise.model.backends import Call, choose_backend
 from headwise.model.reference import mask_of, plain
 from headwise.tasks import Farthest
-from headwise.training.ensemble import Stack, begin
+from headwise.training.ensemble import Ensemble
 from headwise.training.run import Recipe, Run
+from headwise.training.state import begin
 
 GPU = torch.device("cuda")
 SHAPES = (  # batch, heads, KV heads, tokens, rank, value width, causal, window
@@ -96,17 +97,17 @@ def time_step(run: Run, models: int) -> dict[str, Any]:
     runs = [Run(run.shape, run.task, run.recipe, seed) for seed in range(models)]
     torch.cuda.reset_peak_memory_stats()
     with numerics(run.recipe.precision, GPU):
-        stack = Stack([begin(r) for r in runs], GPU)
+        ensemble = Ensemble([begin(r) for r in runs], GPU)
         for block in range(3):
-            stack.run_block(block)
+            ensemble.run_block(block)
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         before.record()
         for block in range(4, 8):
-            stack.run_block(block)
+            ensemble.run_block(block)
         after.record()
         torch.cuda.synchronize()
-    ms = before.elapsed_time(after) / (4 * stack.steps * models)
+    ms = before.elapsed_time(after) / (4 * ensemble.steps * models)
     s = run.shape
     rate = s.flops(run.task.tokens, batch=run.recipe.batch, training=True) / ms / 1e9
     memory = torch.cuda.max_memory_allocated() / 2**30
@@ -130,11 +131,11 @@ def check_stack() -> bool:
         for s in range(2)
     ]
     with numerics("fp32", GPU):
-        together = Stack([begin(r) for r in runs], GPU)
-        alone = [Stack([begin(r)], GPU) for r in runs]
+        together = Ensemble([begin(r) for r in runs], GPU)
+        alone = [Ensemble([begin(r)], GPU) for r in runs]
         for block in range(2):
-            for stack in (together, *alone):
-                stack.run_block(block)
+            for ensemble in (together, *alone):
+                ensemble.run_block(block)
         worst = max(
             relative(together.losses[:, i], a.losses[:, 0].double()) for i, a in enumerate(alone)
         )

@@ -7,7 +7,7 @@ All nine (layers, budget) panels at ranks 64, 8 and 1, in one run on one card:
 
 stock      the module loop of the published code, eager float32, one model (`benchmarks/stock.py`)
 competent  one wide projection, SDPA, torch.compile, one CUDA graph, TF32, one model (`benchmarks/competent.py`)
-headwise   as `headwise run fig1 --preset paper` trains: a stack of models, data made on the card
+headwise   as `headwise run fig1 --preset paper` trains: an ensemble of models, data made on the card
 
 Milliseconds a step and model. The hours of the whole figure (63 points, 5 seeds, 100,000 steps)
 come from stacks of a panel's 35 models, all seven ranks together, for headwise, and from the mean
@@ -34,13 +34,15 @@ from headwise.device import commit, numerics
 from headwise.experiments.rank_paper.fig1 import PRESETS, budget, runs
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.tasks import Farthest
-from headwise.training.engine import most_models
-from headwise.training.ensemble import Stack, begin, fused_refusal
+from headwise.training.ensemble import Ensemble
+from headwise.training.fused_encoder import FusedEncoder
+from headwise.training.packing import most_models
+from headwise.training.state import begin
 
 GPU = torch.device("cuda")
 DEPTHS, WIDTHS, RANKS = (1, 3, 5), (1, 8, 64), (64, 8, 1)
 SEEDS = 5
-MODELS = {1: 35, 8: 21, 64: 14}  # in a stack of one rank, by width; more are no faster
+MODELS = {1: 35, 8: 21, 64: 14}  # in an ensemble of one rank, by width; more are no faster
 PAPER = dataclasses.replace(PRESETS["paper"], protocols=("stream",))
 FIGURE_STEPS = SEEDS * 100_000  # of one point
 
@@ -105,20 +107,20 @@ def time_competent(depth: int, width: int, rank: int) -> float:
 
 
 def time_ours(depth: int, width: int, ranks: tuple[int, ...], seeds: int) -> dict[str, Any]:
-    """A stack of the figure's runs, no larger than `train` would make it; whole blocks of steps
+    """An ensemble of the figure's runs, no larger than `train` would make it; whole blocks of steps
     with their data."""
     chosen = runs(
         dataclasses.replace(PAPER, depths=(depth,), widths=(width,), ranks=ranks, seeds=seeds)
     )
-    assert not fused_refusal(chosen[0], GPU)
+    assert not FusedEncoder.refusal(chosen[0], GPU)
     chosen = sorted(chosen, key=lambda run: run.shape.num_heads)[: most_models(chosen[0], GPU)]
     torch.cuda.reset_peak_memory_stats()
     with numerics(PAPER.precision, GPU):
-        stack, blocks = Stack([begin(run) for run in chosen], GPU), iter(range(1000))
+        ensemble, blocks = Ensemble([begin(run) for run in chosen], GPU), iter(range(1000))
         for _ in range(2):  # the first makes the graph, while the card idles
-            stack.run_block(next(blocks))
+            ensemble.run_block(next(blocks))
         torch.cuda.synchronize()
-        ms = events(lambda: stack.run_block(next(blocks)), 2) / (stack.steps * len(chosen))
+        ms = events(lambda: ensemble.run_block(next(blocks)), 2) / (ensemble.steps * len(chosen))
     return {"ms": ms, "models": len(chosen), "gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
@@ -236,8 +238,8 @@ def table(values: dict[str, Any]) -> list[str]:
     most = max((v["gib"] for k, v in values.items() if isinstance(v, dict)), default=0.0)
     grown = [(v["models"], v["ms"]) for k, v in values.items() if k.startswith("models ")]
     lines += [
-        f"Most memory of any stack: {most:.1f} GiB",
-        "ms a step and model by models in the stack, one layer, d^2, rank 64: ",
+        f"Most memory of any ensemble: {most:.1f} GiB",
+        "ms a step and model by models in the ensemble, one layer, d^2, rank 64: ",
     ]
     lines[-1] += ", ".join(f"{n}: {ms:.4f}" for n, ms in grown)
     return lines

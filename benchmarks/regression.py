@@ -1,5 +1,5 @@
 """Linear regression in context on one GPU: what a training step of the rank paper's decoders costs,
-one by one and as a stack.
+one by one and as an ensemble.
 
     python -m benchmarks.regression --out regression.json
 
@@ -9,7 +9,7 @@ stock     transformers' GPT-2, as the published code has it: eager float32, one 
 triton    `headwise run regression --preset paper` with the blocks in Triton kernels
 headwise  the same as it is: on an H100 or H200 three kernels a block in CUDA C++
 
-Microseconds a step and model; ours for a stack of three seeds of each and for one seed. What is in
+Microseconds a step and model; ours for an ensemble of three seeds of each and for one seed. What is in
 the file already is not measured again.
 """
 
@@ -31,7 +31,8 @@ from headwise.experiments.common import plural
 from headwise.experiments.rank_paper.regression import PRESETS, runs
 from headwise.kernels import nvrtc
 from headwise.tasks import Regression
-from headwise.training.ensemble import Stack, begin
+from headwise.training.ensemble import Ensemble
+from headwise.training.state import begin
 
 PAPER = PRESETS["paper"]
 HEADS = (1, 2, 4, 8, 16)
@@ -86,11 +87,15 @@ def time_ours(way: str, seeds: int) -> dict[str, Any]:
     )
     chosen = runs(dataclasses.replace(PAPER, seeds=seeds))
     with numerics(PAPER.precision, GPU), refused:
-        stack, blocks = Stack([begin(run) for run in chosen], GPU), iter(range(1000))
-        stack.run_block(next(blocks))
+        ensemble, blocks = Ensemble([begin(run) for run in chosen], GPU), iter(range(1000))
+        ensemble.run_block(next(blocks))
         torch.cuda.synchronize()
-        us = 1e3 * events(lambda: stack.run_block(next(blocks)), 3) / (stack.steps * len(chosen))
-    return {"us": us, "models": len(chosen), "kernels": type(stack.kernels).__name__}
+        us = (
+            1e3
+            * events(lambda: ensemble.run_block(next(blocks)), 3)
+            / (ensemble.steps * len(chosen))
+        )
+    return {"us": us, "models": len(chosen), "kernels": type(ensemble.kernels).__name__}
 
 
 def table(values: dict[str, Any]) -> list[str]:

@@ -23,8 +23,9 @@ from headwise.shape import Shape
 from headwise.show.matplotlib_figure import save
 from headwise.tasks import Farthest
 from headwise.training.engine import row_of
-from headwise.training.ensemble import Stack, State, begin
+from headwise.training.ensemble import Ensemble
 from headwise.training.run import Run
+from headwise.training.state import State, begin
 
 NAMES = sorted(
     name for name, module in EXPERIMENTS.items() if not hasattr(module, "make")
@@ -328,7 +329,7 @@ def test_what_a_model_makes_of_places_is_its_error_with_one_row_at_all_of_them(
         seeds=1,
     )
     (run,) = positions.runs(s)
-    weights = Stack([begin(run)], torch.device("cpu")).named_weights(0)
+    weights = Ensemble([begin(run)], torch.device("cpu")).named_weights(0)
     if encoding in ("none", "room"):
         assert positions.probe(run, weights) == {}
         return

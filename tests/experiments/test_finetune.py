@@ -24,9 +24,10 @@ from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
 from headwise.tasks import Farthest, Masked, Sentences
-from headwise.training.engine import _load, train
-from headwise.training.ensemble import begin
+from headwise.training import checkpoint
+from headwise.training.engine import train
 from headwise.training.run import Recipe, Run
+from headwise.training.state import begin
 
 pytestmark = pytest.mark.usefixtures("no_network")
 
@@ -75,7 +76,7 @@ def test_every_parameter_of_the_same_name_and_size_is_taken_and_the_rest_drawn(k
     child = after(parent)
     old, new = (
         load_file(folder / parent.id / "weights.safetensors"),
-        named(child, _load(folder, child)),
+        named(child, checkpoint.load(folder, child)),
     )
     drawn = named(child, begin(run_of()))
     own = {name for name in new if name not in old or old[name].shape != new[name].shape}
@@ -91,7 +92,7 @@ def test_blocks_are_taken_as_far_as_they_go(kept):
     deeper = after(parent, depth=3)
     old, new = (
         load_file(folder / parent.id / "weights.safetensors"),
-        named(deeper, _load(folder, deeper)),
+        named(deeper, checkpoint.load(folder, deeper)),
     )
     drawn = named(deeper, begin(run_of(depth=3)))
     for name, value in new.items():

@@ -28,7 +28,8 @@ from headwise.stats import difference
 from headwise.store import Store
 from headwise.theory.conditioning import attention_spectra
 from headwise.training.engine import train
-from headwise.training.ensemble import Stack, begin
+from headwise.training.ensemble import Ensemble
+from headwise.training.state import begin
 
 CONDITIONED = ("spectral", "orthogonal")
 ALL = ("normal", *CONDITIONED)
@@ -631,7 +632,7 @@ def test_rows_carry_the_conditioning_of_the_start_that_was_trained(tmp_path):
     kappa = {}
     for run, row in zip(runs, rows, strict=True):
         model = build(run.shape)
-        model.load_state_dict(Stack([begin(run)], torch.device("cpu")).named_weights(0))
+        model.load_state_dict(Ensemble([begin(run)], torch.device("cpu")).named_weights(0))
         inputs, _ = run.task.sample(seeded(derive(0, "probe")), 8)
         kappa[run.recipe.init, run.shape.depth] = row["kappa_start"]
         assert row["kappa_start"] == attention_spectra(model, inputs)[-1]["kappa"]

@@ -16,7 +16,7 @@ from headwise.kernels import adamw_triton
 from headwise.lm import optim
 from headwise.model.transformer import build
 from headwise.shape import Shape
-from headwise.training import ensemble, fused_encoder
+from headwise.training.optim import Moved, Overflow, fused_adamw, plain_adamw, rate_table
 from headwise.training.run import Recipe
 
 pytestmark = pytest.mark.usefixtures("products_as_on_a_gpu")
@@ -36,15 +36,15 @@ def test_adamw_is_torch_adamw_for_each_model(kind):
         Recipe(steps=7, epoch=1, lr=0.0, weight_decay=0.3),
         Recipe(steps=7, epoch=1, lr=0.2, schedule="constant"),
     ]
-    beta1, beta2, eps, length = 0.9, 0.95, 1e-8, 1500  # a block of 1024 and a part of one
-    tables = torch.from_numpy(np.stack([ensemble._rate_table(r) for r in recipes], -1)).to(DEVICE)
+    length = 1500  # a tile of 1024 and a part of one
+    beta1, beta2 = recipes[0].beta1, recipes[0].beta2
+    eps = recipes[0].eps
+    tables = torch.from_numpy(np.stack([rate_table(r) for r in recipes], -1)).to(DEVICE)
     weights = guarded(normal(0, 3, length))
-    mean, square, half = (
-        guarded(torch.zeros(3, length)),
-        guarded(torch.zeros(3, length)),
-        guarded(torch.zeros(3, length, dtype=kind)),
-    )
-    half = weights if kind == FP32 else half
+    mean, square = guarded(torch.zeros(3, length)), guarded(torch.zeros(3, length))
+    half = weights if kind == FP32 else guarded(torch.zeros(3, length, dtype=kind))
+    moved = Moved(weights, mean, square, half).of(slice(0, 3))
+    twin = moved.copy()
     theirs = [nn.Parameter(w.double()) for w in weights[:3]]
     optimisers = [
         torch.optim.AdamW([p], betas=(beta1, beta2), eps=eps, weight_decay=r.weight_decay)
@@ -57,9 +57,8 @@ def test_adamw_is_torch_adamw_for_each_model(kind):
     )
     for i in range(7):
         grads = normal(i + 1, 3, length) * 10.0 ** (i - 4)
-        fused_encoder.adamw(
-            weights[:3], mean[:3], square[:3], grads, half[:3], tables[i], beta1, beta2, eps
-        )
+        fused_adamw(moved, grads, tables[i], recipes[0])
+        plain_adamw(twin, grads, tables[i].unsqueeze(-1), recipes[0])
         g, (size, correct, decay) = grads.double(), tables[i].double().unsqueeze(-1)
         a = beta1 * a + (1 - beta1) * g
         b = beta2 * b + (1 - beta2) * g * g
@@ -69,6 +68,7 @@ def test_adamw_is_torch_adamw_for_each_model(kind):
             p.grad = grad
             optimiser.step()
         near(weights[:3], exact, 1e-6, "weights")
+        near(twin.weights, exact, 1e-6, "the plain twin's weights")
         near(mean[:3], a, 1e-6, "mean")
         near(square[:3], b, 1e-6, "square")
         near(weights[:3], torch.stack([p.detach() for p in theirs]), 1e-6, "torch's weights")
@@ -131,49 +131,50 @@ def test_large_parameters_are_moved_as_the_others_are(monkeypatch):
         near(torchs.detach(), kernels.detach(), 1e-6, "moved")
 
 
-def test_adamw_of_a_zero_gradient_only_decays():
-    weights, zeros = normal(0, 2, 40), torch.zeros(3, 2, 40, device=DEVICE)
-    rates = torch.tensor([[0.1, 0.1], [1.0, 1.0], [0.5, 1.0]], device=DEVICE)
-    fused_encoder.adamw(weights, zeros[0], zeros[1], zeros[2], weights, rates, 0.9, 0.95, 1e-8)
-    same(weights, normal(0, 2, 40) * torch.tensor([[0.5], [1.0]], device=DEVICE))
+RECIPE = Recipe(steps=1, epoch=1)
+STEPS = [fused_adamw, plain_adamw]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_adamw_of_a_zero_gradient_only_decays(step):
+    zeros = torch.zeros(3, 2, 40, device=DEVICE)
+    moved = Moved(normal(0, 2, 40), zeros[0], zeros[1], normal(0, 2, 40).to(FP16))
+    rates = torch.tensor([[0.1, 0.1], [1.0, 1.0], [0.5, 1.0]], device=DEVICE).unsqueeze(-1)
+    step(moved, zeros[2], rates, RECIPE)
+    same(moved.weights, normal(0, 2, 40) * torch.tensor([[0.5], [1.0]], device=DEVICE))
+
+
+def drawn():
+    weights = normal(0, 3, 40)
+    return Moved(weights, normal(1, 3, 40), normal(2, 3, 40).abs(), weights.to(FP16))
+
+
+RATES = torch.tensor([[0.1] * 3, [1.0] * 3, [0.5] * 3], device=DEVICE).unsqueeze(-1)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, NAN])
-def test_a_model_whose_gradient_is_no_number_stays_as_it_is(bad):
-    weights, mean, square = normal(0, 3, 40), normal(1, 3, 40), normal(2, 3, 40).abs()
-    grads, rates = normal(3, 3, 40), torch.tensor([[0.1] * 3, [1.0] * 3, [0.5] * 3], device=DEVICE)
-    half, expected = weights.to(FP16), [t.clone() for t in (weights, mean, square)]
-    fused_encoder.adamw(*expected, grads, weights.to(FP16), rates, 0.9, 0.95, 1e-8)
+@pytest.mark.parametrize("step", STEPS)
+def test_adamw_leaves_a_model_whose_gradient_is_no_number_as_it_is(bad, step):
+    start, moved, expected, grads = drawn(), drawn(), drawn(), normal(3, 3, 40)
+    step(expected, grads, RATES, RECIPE)
     grads[1, 7] = bad
-    moved = [t.clone() for t in (weights, mean, square)]
-    fused_encoder.adamw(
-        *moved, grads, half, rates, 0.9, 0.95, 1e-8, (grads.sum(1), torch.ones_like(grads[:, 0]))
-    )
-    for before, after, usual in zip((weights, mean, square), moved, expected, strict=True):
+    overflow = Overflow(grads.sum(1), torch.ones_like(grads[:, 0]))
+    step(moved, grads, RATES, RECIPE, overflow)
+    for before, after, usual in zip(start[:3], moved[:3], expected[:3], strict=True):
         same(after[1], before[1], "the model that overflowed")
         same(after[[0, 2]], usual[[0, 2]], "those beside it")
-    same(half, moved[0].to(FP16), "the operands' copy")
+    if step is fused_adamw:
+        same(moved.operands, moved.weights.to(FP16), "the operands' copy")
 
 
-def test_adamw_undoes_what_gradients_are_carried_times():
-    start, grads = [normal(0, 3, 40), normal(1, 3, 40), normal(2, 3, 40).abs()], normal(3, 3, 40)
-    rates, shrink = (
-        torch.tensor([[0.1] * 3, [1.0] * 3, [0.5] * 3], device=DEVICE),
-        torch.tensor([1.0, 0.125, 2.0**-10], device=DEVICE),
-    )
-    expected, moved = ([t.clone() for t in start] for _ in range(2))
-    fused_encoder.adamw(*expected, grads, start[0].to(FP16), rates, 0.9, 0.95, 1e-8)
-    for now in (slice(0, 1), slice(1, 3)):
-        fused_encoder.adamw(
-            *moved,
-            grads * shrink[:, None],
-            start[0].to(FP16),
-            rates,
-            0.9,
-            0.95,
-            1e-8,
-            (grads.sum(1)[now], 1 / shrink[now]),
-            now,
-        )
-    for usual, after in zip(expected, moved, strict=True):
+@pytest.mark.parametrize("step", STEPS)
+def test_adamw_undoes_the_loss_scale_of_each_model(step):
+    expected, moved, grads = drawn(), drawn(), normal(3, 3, 40)
+    scale = torch.tensor([1.0, 0.125, 2.0**-10], device=DEVICE)
+    step(expected, grads, RATES, RECIPE)
+    scaled = grads * scale[:, None]
+    for models in (slice(0, 1), slice(1, 3)):  # of some models at a time
+        overflow = Overflow(grads.sum(1)[models], 1 / scale[models])
+        step(moved.of(models), scaled[models], RATES[:, models], RECIPE, overflow)
+    for usual, after in zip(expected[:3], moved[:3], strict=True):
         same(after, usual, "moved")

@@ -7,23 +7,16 @@ from support.tolerance import same
 
 pytest.importorskip("triton", reason="what is around these kernels is written in triton")
 from support.decoder_net import Net, blocks_only, check_blocks, trained_alike
-from support.emulate import call, check_races, library, trusting
+from support.emulate import check_races, run_decoder, trusting
 from support.gpu import DEVICE, INTERPRETED, NAN
 
 from headwise.kernels import decoder_cuda
-from headwise.training.fused_decoder import Narrow, decoder_refusal
-
-
-def run(name, sizes, grid, warps, *args):
-    made = library(
-        "decoder_cuda", WIDTH=sizes.width, HIDDEN=sizes.hidden, TOKENS=sizes.tokens, R=sizes.rank
-    )
-    call(made, name, grid, warps, sizes.shared[name], args)
+from headwise.training.fused_decoder import CudaBlocks, cuda_refusal
 
 
 @pytest.fixture(autouse=True)
 def whole(monkeypatch):
-    yield from trusting(decoder_cuda, run, monkeypatch)
+    yield from trusting(decoder_cuda, run_decoder, monkeypatch)
 
 
 def cut(dim, *heads, depth=1, each=1):
@@ -53,7 +46,7 @@ CASES = [
 
 @pytest.mark.parametrize(("splits", "tokens", "batch"), CASES)
 def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch):
-    assert isinstance(check_blocks(Net(splits, tokens, batch, "fp16")), Narrow)
+    assert isinstance(check_blocks(Net(splits, tokens, batch, "fp16")), CudaBlocks)
 
 
 def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
@@ -62,8 +55,8 @@ def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
     errors = []
     for trusted in (True, False):
         monkeypatch.setattr(decoder_cuda, "proven", lambda sizes, device, trusted=trusted: trusted)
-        made = net.trunk()
-        assert isinstance(made, Narrow) == trusted
+        made = net.blocks()
+        assert isinstance(made, CudaBlocks) == trusted
         got, (got_dx, rows) = made.forward(net.x), made.backward(net.g * made.gain)
         ours = torch.cat(
             [rows[:, at : at + size] for at, size in (net.places[name] for name in grads)], 1
@@ -82,20 +75,20 @@ def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
 
 def test_blocks_again_give_the_same_bits_and_alone_the_outputs():
     net = Net(cut(48, 4, 8, depth=2), 16, 20, "fp16", seed=5)
-    made = net.trunk()
+    made = net.blocks()
     y = made.forward(net.x).clone()
     dx, rows = (t.clone() for t in made.backward(net.g * made.gain))
     for _ in range(1 if INTERPRETED else 50):
         same(made.forward(net.x), y, "outputs")
         for a, b in zip(made.backward(net.g * made.gain), (dx, rows), strict=True):
             same(a, b, "gradients")
-    same(net.trunk(training=False).forward(net.x), y, "outputs without training")
+    same(net.blocks(training=False).forward(net.x), y, "outputs without training")
 
 
 def test_a_model_does_not_see_its_neighbours():
     splits = cut(48, 4, 8)
     net = Net(splits, 16, 4, "fp16")
-    made = net.trunk()
+    made = net.blocks()
     y, (dx, rows) = (
         made.forward(net.x).clone(),
         (t.clone() for t in made.backward(net.g * made.gain)),
@@ -103,7 +96,7 @@ def test_a_model_does_not_see_its_neighbours():
     net.weights[0] *= 1.5
     net.half.copy_(net.weights)
     net.x[0] += 1.0
-    made = net.trunk()
+    made = net.blocks()
     same(made.forward(net.x)[1], y[1], "outputs")
     for a, b in zip(made.backward(net.g * made.gain), (dx, rows), strict=True):
         same(a[1], b[1], "gradients")
@@ -112,9 +105,9 @@ def test_a_model_does_not_see_its_neighbours():
 
 def test_a_later_token_changes_nothing_before_it():
     net = Net(cut(48, 1, 16), 82, 1, "fp16")
-    y = net.trunk().forward(net.x).clone()
+    y = net.blocks().forward(net.x).clone()
     net.x[:, 41:] += 3.0
-    later = net.trunk().forward(net.x)
+    later = net.blocks().forward(net.x)
     same(later[:, :41], y[:, :41], "outputs")
     assert not torch.isclose(later[:, 41:], y[:, 41:]).any(-1).all()
 
@@ -150,19 +143,19 @@ def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, am
 
 def test_blocks_that_are_not_trusted_go_the_other_way(monkeypatch):
     monkeypatch.setattr(decoder_cuda, "proven", lambda sizes, device: sizes.rank != 3)
-    assert not isinstance(Net(cut(48, 1, 16), 16, 4, "fp16").trunk(), Narrow)
-    assert isinstance(Net(cut(48, 1, 2), 16, 4, "fp16").trunk(), Narrow)
+    assert not isinstance(Net(cut(48, 1, 16), 16, 4, "fp16").blocks(), CudaBlocks)
+    assert isinstance(Net(cut(48, 1, 2), 16, 4, "fp16").blocks(), CudaBlocks)
 
 
 def test_training_on_the_blocks_is_training_on_the_modules(monkeypatch):
-    trained_alike("fp16", 4e-3, monkeypatch, Narrow)
+    trained_alike("fp16", 4e-3, monkeypatch, CudaBlocks)
 
 
 @pytest.mark.parametrize(
     ("changes", "tokens", "precision", "said"),
     [
         ({"causal": False}, 16, "fp16", "causal"),
-        ({"activation": "relu"}, 16, "fp16", "GELU"),
+        ({"activation": "relu"}, 16, "fp16", "activation='gelu'"),
         ({}, 16, "tf32", "fp16, a width in 16s"),
         (
             {
@@ -175,14 +168,14 @@ def test_training_on_the_blocks_is_training_on_the_modules(monkeypatch):
             },
             16,
             "fp16",
-            "got torch.float16, 80",
+            "this shape has torch.float16, width 80",
         ),
         ({"ffn_dim": 64}, 16, "fp16", "four times"),
         (
             {"num_heads": 3, "num_kv_heads": 3, "head_dim": 16, "v_head_dim": 16},
             16,
             "fp16",
-            "divide half the width",
+            "divides half the width",
         ),
         ({}, 97, "fp16", "at most 96 tokens"),
         ({"dim": 64, "ffn_dim": 256, "head_dim": 16, "v_head_dim": 16}, 16, "fp16", "up to 48"),
@@ -190,8 +183,8 @@ def test_training_on_the_blocks_is_training_on_the_modules(monkeypatch):
 )
 def test_what_they_do_not_take_is_refused(changes, tokens, precision, said):
     (_, shape), *_ = cut(48, 4)
-    assert decoder_refusal(shape, 16, "fp16") == ""
-    assert said in decoder_refusal(shape.replace(**changes), tokens, precision)
+    assert cuda_refusal(shape, 16, "fp16") == ""
+    assert said in cuda_refusal(shape.replace(**changes), tokens, precision)
 
 
 BARRIERS = {  # waits that keep warps apart, each there once

@@ -11,9 +11,9 @@ from support.decoder_net import (
     blocks_only,
     check_blocks,
     counted,
-    held,
     trained_alike,
 )
+from support.nets import buffers_of, rows_of
 from support.tolerance import same, seeded
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
@@ -22,17 +22,16 @@ from support.gpu import DEVICE, FP16, FP32, NAN, near, normal
 from headwise.kernels import embed_readout
 from headwise.model.layers import Norm
 from headwise.model.transformer import build
-from headwise.training.ensemble import _layout
+from headwise.training.decoder_blocks import TritonBlocks
+from headwise.training.flat import OPERANDS, Layout
 from headwise.training.fused_decoder import (
-    SPLIT,
-    TILE,
-    Narrow,
-    Trunk,
-    decoder_refusal,
-    needs,
+    TOKEN_TILE,
+    CudaBlocks,
+    cuda_refusal,
+    model_bytes,
     refusal,
 )
-from headwise.training.fused_encoder import STORED, gain_of
+from headwise.training.loss_scale import base_scale
 
 pytestmark = pytest.mark.usefixtures("products_as_on_a_gpu")
 
@@ -83,21 +82,21 @@ def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch, precis
 
 def test_blocks_again_give_the_same_bits_and_alone_the_outputs():
     net = Net([(1, blocks_only(4, dim=16, depth=2, activation="relu"))], 8, 8, "fp32", seed=5)
-    made = net.trunk()
+    made = net.blocks()
     y = made.forward(net.x).clone()
     dx, rows = (t.clone() for t in made.backward(net.g))
     same(made.forward(net.x), y, "outputs")
     for a, b in zip(made.backward(net.g), (dx, rows), strict=True):
         same(a, b, "gradients")
-    same(net.trunk(training=False).forward(net.x), y, "outputs without training")
+    same(net.blocks(training=False).forward(net.x), y, "outputs without training")
 
 
 def test_more_tiles_than_pieces_and_fewer_give_the_same_sums():
-    for batch in (8, 8 * (SPLIT + 1)):
+    for batch in (8, 8 * (TritonBlocks.MOST_SPLITS + 1)):
         splits = [(1, blocks_only(2, dim=16))]
         net = Net(splits, 8, batch, "fp32")
-        made = net.trunk()
-        assert made.pieces == min(SPLIT, batch * 8 // TILE)
+        made = net.blocks()
+        assert made.splits == min(TritonBlocks.MOST_SPLITS, batch * 8 // TOKEN_TILE)
         made.forward(net.x)
         _, rows = made.backward(net.g)
         grads = net.exact()[2]
@@ -111,12 +110,20 @@ def test_more_tiles_than_pieces_and_fewer_give_the_same_sums():
 
 
 REFUSED = [
-    ({"norm": "rms"}, {}, "layer norms before each part, got rms pre"),
-    ({"norm_at": "post"}, {}, "layer norms before each part, got layer post"),
+    (
+        {"norm": "rms"},
+        {},
+        "norm='layer' and norm_at='pre', this shape has norm='rms' and norm_at='pre'",
+    ),
+    (
+        {"norm_at": "post"},
+        {},
+        "norm='layer' and norm_at='pre', this shape has norm='layer' and norm_at='post'",
+    ),
     ({"num_kv_heads": 2}, {}, "plain heads"),
     ({"kv_lora_rank": 8}, {}, "plain heads"),
     ({"v_head_dim": 8}, {}, "plain heads"),
-    ({"average": 2}, {}, "no average"),
+    ({"average": 2}, {}, "average 2"),
     ({"windows": (0, 7)}, {}, "no windows"),
     ({"qk_norm": "head"}, {}, "no query/key norm"),
     ({"qk_rope_head_dim": 4}, {}, "no rotary positions"),
@@ -125,15 +132,15 @@ REFUSED = [
     ({"qkv_bias": False}, {}, "biases everywhere"),
     ({"out_bias": False}, {}, "biases everywhere"),
     ({"ffn_bias": False}, {}, "biases everywhere"),
-    ({"dim": 56}, {}, "dim in 16s up to 128, got 56"),
-    ({"dim": 144}, {}, "dim in 16s up to 128, got 144"),
+    ({"dim": 56}, {}, "dim in 16s up to 128, this shape has dim 56"),
+    ({"dim": 144}, {}, "dim in 16s up to 128, this shape has dim 144"),
     (
         {"head_dim": 65, "v_head_dim": 65},
         {},
-        "at most 128 tokens and rank 64, got 82 tokens, rank 65",
+        "at most 128 tokens and rank 64, this shape has 82 tokens and rank 65",
     ),
-    ({}, {"tokens": 129}, "at most 128 tokens and rank 64, got 129 tokens, rank 12"),
-    ({}, {"batch": 7}, "batch x tokens must be a multiple of 64, got 574"),
+    ({}, {"tokens": 129}, "at most 128 tokens and rank 64, this shape has 129 tokens and rank 12"),
+    ({}, {"batch": 7}, "batch x tokens in 64s, this shape has 574"),
 ]
 
 
@@ -149,39 +156,25 @@ def test_every_shape_that_was_computed_is_taken():
         assert {refusal(shape, tokens, batch, precision) for _, shape in splits} == {""}
 
 
-@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize("precision", OPERANDS)
 @pytest.mark.parametrize(
     "shape",
     [GPT, GPT.replace(dim=128, num_heads=2, num_kv_heads=2, head_dim=64, v_head_dim=64, depth=3)],
 )
-def test_needs_is_the_memory_of_a_model(shape, precision):
-    kind, kinds = (
-        STORED[precision],
-        [Trunk] if decoder_refusal(shape, 82, precision) else [Trunk, Narrow],
-    )
+def test_model_bytes_is_the_memory_of_a_model(shape, precision):
+    dtype, families = OPERANDS[precision], [TritonBlocks]
+    if not cuda_refusal(shape, 82, precision):
+        families.append(CudaBlocks)
     with torch.device("meta"):
-        params = dict(build(shape, models=3).named_parameters())
-        places, length = _layout(list(params.values()))
-        weights = torch.empty(3, length)
-        half = weights if kind == FP32 else weights.to(kind)
-        made = [
-            of(
-                [(3, shape)],
-                dict(zip(params, places, strict=True)),
-                weights,
-                half,
-                64,
-                82,
-                precision,
-            )
-            for of in kinds
-        ]
-    bytes_held = (
-        max(sum(t.numel() * t.element_size() for t in held(one)) for one in made)
-        + 3 * weights.numel() * 4
-    )  # moments, sums
-    told = 3 * needs(shape, 82, 64, precision)
-    assert bytes_held <= told <= 1.5 * bytes_held, f"{told / bytes_held:.2f} of what is held"
+        layout = Layout.of(build(shape, models=3).named_parameters())
+        weights = torch.empty(3, layout.length)
+        half = weights if dtype == FP32 else weights.to(dtype)
+        rows = rows_of([(3, shape)], layout, weights, half, precision)
+        made = [family(rows, 64, 82, 1.0) for family in families]
+    largest = max(sum(t.numel() * t.element_size() for t in buffers_of(one)) for one in made)
+    held = largest + 3 * weights.numel() * 4  # moments, sums
+    found = 3 * model_bytes(shape, 82, 64, precision)
+    assert held <= found <= 1.5 * held, f"{found / held:.2f} of what is held"
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("fp16", 4e-3)])
@@ -220,9 +213,9 @@ def test_a_stacks_layer_norm_is_the_plain_one(models, size, dim, monkeypatch):
 def flat_rows(made):
     """Parameters that lie in one row a model, as those of a stack do."""
     params = dict(made.named_parameters())
-    places, length = _layout(list(params.values()))
-    rows = torch.full((made.models, length), NAN, device=DEVICE)
-    for (name, p), (at, size) in zip(params.items(), places, strict=True):
+    layout = Layout.of(params.items())
+    rows = torch.full((made.models, layout.length), NAN, device=DEVICE)
+    for (name, p), (at, size) in zip(params.items(), layout.spans.values(), strict=True):
         module, _, leaf = name.rpartition(".")
         view = rows[:, at : at + size].view(p.shape)
         view.copy_(p.detach())
@@ -342,5 +335,5 @@ def test_inputs_that_have_a_gradient_stay_with_the_modules(monkeypatch):
 def test_gradients_are_carried_times_the_tokens_only_where_half_precision_needs_it():
     net = Net([(1, blocks_only(2, dim=16))], 8, 24, "fp16")
     assert net.half.dtype == FP16
-    assert net.trunk().gain == 256.0
-    assert all(gain_of(192, precision) == 1.0 for precision in ("fp32", "tf32", "bf16"))
+    assert net.blocks().gain == 256.0
+    assert all(base_scale(192, precision) == 1.0 for precision in ("fp32", "tf32", "bf16"))

@@ -93,9 +93,7 @@ def test_scores_of_thousands_are_a_softmax_all_the_same(rank):
     bias = zero.clone()
     bias[C : 2 * C] = LARGE[rank]
     partial = torch.full((M, 2, T, D), NAN, device=DEVICE)
-    layer = encoder_attention_cuda.Layer(
-        M, T, C, rank, half.numel(), scale=math.log(2), average=1
-    )
+    layer = encoder_attention_cuda.Layer(M, T, C, rank, half.numel(), scale=math.log(2), average=1)
     weights = AttentionWeights(half, bias, half[3 * C * (D + 1) :])
     u, y = rows.clone(), x.clone().to(DEVICE)
     end = End(zero, zero, rows, zero, u, y, torch.empty(M, T, device=DEVICE))

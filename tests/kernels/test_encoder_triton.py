@@ -22,15 +22,15 @@ from support.gpu import (
 from support.nets import (
     STEP,
     Net,
+    buffers_of,
     case,
     check_gradients,
     check_step,
     check_streams,
-    odd,
-    signs_of,
-    buffers_of,
     gradient_of,
+    odd,
     rows_of,
+    signs_of,
 )
 
 from headwise.kernels import encoder_attention_triton, encoder_mlp_cuda
@@ -39,7 +39,6 @@ from headwise.model.transformer import build, paper_shape
 from headwise.tasks import Farthest
 from headwise.training import checkpoint, engine
 from headwise.training.flat import OPERANDS, Layout
-from headwise.training.fused_decoder import FusedDecoder
 from headwise.training.fused_encoder import (
     FusedEncoder,
     cuda_attention_refusal,
@@ -126,7 +125,9 @@ class Wider:
 def test_the_whole_attention_part_takes_several_heads_at_a_time(monkeypatch):
     net = Net(CASES[12].values[0])
     monkeypatch.setattr(encoder_attention_triton, "mix", Wider(encoder_attention_triton.mix))
-    monkeypatch.setattr(encoder_attention_triton, "mix_back", Wider(encoder_attention_triton.mix_back))
+    monkeypatch.setattr(
+        encoder_attention_triton, "mix_back", Wider(encoder_attention_triton.mix_back)
+    )
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
     rows = gradient_of(step, net.x, net.target, losses)
     _, expected, grads, terms, _ = net.exact(signs_of(net, step))
@@ -185,8 +186,16 @@ def test_gradients_of_half_operands_survive_a_small_loss():
 
 PAPER = paper_shape(dim=64, rank=8, ffn_dim=2048)
 REFUSED = [
-    ({"norm": "rms"}, {}, "norm='scalar' and norm_at='post', this shape has norm='rms' and norm_at='post'"),
-    ({"norm_at": "pre"}, {}, "norm='scalar' and norm_at='post', this shape has norm='scalar' and norm_at='pre'"),
+    (
+        {"norm": "rms"},
+        {},
+        "norm='scalar' and norm_at='post', this shape has norm='rms' and norm_at='post'",
+    ),
+    (
+        {"norm_at": "pre"},
+        {},
+        "norm='scalar' and norm_at='post', this shape has norm='scalar' and norm_at='pre'",
+    ),
     ({"kv_lora_rank": 16}, {}, "plain heads"),
     ({"num_kv_heads": 4}, {}, "plain heads"),
     ({"v_head_dim": 16}, {}, "plain heads"),
@@ -212,7 +221,11 @@ REFUSED = [
         {},
         "at most 256 tokens and rank 64, this shape has 16 tokens and rank 80",
     ),
-    ({}, {"tokens": 257, "batch": 64}, "at most 256 tokens and rank 64, this shape has 257 tokens and rank 8"),
+    (
+        {},
+        {"tokens": 257, "batch": 64},
+        "at most 256 tokens and rank 64, this shape has 257 tokens and rank 8",
+    ),
     (
         {"num_heads": 2, "num_kv_heads": 2, "head_dim": 32, "v_head_dim": 32},
         {"tokens": 192, "precision": "tf32"},

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 from support.gpu import DEVICE, FP32, NAN, near, normal
+from support.nets import buffers_of, rows_of
 from support.small_runs import after_overflows
 from support.tolerance import same
 
@@ -13,10 +14,11 @@ from headwise.kernels import embed_readout
 from headwise.model.transformer import build
 from headwise.shape import Shape
 from headwise.tasks import Regression
-from headwise.training import engine, ensemble, fused_decoder
-from headwise.training.ensemble import _layout
-from headwise.training.fused_decoder import Trunk, blocks
-from headwise.training.fused_encoder import STORED
+from headwise.training import checkpoint, data, engine, fused_decoder
+from headwise.training.decoder_blocks import TritonBlocks
+from headwise.training.flat import OPERANDS, Layout
+from headwise.training.fused_decoder import FusedDecoder, blocks_of
+from headwise.training.fused_encoder import FusedEncoder
 from headwise.training.run import Recipe, Run
 
 BOUND = {
@@ -52,36 +54,22 @@ def blocks_only(heads, **changes):
     return Shape(**{name: getattr(GPT, name) for name in names} | sizes)
 
 
-def held(made):
-    """Every tensor of some kernels."""
-    found, rest = {}, list(vars(made).values())
-    while rest:
-        value = rest.pop()
-        if isinstance(value, torch.Tensor):
-            found[id(value)] = value
-        elif isinstance(value, list | tuple):
-            rest += value
-    return list(found.values())
-
-
 @dataclasses.dataclass
 class Net:
     """Some models, their blocks as kernels, and the same in float64."""
 
-    splits: list
+    groups: list  # (count, shape) of each
     tokens: int
     batch: int
     precision: str
     seed: int = 0
 
     def __post_init__(self):
-        self.models = sum(n for n, _ in self.splits)
-        module = build(self.splits[0][1], models=self.models, head_groups=self.splits)
-        places, self.length = _layout(list(module.parameters()))
-        self.places = dict(
-            zip([name for name, _ in module.named_parameters()], places, strict=True)
-        )
-        kind = STORED[self.precision]
+        self.models = sum(n for n, _ in self.groups)
+        module = build(self.groups[0][1], models=self.models, splits=self.groups)
+        self.layout = Layout.of(module.named_parameters())
+        self.places, self.length = self.layout.spans, self.layout.length
+        kind = OPERANDS[self.precision]
         self.weights = torch.zeros(self.models, self.length, device=DEVICE)
         self.module = module.double().to(DEVICE)
         for i, (name, p) in enumerate(self.module.named_parameters()):
@@ -93,27 +81,20 @@ class Net:
             with torch.no_grad():
                 p.copy_(self.weights[:, at : at + size].view(p.shape))
         self.half = self.weights if kind == FP32 else self.weights.to(kind)
-        dim = self.splits[0][1].dim
+        dim = self.groups[0][1].dim
         self.x, self.g = (
             normal(100 + j, self.models, self.batch * self.tokens, dim) for j in (0, 1)
         )
         self.g /= self.batch * self.tokens  # as of a mean
 
-    def trunk(self, training=True):
-        made = blocks(
-            self.splits,
-            self.places,
-            self.weights,
-            self.half,
-            self.batch,
-            self.tokens,
-            self.precision,
-            training=training,
-        )
-        for t in held(made):  # what is read before it is written shows
-            if t.is_floating_point() and all(
-                t is not kept for kept in (self.weights, self.half, getattr(made, "copies", None))
-            ):
+    def blocks(self, training=True):
+        rows = rows_of(self.groups, self.layout, self.weights, self.half, self.precision)
+        made = blocks_of(rows, self.batch, self.tokens, training=training)
+        given = {id(t) for t in (self.weights, self.half)}
+        if training:
+            given.add(id(made.weight_partials))
+        for t in buffers_of(made):  # what is read before it is written shows
+            if t.is_floating_point() and id(t) not in given:
                 t.fill_(NAN)
         return made
 
@@ -136,7 +117,7 @@ class Net:
 
 def check_blocks(net):
     bound = BOUND[net.precision]
-    made, kept = net.trunk(), (net.weights.clone(), net.half.clone(), net.x.clone(), net.g.clone())
+    made, kept = net.blocks(), (net.weights.clone(), net.half.clone(), net.x.clone(), net.g.clone())
     y, dx, grads = net.exact()
     near(made.forward(net.x), y, bound, "output")
     got_dx, rows = made.backward(net.g * made.gain)
@@ -164,29 +145,30 @@ def check_blocks(net):
 
 
 def counted(name, monkeypatch):
-    """A list that grows when this function of `ends` is called."""
+    """A list that grows when this function of `embed_readout` is called."""
     used, real = [], getattr(embed_readout, name)
     monkeypatch.setattr(embed_readout, name, lambda *args: used.append(1) or real(*args))
     return used
 
 
-def trained(runs, monkeypatch, blocks, kind=Trunk):
+def trained(runs, monkeypatch, fused, kind=TritonBlocks):
     made, forward = [], kind.forward
     with monkeypatch.context() as patch:
-        patch.setattr(embed_readout, "possible", lambda x: blocks)
+        patch.setattr(embed_readout, "possible", lambda x: fused)
         entered, left = (counted(name, patch) for name in ("enter", "leave"))
-        if kind is Trunk:  # on an H200 the other kind would take these
-            patch.setattr(fused_decoder, "decoder_refusal", lambda *given: "not now")
-        patch.setattr(ensemble, "HELD_OUT_BATCH", 16)
-        patch.setattr(ensemble, "fused_refusal", lambda run, device: "not now")
-        patch.setattr(ensemble, "trunk_refusal", lambda run, device: "" if blocks else "not now")
+        if kind is TritonBlocks:  # on an H200 the other kind would take these
+            patch.setattr(fused_decoder, "cuda_refusal", lambda *given: "needs another time")
+        patch.setattr(data, "HELD_OUT_BATCH", 16)
+        refused = "" if fused else "needs another time"
+        patch.setattr(FusedEncoder, "refusal", staticmethod(lambda run, device: "needs others"))
+        patch.setattr(FusedDecoder, "refusal", staticmethod(lambda run, device: refused))
         patch.setattr(kind, "forward", lambda *given: made.append(1) or forward(*given))
         rows = engine.train(runs, device=DEVICE.type, advance=lambda n: None)
-    assert bool(made) == bool(entered) == bool(left) == blocks
+    assert bool(made) == bool(entered) == bool(left) == fused
     return rows
 
 
-def trained_alike(precision, bound, monkeypatch, kind=Trunk):
+def trained_alike(precision, bound, monkeypatch, kind=TritonBlocks):
     task = Regression(3, 2, curriculum=2, first_dim=1, first_points=1)
     recipe = Recipe(
         steps=4,
@@ -215,7 +197,7 @@ def trained_alike(precision, bound, monkeypatch, kind=Trunk):
         Run(s, task, dataclasses.replace(recipe, lr=lr), 3)
         for s, lr in zip(shapes, (0.03, 0.02), strict=True)
     ]
-    monkeypatch.setattr(engine, "_load", lambda folder, run: after_overflows(run))
+    monkeypatch.setattr(checkpoint, "load", lambda folder, run: after_overflows(run))
     ours = trained(runs, monkeypatch, True, kind)
     exact = [
         dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, precision="fp32"))

@@ -9,8 +9,9 @@ import torch
 from headwise.experiments.legacy import settings_of
 from headwise.model.geometry import score_geometry
 from headwise.training.engine import row_of
-from headwise.training.ensemble import Stack, begin
+from headwise.training.ensemble import Ensemble
 from headwise.training.run import Run
+from headwise.training.state import begin
 
 
 def rows_with_losses(runs, loss):
@@ -45,7 +46,7 @@ def a_row(run: Run, error: float | None, best: float = 0.5) -> dict[str, Any]:
     learned = (
         {}
         if error is None
-        else score_geometry(run.shape, Stack([state], torch.device("cpu")).named_weights(0))
+        else score_geometry(run.shape, Ensemble([state], torch.device("cpu")).named_weights(0))
     )
     return json.loads(
         json.dumps(

@@ -16,8 +16,8 @@ from headwise.shape import Shape
 from headwise.tasks import Farthest, Nearest
 from headwise.training.data import draw_block
 from headwise.training.engine import train
-from headwise.training.ensemble import begin
 from headwise.training.run import Recipe, Run
+from headwise.training.state import begin
 
 CPU = torch.device("cpu")
 SEED = 613

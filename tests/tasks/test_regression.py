@@ -21,11 +21,13 @@ from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Regression
-from headwise.training.data import block_steps, draw_block
-from headwise.training.engine import most_models, train
-from headwise.training.ensemble import HELD_OUT_BATCH, HELD_OUT_SEED, Stack, begin
+from headwise.training.data import HELD_OUT_BATCH, HELD_OUT_SEED, block_steps, draw_block
+from headwise.training.engine import train
+from headwise.training.ensemble import Ensemble
 from headwise.training.fused_encoder import refusal
+from headwise.training.packing import most_models
 from headwise.training.run import ADDED, Recipe, Run
+from headwise.training.state import begin
 
 CPU = torch.device("cpu")
 TASK = Regression(dim=5, points=7, curriculum=3, first_dim=2, first_points=3)
@@ -500,7 +502,7 @@ def test_only_tasks_that_tell_their_queries_apart_have_a_profile():
         Farthest(12, 4),
         Recipe(steps=2, epoch=2, batch=4, held_out=16),
     )
-    assert Stack([begin(run)], CPU).judged()[1] == {}
+    assert Ensemble([begin(run)], CPU).evaluate()[1] == {}
     (row,) = together([run])
     assert {key for key in row if key.startswith("held_out")} == {
         "held_out",

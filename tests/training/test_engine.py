@@ -20,11 +20,12 @@ from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import BiasedNearest, Farthest, Nearest
-from headwise.training import engine
-from headwise.training.data import block_steps, draw_block
+from headwise.training import packing
+from headwise.training.data import HELD_OUT_BATCH, HELD_OUT_SEED, block_steps, draw_block
 from headwise.training.engine import train
-from headwise.training.ensemble import HELD_OUT_BATCH, HELD_OUT_SEED, Stack, begin
+from headwise.training.ensemble import Ensemble
 from headwise.training.run import PROTOCOLS, SCHEDULES, Recipe, Run, ensemble_key
+from headwise.training.state import begin
 
 # ---- stacks
 
@@ -34,7 +35,7 @@ def test_what_the_kernels_refuse_does_not_hold_back_the_rest(
 ) -> None:
     """A head of rank 128 is too wide for them; the same width cut in two is not, and would be
     stacked with it."""
-    monkeypatch.setattr(engine, "most_models", lambda run, device: 64)
+    monkeypatch.setattr(packing, "most_models", lambda run, device: 64)
     shapes = [
         paper_shape(dim=128, depth=1, rank=rank, width=1, ffn_dim=64, points=16)
         for rank in (128, 64, 32)
@@ -46,12 +47,12 @@ def test_what_the_kernels_refuse_does_not_hold_back_the_rest(
     ]
     assert len({ensemble_key(run) for run in runs}) == 1
     states = [begin(run) for run in runs]
-    by_kernels = engine.stacks(states, torch.device("cuda"))
+    by_kernels = packing.pack(states, torch.device("cuda"))
     assert [sorted(s.run.shape.head_dim for s in stack) for stack in by_kernels] == [
         [128, 128],
         [32, 32, 64, 64],
     ]
-    assert [len(stack) for stack in engine.stacks(states, CPU)] == [6]
+    assert [len(stack) for stack in packing.pack(states, CPU)] == [6]
 
 
 # ---- schedules
@@ -366,14 +367,14 @@ def test_progress_counts_every_step_once_also_of_those_that_diverge() -> None:
 
 def narrow(monkeypatch: pytest.MonkeyPatch, most: int, block: int = 0) -> None:
     """From this block on a stack of more than so many models runs out of memory."""
-    real = Stack.run_block
+    real = Ensemble.run_block
 
-    def run_block(self: Stack, at: int) -> torch.Tensor:
+    def run_block(self: Ensemble, at: int) -> torch.Tensor:
         if len(self.runs) > most and at >= block:
             raise torch.OutOfMemoryError(f"no room for {len(self.runs)}")
         return real(self, at)
 
-    monkeypatch.setattr(Stack, "run_block", run_block)
+    monkeypatch.setattr(Ensemble, "run_block", run_block)
 
 
 FIVE = [*MIXES["head splits"][:4], make(7, lr=0.05, weight_decay=0.1)]
@@ -439,14 +440,14 @@ def test_the_other_stacks_wait_for_the_halves(monkeypatch: pytest.MonkeyPatch) -
 def test_one_run_that_does_not_fit_is_an_error_and_those_that_did_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = Stack.run_block
+    real = Ensemble.run_block
 
-    def run_block(self: Stack, at: int) -> torch.Tensor:
+    def run_block(self: Ensemble, at: int) -> torch.Tensor:
         if any(run.seed == 3 for run in self.runs):
             raise torch.OutOfMemoryError("no room")
         return real(self, at)
 
-    monkeypatch.setattr(Stack, "run_block", run_block)
+    monkeypatch.setattr(Ensemble, "run_block", run_block)
     finished: list[str] = []
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
         together(MIXES["seeds"], done=lambda row: finished.append(row["id"]))

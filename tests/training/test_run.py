@@ -6,17 +6,13 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.small_runs import (
     SHAPES,
-    after_overflows,
-    bits,
     make,
-    tiny_before_the_last_norm,
     together,
 )
 
@@ -24,9 +20,7 @@ from headwise.errors import UsageError
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.shape import Shape
 from headwise.tasks import BiasedNearest, Farthest, Nearest, Recall
-from headwise.training import engine
-from headwise.training.engine import _load, _save, train
-from headwise.training.ensemble import SMALLEST, Stack, begin
+from headwise.training.engine import train
 from headwise.training.run import PRECISIONS, Recipe, Run
 
 # ---- values
@@ -321,137 +315,3 @@ def test_training_needs_the_standard_library_torch_numpy_and_safetensors_only() 
     )
     assert told.returncode == 0, told.stderr
     assert set(told.stdout.split()) <= {"headwise", "torch", "numpy", "safetensors"}
-
-
-def test_an_overflow_of_half_precision_costs_one_step_of_one_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recipe = Recipe(steps=8, epoch=4, batch=16, held_out=128, evals=1, precision="fp16")
-    runs = [
-        Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, seed)
-        for seed in (0, 1)
-    ]
-    usual, gradient, steps = train(runs, device="cpu"), Stack._gradient, []
-
-    def spoiled(self: Stack, i: int) -> Any:
-        out = gradient(self, i)
-        steps.append(i)
-        if len(steps) == 3:
-            out[0, 5] = math.inf
-        return out
-
-    monkeypatch.setattr(Stack, "_gradient", spoiled)
-    once = train(runs, device="cpu")
-    assert [row["skipped"] for row in usual] == [0, 0]
-    assert [row["skipped"] for row in once] == [1, 0]
-    assert once[0]["status"] == "done"
-    assert once[0]["held_out"] != usual[0]["held_out"]
-    assert math.isfinite(once[0]["held_out"])
-    assert (once[1]["curve"], once[1]["held_out"]) == (usual[1]["curve"], usual[1]["held_out"])
-
-
-def test_gradients_that_overflow_are_carried_smaller_from_then_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recipe = Recipe(steps=20, epoch=4, batch=16, held_out=128, evals=1, lr=1e-7, precision="fp16")
-    run = Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, 0)
-    monkeypatch.setattr(engine, "_load", lambda folder, run: tiny_before_the_last_norm(run))
-    (row,) = train([run], device="cpu")
-    assert row["status"] == "done"
-    assert 4 <= row["skipped"] <= 8, "the first epoch or two, not all five"
-
-
-def test_how_small_gradients_are_carried_is_kept_and_comes_back() -> None:
-    state = begin(make(0, steps=400, epoch=10))
-    told = []
-    for overflows in ([2, 0, 1], [0] * 20, [0] * 60, [10], [10]):
-        for steps in overflows:
-            state.count(steps)
-        told.append(state.shrink)
-    assert told == [1 / 8, 1 / 4, 1.0, 1 / 32, SMALLEST]
-    assert not state.stuck
-    state.count(9)
-    assert not state.stuck, "one step was made"
-    state.count(10)
-    assert state.stuck
-    assert state.skipped == 3 + 10 + 10 + 9 + 10
-
-
-def test_a_last_epoch_that_overflows_does_not_cost_a_run_that_trained() -> None:
-    run = make(0, steps=6, epoch=3)
-    trained, never = begin(run), begin(run)
-    for state, first in ((trained, 2), (never, 3)):
-        state.count(first)
-        assert not state.stuck
-        state.count(3)
-    assert (trained.stuck, never.stuck) == (False, True)
-
-
-def test_what_is_left_of_a_stack_is_carried_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run diverges and is dropped; the other, whose gradients overflow unless they are carried
-    smaller, goes on with its own."""
-    recipe = Recipe(steps=20, epoch=4, batch=16, held_out=128, evals=1, lr=1e-7, precision="fp16")
-    kept = Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, 0)
-    wild = dataclasses.replace(
-        kept, recipe=dataclasses.replace(recipe, lr=1e30, schedule="constant")
-    )
-
-    def load(folder: Any, run: Run) -> Any:
-        return (
-            begin(run)
-            if run == wild
-            else dataclasses.replace(tiny_before_the_last_norm(run), shrink=SMALLEST)
-        )
-
-    monkeypatch.setattr(engine, "_load", load)
-    rows = train([wild, kept], device="cpu")
-    assert [row["status"] for row in rows] == ["diverged", "done"]
-    assert rows[1]["skipped"] == 0
-
-
-def test_a_run_that_overflowed_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    recipe = Recipe(steps=20, epoch=2, batch=16, held_out=128, evals=1, lr=1e-7, precision="fp16")
-    run, load = Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, 0), _load
-    monkeypatch.setattr(engine, "begin", lambda run, given=None: tiny_before_the_last_norm(run))
-    (whole,) = train([run], device="cpu")
-
-    class Killed(Exception):
-        pass
-
-    def kill(steps: int) -> None:
-        if steps > 0 and load(tmp_path, run).epoch == 6:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train([run], device="cpu", folder=tmp_path, checkpoint_every=0, advance=kill)
-    assert load(tmp_path, run).shrink < 1
-    (again,) = train([run], device="cpu", folder=tmp_path)
-    assert again["resumed"] == 1
-    assert 0 < whole["skipped"] < 10
-    assert bits(again) == bits(whole)
-
-
-def test_a_checkpoint_holds_how_small_gradients_are_carried(tmp_path: Path) -> None:
-    state = begin(make(0, steps=400, epoch=10))
-    state.epoch, state.curve = 3, [1.0, 0.9, 0.8]
-    for steps in (2, 0, 0):
-        state.count(steps)
-    _save(tmp_path, state)
-    again = _load(tmp_path, state.run)
-    assert (again.shrink, again.clean, again.skipped) == (0.25, 2, 2)
-
-
-def test_gradients_carried_smaller_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(steps=20, epoch=4, batch=16, held_out=128, evals=1, precision="fp16")
-    run, rows = Run(paper_shape(dim=16, rank=4, ffn_dim=32), Farthest(16, 4), recipe, 0), []
-    for shrink in (1.0, 0.25):
-        monkeypatch.setattr(
-            engine,
-            "_load",
-            lambda folder, run, s=shrink: dataclasses.replace(after_overflows(run), shrink=s),
-        )
-        rows += train([run], device="cpu")
-    assert rows[1]["curve"] == pytest.approx(rows[0]["curve"], rel=1e-3)
-    assert rows[0]["curve"][0] - rows[0]["curve"][-1] > 0.05 * rows[0]["curve"][0], "it learns"

@@ -205,8 +205,8 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             for kind in (fused_encoder, fused_decoder)
         )
         if not told["step"]:
-            told["chain"] = fused_encoder.chain_refusal(shape, args.tokens, args.batch, precision)
-            told["feed"] = told["chain"] or fused_encoder.feed_refusal(
+            told["chain"] = fused_encoder.cuda_attention_refusal(shape, args.tokens, args.batch, precision)
+            told["feed"] = told["chain"] or fused_encoder.cuda_mlp_refusal(
                 shape, args.tokens, args.batch, precision
             )
             how, feeds = (_how(told[part], "one kernel each way") for part in ("chain", "feed"))
@@ -217,7 +217,7 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             if not told["chain"]:
                 print(f"its feed-forward, of several models, {feeds}")
         elif not told["blocks"]:
-            told["decoder"] = fused_decoder.decoder_refusal(shape, args.tokens, precision)
+            told["decoder"] = fused_decoder.cuda_refusal(shape, args.tokens, precision)
             print(
                 f"a training step in {precision}: fused blocks, modules around them; each "
                 f"{_how(told['decoder'], 'in three kernels')}"

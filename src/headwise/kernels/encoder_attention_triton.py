@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.kernels.attention_short_triton import LOG2E, inner, softmax
+from headwise.kernels.attention_short_triton_packs import LOG2E, inner, softmax
 from headwise.kernels.encoder_norm_triton import norm, norm_back, residual
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.model.transformer import build
-from headwise.training import own
-from headwise.training.data import HELD_OUT_BATCH, block_steps, draw_block, held_out_batches
+from headwise.training import data, own
+from headwise.training.data import block_steps, draw_block, held_out_batches
 from headwise.training.flat import OPERANDS, FlatRows, HeadGroup, Layout, head_groups
 from headwise.training.fused_decoder import FusedDecoder
 from headwise.training.fused_encoder import FusedEncoder
@@ -62,7 +62,7 @@ class Ensemble:
         self.scales = LossScales([s.scale for s in states], self.recipe.precision, device)
 
         self.losses = torch.zeros(self.steps, len(states), device=device)
-        self.data: tuple[Tensor, Tensor] | None = None  # a block's, (steps, models, batch, ...)
+        self.block: tuple[Tensor, Tensor] | None = None  # a block's, (steps, models, batch, ...)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def _model(self, states: Sequence[State]) -> tuple[nn.Module, FlatRows]:
@@ -114,11 +114,11 @@ class Ensemble:
     def _draw(self, block: int) -> None:
         """Every model's data of a block; the buffers stay where they are, since a graph reads
         them."""
-        if self.data is None:
+        if self.block is None:
             like = draw_block(self.runs[0], block, self.device)
             inputs, targets = (t.new_empty(t.shape[0], len(self.runs), *t.shape[1:]) for t in like)
-            self.data = inputs, targets
-        inputs, targets = self.data
+            self.block = inputs, targets
+        inputs, targets = self.block
         for m, run in enumerate(self.runs):
             draw_block(run, block, self.device, (inputs[:, m], targets[:, m]))
 
@@ -133,8 +133,8 @@ class Ensemble:
 
     def _gradient(self, i: int, group: HeadGroup) -> Tensor:
         """Losses (written) and gradients of a group's rows, times a model's loss scale."""
-        assert self.data is not None
-        inputs, targets = self.data
+        assert self.block is not None
+        inputs, targets = self.block
         models = group.models
         losses, scale = self.losses[i, models], self.scales.scale[models]
         return self.kernels.gradient(group, inputs[i, models], targets[i, models], losses, scale)
@@ -197,7 +197,7 @@ class Ensemble:
     def _answers(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs and targets of the held-out sequences, batch by batch."""
         models = len(self.runs)
-        kernels = self._kernels(HELD_OUT_BATCH, training=False)
+        kernels = self._kernels(data.HELD_OUT_BATCH, training=False)
         for x, target in held_out_batches(self.task, self.recipe.held_out, self.device):
             with torch.no_grad(), kernels.around_block(-1):
                 outputs = kernels.forward(x.expand(models, *(-1,) * x.ndim))

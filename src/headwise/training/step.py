@@ -21,7 +21,7 @@ from headwise.kernels import has_triton
 from headwise.model.transformer import Decoder, Encoder
 from headwise.shape import Shape
 from headwise.tasks.task import Task
-from headwise.training.data import HELD_OUT_BATCH
+from headwise.training import data
 from headwise.training.flat import FlatRows, HeadGroup
 from headwise.training.loss_scale import base_scale
 from headwise.training.run import Run
@@ -88,7 +88,7 @@ def gpu_refusal(
         return f"needs a GPU, the device is {device.type}"
     if not has_triton():
         return "needs triton, which is not installed"
-    for batch in (run.recipe.batch, HELD_OUT_BATCH):
+    for batch in (run.recipe.batch, data.HELD_OUT_BATCH):
         if why := refuse(run.shape, run.task.tokens, batch, run.recipe.precision):
             return why
     return ""

@@ -1,7 +1,7 @@
 """The two kernels of the attention part in CUDA C++ (kernels/encoder_attention_cuda.cu) alone on a
-GPU, by rank: microseconds a layer, step and model.
+GPU, by rank: microseconds per layer, step and model.
 
-    python -m benchmarks.chain --out encoder_attention_cuda.json
+    python -m benchmarks.attention_cuda --out encoder_attention_cuda.json
 
 Sequences of 16 tokens, width 64, batch 256, heads x rank = 4,096 (the d^3 panels of figure 1)
 unless --columns says otherwise, 14 models, in a CUDA graph: forward, backward, backward of a first
@@ -23,12 +23,14 @@ import torch
 from benchmarks.figure1 import events
 from headwise.device import commit
 from headwise.kernels import encoder_attention_cuda, nvrtc
+from headwise.kernels.encoder import AttentionWeights, End, Gradients
 
-MODELS, TOKENS, WIDTH, CALLS = 14, 4096, 64, 4
+MODELS, TOKENS, WIDTH = 14, 4096, 64
+CALLS = 4  # in a graph
 
 
 def timed(work: Callable[[], None]) -> float:
-    """Microseconds a model for one call, by replays of a graph."""
+    """Microseconds per model of one call, by replays of a graph."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -50,80 +52,46 @@ class Layer:
         def drawn(*size: int) -> torch.Tensor:
             return torch.randn(M, *size, device=device, generator=draw)
 
-        self.C, self.shares = C, encoder_attention_cuda.shares(M, T, C)
-        self.biases, self.out, self.rest = 3 * C * D, 3 * C * D + 3 * C, 4 * C * D + 3 * C
-        self.P = self.rest + 2 * D
-        self.row = drawn(self.P) * 0.1
-        self.half = self.row.half()
-        self.x, self.dz, self.u0 = drawn(T, D).half(), drawn(T, D).half(), drawn(T, D)
-        self.u, self.y, self.inv = (
-            torch.empty_like(self.u0),
-            torch.empty_like(self.x),
-            torch.empty(M, T, device=device),
+        self.C, self.splits = C, encoder_attention_cuda.token_splits(M, T, C)
+        at_bias, at_out, at_rest = 3 * C * D, 3 * C * D + 3 * C, 4 * C * D + 3 * C
+        self.P = at_rest + 2 * D
+        self.x, self.dz, u0 = drawn(T, D).half(), drawn(T, D).half(), drawn(T, D)
+        row = drawn(self.P) * 0.1
+        exact, half = row.view(-1), row.half().view(-1)
+        self.weights = AttentionWeights(half, exact[at_bias:], half[at_out:])
+        self.end = End(
+            bias=exact[at_rest:],
+            scale0=exact[at_rest:],
+            u0=u0,
+            scale=exact[at_rest + 1 :],
+            u=torch.empty_like(u0),
+            y=torch.empty_like(self.x),
+            inv=torch.empty(M, T, device=device),
         )
-        self.parts = torch.empty(
-            M, encoder_attention_cuda.blocks(C), T, D, dtype=torch.float16, device=device
+        partials = encoder_attention_cuda.dx_partials(C)
+        sums = torch.empty(self.splits, M, self.P, device=device).view(-1)
+        self.gradients = Gradients(
+            dx_partials=torch.empty(M, partials, T, D, dtype=torch.float16, device=device),
+            weights=AttentionWeights(sums, sums[at_bias:], sums[at_out:]),
+            total=torch.zeros(M, device=device),
+            token_splits=self.splits,
+            row=self.P,
+            unscale=1.0,
         )
-        self.sums, self.total = (
-            torch.empty(self.shares, M, self.P, device=device),
-            torch.zeros(M, device=device),
+
+    def _sizes(self, rank: int) -> encoder_attention_cuda.Layer:
+        return encoder_attention_cuda.Layer(
+            MODELS, TOKENS, self.C, rank, self.P, scale=rank**-0.5, average=1
         )
 
     def forward(self, rank: int) -> None:
-        f, h = self.row.view(-1), self.half.view(-1)
         encoder_attention_cuda.forward(
-            rank,
-            MODELS,
-            TOKENS,
-            self.x,
-            h,
-            f[self.biases :],
-            h[self.out :],
-            f[self.rest :],
-            f[self.rest :],
-            self.u0,
-            f[self.rest + 1 :],
-            self.u,
-            self.y,
-            self.inv,
-            TOKENS,
-            self.C,
-            self.P,
-            1.0,
-            rank**-0.5,
-            1,
-            False,
-            self.inv,
-            1,
+            self._sizes(rank), self.x, self.weights, self.end, self.end.inv, 1, first=False
         )
 
     def backward(self, rank: int, first: bool) -> None:
-        f, h, s = self.row.view(-1), self.half.view(-1), self.sums.view(-1)
         encoder_attention_cuda.backward(
-            rank,
-            MODELS,
-            self.C,
-            self.shares,
-            self.x,
-            self.dz,
-            h,
-            f[self.biases :],
-            h[self.out :],
-            self.parts,
-            s,
-            s[self.biases :],
-            s[self.out :],
-            self.total,
-            TOKENS,
-            self.C,
-            self.P,
-            1.0,
-            rank**-0.5,
-            1.0,
-            first,
-            MODELS,
-            self.shares,
-            self.P,
+            self._sizes(rank), self.x, self.dz, self.weights, self.gradients, first=first
         )
 
 
@@ -135,7 +103,7 @@ def measure(columns: int, device: torch.device) -> list[dict[str, Any]]:
             "forward": timed(lambda: layer.forward(rank)),  # noqa: B023
             "backward": timed(lambda: layer.backward(rank, False)),  # noqa: B023
             "backward of a first layer": timed(lambda: layer.backward(rank, True)),  # noqa: B023
-            "off": encoder_attention_cuda._trial(rank, device),
+            "off": encoder_attention_cuda.trial(rank, device),
         }
         rows.append(row)
         print(", ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
@@ -156,7 +124,7 @@ def main() -> None:
     )
     missing = nvrtc.missing(device)
     if missing:
-        raise SystemExit(f"benchmarks.chain needs {missing}")
+        raise SystemExit(f"benchmarks.attention_cuda needs {missing}")
     refused = encoder_attention_cuda.refusal(
         WIDTH,
         encoder_attention_cuda.TOKENS,
@@ -166,18 +134,18 @@ def main() -> None:
         torch.float16,
     )
     if refused:
-        raise SystemExit(f"benchmarks.chain: {refused}")
+        raise SystemExit(f"benchmarks.attention_cuda: {refused}")
     rows = measure(args.columns, device)
     mean = statistics.mean(row["forward"] + row["backward"] for row in rows)
-    print(f"mean of forward and backward over the ranks: {mean:.1f} us a layer, step and model")
+    print(f"mean of forward and backward over the ranks: {mean:.1f} us per layer, step and model")
     if args.out:
         where = {
             "device": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "commit": commit(),
         }
-        told = {**where, "columns": args.columns, "rows": rows}
-        args.out.write_text(json.dumps(told, indent=1) + "\n")
+        found = {**where, "columns": args.columns, "rows": rows}
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
