@@ -33,9 +33,10 @@ from support.nets import (
     signs_of,
 )
 
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.kernels import encoder_attention_triton, encoder_mlp_cuda
 from headwise.kernels.farthest_data_triton import farthest
-from headwise.model.transformer import build, paper_shape
+from headwise.model.transformer import build
 from headwise.tasks import Farthest
 from headwise.training import checkpoint, engine
 from headwise.training.flat import OPERANDS, Layout
@@ -259,7 +260,7 @@ def bytes_held(groups, tokens, batch, precision):
     """By the tensors of an ensemble in training, without the data."""
     models, dtype = sum(count for count, _ in groups), OPERANDS[precision]
     with torch.device("meta"):
-        layout = Layout.of(build(groups[0][1], models=models, splits=groups).named_parameters())
+        layout = Layout.of(build(groups[0][1], models=models, head_groups=groups).named_parameters())
         weights = torch.empty(models, layout.length)
         half = weights if dtype == FP32 else weights.to(dtype)
         moments = [torch.empty_like(weights) for _ in range(2)]

@@ -66,7 +66,7 @@ class Net:
 
     def __post_init__(self):
         self.models = sum(n for n, _ in self.groups)
-        module = build(self.groups[0][1], models=self.models, splits=self.groups)
+        module = build(self.groups[0][1], models=self.models, head_groups=self.groups)
         self.layout = Layout.of(module.named_parameters())
         self.places, self.length = self.layout.spans, self.layout.length
         kind = OPERANDS[self.precision]

@@ -8,7 +8,8 @@ import torch
 from support.gpu import DEVICE, FP32, FP64, INTERPRETED, NAN, near
 from support.tolerance import same, seeded
 
-from headwise.model.transformer import build, paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
+from headwise.model.transformer import build
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Nearest
 from headwise.training.flat import OPERANDS, FlatRows, Layout, head_groups
@@ -117,7 +118,7 @@ class Net:
         self.settings = settings
         self.models, kind = sum(count for count, _ in settings.groups), OPERANDS[settings.precision]
         shape = settings.groups[0][1]
-        self.module = build(shape, models=self.models, splits=settings.groups).to(DEVICE, FP64)
+        self.module = build(shape, models=self.models, head_groups=settings.groups).to(DEVICE, FP64)
         self.params = dict(self.module.named_parameters())
         self.layout = Layout.of(self.params.items())
         self.places, self.length = self.layout.spans, self.layout.length

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.small_runs import CPU, after_overflows, bits, make, tiny_before_the_last_norm
 
-from headwise.model.transformer import paper_shape
+from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.tasks import Farthest
 from headwise.training import checkpoint
 from headwise.training.engine import train

@@ -20,16 +20,12 @@ from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Images, ListOps, Recall, Regression, Text
 from headwise.tasks.task import Classified
-from headwise.training import ensemble, fused_encoder
+from headwise.training import data, fused_encoder, step
+from headwise.training.data import HELD_OUT_BATCH, HELD_OUT_SEED
 from headwise.training.engine import train
-from headwise.training.ensemble import (
-    HELD_OUT_BATCH,
-    HELD_OUT_SEED,
-    Stack,
-    begin,
-    fused_refusal,
-    trunk_refusal,
-)
+from headwise.training.ensemble import family_of
+from headwise.training.fused_decoder import FusedDecoder
+from headwise.training.fused_encoder import FusedEncoder
 from headwise.training.run import Recipe, Run, ensemble_key
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -262,22 +258,20 @@ def test_the_id_of_a_run_follows_the_text(tmp_path):
 def test_the_fused_step_takes_no_task_but_squared_errors(monkeypatch):
     """Of a shape that it takes, only the task decides; the blocks alone leave the loss to the
     task."""
-    monkeypatch.setattr(ensemble, "has_triton", lambda: True)
+    monkeypatch.setattr(step, "has_triton", lambda: True)
     shape, gpu = paper_shape(16, 1, 16, 1, ffn_dim=64), torch.device("cuda")
     recipe = Recipe(steps=100, batch=256, precision="fp16")
     assert fused_encoder.refusal(shape, 16, 256, "fp16") == ""
-    assert fused_refusal(Run(shape, Farthest(16, 16), recipe), gpu) == ""
+    assert family_of(Run(shape, Farthest(16, 16), recipe), gpu) is FusedEncoder
     run = Run(shape, Images(4), recipe)
     assert isinstance(run.task, Classified)
-    assert fused_refusal(run, gpu) == "its loss is the squared error"
-    made = Stack([begin(run)], torch.device("cpu"))
-    made.device = gpu
-    assert trunk_refusal(run, gpu)
-    assert made._kernels(256) is None
+    assert FusedEncoder.refusal(run, gpu).startswith("needs the squared error, this task is ")
+    assert FusedDecoder.refusal(run, gpu)
+    assert family_of(run, gpu) is None
     for task in (Recall(2, 4, 4), Text(16), ListOps(), Images(4), Regression(16, 8)):
         other = Run(shape_for(task), task, recipe)
         assert not task.squared
-        assert fused_refusal(other, gpu) == "its loss is the squared error"
+        assert FusedEncoder.refusal(other, gpu).startswith("needs the squared error")
 
 
 BLOCKS = {
@@ -297,8 +291,9 @@ def test_text_trains_on_the_blocks_as_on_the_modules(output_dim, monkeypatch):
     from support.gpu import DEVICE
 
     from headwise.training import fused_decoder
+    from headwise.training.decoder_blocks import TritonBlocks
 
-    task, forward, used, rows = Text(32), fused_decoder.Trunk.forward, [], []
+    task, forward, used, rows = Text(32), TritonBlocks.forward, [], []
     recipe = Recipe(
         steps=2, epoch=1, batch=2, held_out=2, evals=1, lr=0.03, schedule="constant", init="normal"
     )
@@ -306,14 +301,13 @@ def test_text_trains_on_the_blocks_as_on_the_modules(output_dim, monkeypatch):
     assert fused_decoder.refusal(run.shape, 32, 2, "fp32") == ""
     for blocks in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(ensemble, "HELD_OUT_BATCH", 2)
+            patch.setattr(data, "HELD_OUT_BATCH", 2)
+            refused = "" if blocks else "needs another time"
             patch.setattr(
-                ensemble,
-                "trunk_refusal",
-                lambda run, device, blocks=blocks: "" if blocks else "not now",
+                FusedDecoder, "refusal", staticmethod(lambda run, device, why=refused: why)
             )
             patch.setattr(
-                fused_decoder.Trunk, "forward", lambda *given: used.append(1) or forward(*given)
+                TritonBlocks, "forward", lambda *given: used.append(1) or forward(*given)
             )
             rows += train([run], device=DEVICE.type, advance=lambda n: None)
         assert bool(used) == blocks

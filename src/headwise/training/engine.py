@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from headwise.device import memory, numerics, pick_device, provenance
-from headwise.model.transformer import score_geometry
+from headwise.model.geometry import score_geometry
 from headwise.progress import Free, Progress
 from headwise.rows import Row
 from headwise.training import checkpoint

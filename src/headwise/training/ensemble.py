@@ -76,8 +76,8 @@ class Ensemble:
             own.restore(module, states[0].buffers, rows)
             return module, rows
         with torch.device("meta"):
-            splits = [(group.count, group.shape) for group in groups]
-            model = build(run.shape, models=len(states), splits=splits)
+            counts = [(group.count, group.shape) for group in groups]
+            model = build(run.shape, models=len(states), head_groups=counts)
         layout = Layout.of(model.named_parameters())
         for name, p in list(model.named_parameters()):
             start, size = layout.spans[name]

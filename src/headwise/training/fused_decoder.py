@@ -175,8 +175,8 @@ class FusedDecoder:
         return grads.sum(1)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        before = self.model.enter(inputs)
-        return self.model.leave(self.blocks.forward(before.flatten(1, -2)).view(before.shape))
+        before = self.model.embed(inputs)
+        return self.model.unembed(self.blocks.forward(before.flatten(1, -2)).view(before.shape))
 
     def gradient(
         self, group: HeadGroup, inputs: Tensor, targets: Tensor, losses_M: Tensor, scale_M: Tensor
@@ -184,10 +184,10 @@ class FusedDecoder:
         params = dict(self.model.named_parameters())
         around = [params[name] for name in self.around]
         gain = self.blocks.gain
-        before = self.model.enter(inputs)
+        before = self.model.embed(inputs)
         after = self.blocks.forward(before.detach().flatten(1, -2)).view(before.shape)
         after.requires_grad_()
-        losses = self.task.loss(self.model.leave(after).float(), targets)
+        losses = self.task.loss(self.model.unembed(after).float(), targets)
         losses_M.copy_(losses.detach())
         d_after, *behind = torch.autograd.grad(
             (losses * scale_M).sum() * gain, [after, *around], allow_unused=True

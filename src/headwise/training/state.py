@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.model.transformer import fresh
+from headwise.model.init import fresh
 from headwise.seeds import derive, generator_of
 from headwise.training import own
 from headwise.training.flat import Layout
