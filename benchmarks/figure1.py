@@ -5,12 +5,12 @@ competently, and with headwise.
 
 All nine (layers, budget) panels at ranks 64, 8 and 1, in one run on one card:
 
-stock      the module loop of the published code, eager float32, one model (`benchmarks/stock.py`)
-competent  one wide projection, SDPA, torch.compile, one CUDA graph, TF32, one model (`benchmarks/competent.py`)
-headwise   as `headwise run fig1 --preset paper` trains: an ensemble of models, data made on the card
+stock      the module loop of the published code, eager float32, one model (stock.py)
+competent  one wide projection, SDPA, torch.compile, one CUDA graph, TF32, one model (competent.py)
+headwise   as `headwise run fig1 --preset paper` trains: an ensemble, data made on the card
 
-Milliseconds a step and model. The hours of the whole figure (63 points, 5 seeds, 100,000 steps)
-come from stacks of a panel's 35 models, all seven ranks together, for headwise, and from the mean
+Milliseconds per step and model. The hours of the whole figure (63 points, 5 seeds, 100,000 steps)
+come from ensembles of a panel's 35 models, all seven ranks together, for headwise, and from the mean
 of the three ranks for the others. What is in the file already is not measured again.
 """
 

@@ -9,8 +9,8 @@ stock     transformers' GPT-2, as the published code has it: eager float32, one 
 triton    `headwise run regression --preset paper` with the blocks in Triton kernels
 headwise  the same as it is: on an H100 or H200 three kernels a block in CUDA C++
 
-Microseconds a step and model; ours for an ensemble of three seeds of each and for one seed. What is in
-the file already is not measured again.
+Microseconds per step and model; ours for an ensemble of three seeds of each and for one seed. What
+is in the file already is not measured again.
 """
 
 from __future__ import annotations

@@ -670,7 +670,7 @@ def test_every_command_answers_in_json(
     ("tokens", "said"),
     [
         ("82", "in three kernels on an H100 or H200, else in Triton"),
-        ("128", "in Triton; kernels that have it whole cannot: they take"),
+        ("128", "in Triton; the kernel in CUDA C++ needs at most 96"),
     ],
 )
 def test_explain_says_what_runs_a_decoders_blocks(
@@ -724,17 +724,15 @@ def test_explain_says_what_runs_a_decoders_blocks(
         (
             ["ffn_dim=64"],
             (
-                "its feed-forward, of several models, in Triton; kernels that have it whole "
-                "cannot: "
-                "they take fp16, width 64, hidden"
+                "its feed-forward, of several models, in Triton; the kernel in CUDA C++ needs "
+                "fp16, dim 64, ffn_dim in 256s"
             ),
         ),
         (
             ["head_dim=6"],
             (
-                "its attention part in Triton; kernels that have it whole cannot: they take width "
-                "64, "
-                "16 tokens and ranks 1, 2"
+                "its attention part in Triton; the kernel in CUDA C++ needs dim 64, 16 tokens and "
+                "a rank of 1, 2"
             ),
         ),
     ],

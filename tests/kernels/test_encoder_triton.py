@@ -260,7 +260,8 @@ def bytes_held(groups, tokens, batch, precision):
     """By the tensors of an ensemble in training, without the data."""
     models, dtype = sum(count for count, _ in groups), OPERANDS[precision]
     with torch.device("meta"):
-        layout = Layout.of(build(groups[0][1], models=models, head_groups=groups).named_parameters())
+        model = build(groups[0][1], models=models, head_groups=groups)
+        layout = Layout.of(model.named_parameters())
         weights = torch.empty(models, layout.length)
         half = weights if dtype == FP32 else weights.to(dtype)
         moments = [torch.empty_like(weights) for _ in range(2)]

@@ -1,5 +1,5 @@
-"""The loss scale of half precision: what overflows cost, how the scale backs off and comes back, and
-that nothing else sees it."""
+"""The loss scale of half precision: what overflows cost, how the scale backs off and comes back,
+and that nothing else sees it."""
 
 import dataclasses
 import json

@@ -300,12 +300,15 @@ import torch, numpy, safetensors.torch
 before = set(sys.modules)
 import headwise
 from headwise import Farthest, Recipe, Run, Shape
-run = Run(Shape(dim=4, depth=1, num_heads=2), Farthest(4, 3), Recipe(steps=2, epoch=1, batch=16, held_out=16))
+recipe = Recipe(steps=2, epoch=1, batch=16, held_out=16)
+run = Run(Shape(dim=4, depth=1, num_heads=2), Farthest(4, 3), recipe)
 import pathlib, tempfile
 with tempfile.TemporaryDirectory() as folder:
-    rows = headwise.train([run], device="cpu", folder=pathlib.Path(folder), checkpoint_every=0, keep_weights=True, advance=lambda n: None)
+    kept = dict(folder=pathlib.Path(folder), checkpoint_every=0, keep_weights=True)
+    rows = headwise.train([run], device="cpu", advance=lambda n: None, **kept)
 assert rows[0]["status"] == "done"
-print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
+found = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(found - set(sys.stdlib_module_names)))
 """
 
 

@@ -306,9 +306,7 @@ def test_text_trains_on_the_blocks_as_on_the_modules(output_dim, monkeypatch):
             patch.setattr(
                 FusedDecoder, "refusal", staticmethod(lambda run, device, why=refused: why)
             )
-            patch.setattr(
-                TritonBlocks, "forward", lambda *given: used.append(1) or forward(*given)
-            )
+            patch.setattr(TritonBlocks, "forward", lambda *given: used.append(1) or forward(*given))
             rows += train([run], device=DEVICE.type, advance=lambda n: None)
         assert bool(used) == blocks
     plain, ours = rows

@@ -205,10 +205,9 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             for kind in (fused_encoder, fused_decoder)
         )
         if not told["step"]:
-            told["chain"] = fused_encoder.cuda_attention_refusal(shape, args.tokens, args.batch, precision)
-            told["feed"] = told["chain"] or fused_encoder.cuda_mlp_refusal(
-                shape, args.tokens, args.batch, precision
-            )
+            call = (shape, args.tokens, args.batch, precision)
+            told["chain"] = fused_encoder.cuda_attention_refusal(*call)
+            told["feed"] = told["chain"] or fused_encoder.cuda_mlp_refusal(*call)
             how, feeds = (_how(told[part], "one kernel each way") for part in ("chain", "feed"))
             print(
                 f"a training step in {precision}: fused, from data to optimiser; its attention "
@@ -223,7 +222,7 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 f"{_how(told['decoder'], 'in three kernels')}"
             )
         else:
-            why = f"The fused step cannot: {told['step']}. Fused blocks cannot: {told['blocks']}."
+            why = f"The fused step {told['step']}. Fused blocks: {told['blocks']}."
             print(f"a training step in {precision}: plain modules. {why}")
     return told
 
@@ -231,7 +230,7 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 def _how(refused: str, whole: str) -> str:
     """What runs a part of the step, by why our kernels in CUDA C++ cannot."""
     return (
-        f"in Triton; kernels that have it whole cannot: {refused}"
+        f"in Triton; the kernel in CUDA C++ {refused}"
         if refused
         else f"{whole} on an H100 or H200, else in Triton"
     )

@@ -97,7 +97,7 @@ class BlockWeights(NamedTuple):
 class Splits(NamedTuple):
     """How a kernel backward splits a model's batch, and where its partial sums go."""
 
-    count: int
+    programs: int
     apart: int  # numbers from one split's rows to the next one's
     unscale: float  # gradients of weights are written times this
 
@@ -223,10 +223,10 @@ def feed_back(
         *(dx2, kept.x1, kept.h2, weights.gain2, weights.up, weights.up_bias, weights.down),
         *(weights.out, between.dx1, between.d_heads),
         *(grads.gain2, grads.shift2, grads.up, grads.up_bias, grads.down, grads.down_bias),
-        *(grads.out_bias, call.batch, splits.count, call.row, splits.apart),
+        *(grads.out_bias, call.batch, splits.programs, call.row, splits.apart),
         *(splits.unscale, highest),
     )
-    _run("feed_back", sizes, (splits.count, call.models), sizes.team, *arguments)
+    _run("feed_back", sizes, (splits.programs, call.models), sizes.team, *arguments)
 
 
 def backward(
@@ -248,9 +248,9 @@ def backward(
         *(x, weights.gain1, weights.shift1, weights.qkv, kept.qkv, kept.o),
         *(between.d_heads, between.dx1, kept.peaks, dx),
         *(grads.gain1, grads.shift1, grads.qkv, grads.qkv_bias, grads.out),
-        *(call.batch, splits.count, call.row, splits.apart, call.scale, splits.unscale, lowest),
+        *(call.batch, splits.programs, call.row, splits.apart, call.scale, splits.unscale, lowest),
     )
-    _run("backward", sizes, (splits.count, call.models), sizes.warps, *arguments)
+    _run("backward", sizes, (splits.programs, call.models), sizes.warps, *arguments)
 
 
 def _run(name: str, sizes: Sizes, grid: tuple[int, int], warps: int, *arguments: Any) -> None:

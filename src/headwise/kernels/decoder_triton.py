@@ -268,7 +268,7 @@ def project_back(
     dy, w, x, gain, dx1, dx, tile_sums, T, C, model, slot, slots,
     D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, IP: tl.constexpr,
 ):  # fmt: skip
-    """Through the projection and its norm: dx = dx1 + dn(dy w). Tile sums: sums of dh hat and dh."""
+    """Through the projection and its norm: dx = dx1 + dn(dy w). Tile sums of dh hat and dh."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, BD)
@@ -321,7 +321,7 @@ def feed_weights(
     STAGES: tl.constexpr,
 ):
     """Gradients of both matrices of the feed-forward and of the first one's bias, for a block of
-    hidden units and a split of the tokens."""
+    hidden units and a token split."""
     m = tl.program_id(2).to(tl.int64)
     split = tl.program_id(1)
     f = tl.program_id(0) * BF + tl.arange(0, BF)

@@ -38,7 +38,7 @@ def norm(
 def norm_back(
     x, gain, gain_row, dy, dx, tile_sums, T, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr
 ):
-    """dx from dy. Tile sums: sums of dy hat and dy over the tile's rows."""
+    """dx from dy. Tile sums of dy hat and dy."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, BD)
@@ -109,8 +109,7 @@ def leave_back(
     BD: tl.constexpr,
     BT: tl.constexpr,
 ):
-    """dx from dy[T]. Tile sums: sums over the tile's rows for gain, shift, w, and b, which is in every
-    place."""
+    """dx from dy[T]. Tile sums for gain, shift, w, and b, which is in every place."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, BD)
@@ -162,7 +161,7 @@ def enter_back(
     x, dy, tile_sums, batch, N,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Tile sums: sums over some of the sequences for the places' rows [N, D] and for w [D, K]."""
+    """Tile sums over some of the sequences: for the places' rows [N, D] and for w [D, K]."""
     m = tl.program_id(1).to(tl.int64)
     n = tl.arange(0, BN)
     d = tl.arange(0, BD)

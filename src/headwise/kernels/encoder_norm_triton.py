@@ -176,7 +176,7 @@ def squared_error(
     BT: tl.constexpr,
 ):
     """The sum of ||s u - target||^2 over the first W coordinates of the last Q tokens of every N,
-    and its gradient times a factor and the model's `loss_scale`. A model's `total` begins at zero."""
+    and its gradient times a factor and the model's `loss_scale`. `total` begins at zero."""
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
@@ -198,9 +198,9 @@ def finish(
     tile_sums, grads, losses, total, table, model, unscale, per_loss, slots,
     TILES: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the tile sums up, BLOCK tiles at once. Slot 0 is the loss; table[slot] says where the sums of
-    dz and of s go, and in how many rows. What goes to the gradients is also added to a model's
-    `total`."""
+    """Add the tile sums up, BLOCK tiles at once. Slot 0 is the loss; table[slot] says where the
+    sums of dz and of s go, and in how many rows. What goes to the gradients is also added to a
+    model's `total`, only to see whether it is finite: the order of that sum is not fixed."""
     slot = tl.program_id(0)
     m = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, D)

@@ -87,14 +87,9 @@ def proven(what: str, trial: Callable[[], float], device: torch.device) -> bool:
             torch.inference_mode(False),
         ):
             off = trial()
-    except (
-        torch.OutOfMemoryError
-    ):  # says nothing of the kernels; the stack is split and they are tried again
-        raise
-    except (
-        RuntimeError,
-        OSError,
-    ) as error:  # no compiler after all, or one that does not know this
+    except torch.OutOfMemoryError:
+        raise  # it says nothing of the kernels: the ensemble is halved, and they are tried again
+    except (RuntimeError, OSError) as error:  # no compiler after all, or one without such a card
         warnings.warn(f"{what} in CUDA C++ was not compiled, Triton goes on: {error}", stacklevel=2)
         return False
     if not off <= RIGHT:
@@ -217,18 +212,16 @@ class Module:
         threads: int,
         shared: int,
         args: tuple[Any, ...],
-        peers: int = 1,
+        cluster: int = 1,
     ) -> None:
-        """On the current stream; arguments are tensors, ints (32 bits) and floats. So many
-        neighbours along the grid are peers: they run at the same time and reach each other's shared
-        memory."""
+        """Launch on the current stream; arguments are tensors, ints (32 bits) and floats. So many
+        neighbours along the grid form a cluster: they run at the same time and reach each other's
+        shared memory."""
         values = [_argument(arg) for arg in args]
         places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        stream, cluster = (
-            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
-            _Attribute(CLUSTER, b"", (peers, 1, 1)),
-        )
-        config = _Config((*grid, 1), (threads, 1, 1), shared, stream, ctypes.pointer(cluster), 1)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        size = ctypes.pointer(_Attribute(CLUSTER, b"", (cluster, 1, 1)))
+        config = _Config((*grid, 1), (threads, 1, 1), shared, stream, size, 1)
         _done(
             _driver().cuLaunchKernelEx(
                 ctypes.byref(config), self._kernel(name, shared), places, None

@@ -8,7 +8,7 @@ CudaAttention     The feed-forward has taken dx through the norm already. One ke
                   below adds up, or a kernel of its own does.
 TritonAttention   begins with the norm. Ranks 16, 32, 64 of short sequences are one kernel each way,
                   others are projection, heads and output. Weights' gradients are products over all
-                  tokens, on the stream `later`: they run beside the feed-forward of the layer below.
+                  tokens, on the stream `later`, beside the feed-forward of the layer below.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class CudaAttention:
     def _sizes(self, layer: Layer) -> encoder_attention_cuda.Layer:
         step, s = self.step, layer.group.shape
         return encoder_attention_cuda.Layer(
-            models=layer.group.count,
+            models=layer.group.size,
             tokens=step.T,
             columns=step.C,
             rank=s.head_dim,
@@ -99,7 +99,7 @@ class CudaAttention:
         encoder_attention_cuda.forward(sizes, x, weights, end, partials, splits, first=layer.first)
         if splits == 1:
             return
-        encoder_norm_triton.sum_outputs[(step.T // 16, layer.group.count)](
+        encoder_norm_triton.sum_outputs[(step.T // 16, layer.group.size)](
             partials=partials,
             **end._asdict(),
             T=step.T,
@@ -148,7 +148,7 @@ class CudaAttention:
         from headwise.kernels import encoder_norm_triton
 
         _, size = self._span(layer.index)
-        encoder_norm_triton.sum_splits[(-(-size // SUM_TILE), layer.group.count)](
+        encoder_norm_triton.sum_splits[(-(-size // SUM_TILE), layer.group.size)](
             partials=splits.qkv,
             grads=to.qkv,
             size=size,
@@ -163,7 +163,7 @@ class CudaAttention:
         from headwise.training.fused_encoder import loaded_at_once
 
         step, group = self.step, layer.group
-        encoder_norm_triton.add_partials[(step.T // 16, group.count)](
+        encoder_norm_triton.add_partials[(step.T // 16, group.size)](
             partials=step.partials_of(group),
             dx=step.dx[group.models],
             T=step.T,
@@ -202,8 +202,8 @@ class TritonAttention:
         return short and shape.head_dim in STAGES and self.dtype != torch.float32
 
     def _tile(self, shape: Shape) -> dict[str, int]:
-        """How a whole part sees a tile of tokens: one head at a time, sequences below 16 tokens side
-        by side."""
+        """How a whole part sees a tile of tokens: one head at a time, sequences of less than 16
+        tokens side by side."""
         tokens, rank = self.step.tokens, shape.head_dim
         return {"N": max(16, tokens), "OWN": tokens, "R": rank, "BC": rank}
 
@@ -241,7 +241,7 @@ class TritonAttention:
 
         step, s = self.step, layer.group.shape
         forward_stages, _ = STAGES[s.head_dim]
-        encoder_attention_triton.mix[(step.T // 64, layer.group.count)](
+        encoder_attention_triton.mix[(step.T // 64, layer.group.size)](
             x=x,
             **weights_of(step, layer)._asdict(),
             **end._asdict(),
@@ -266,7 +266,7 @@ class TritonAttention:
         step, weights = self.step, weights_of(self.step, layer)
         width = 3 * step.C
         tile = min(128, width & -width)
-        grid = (width // tile, step.T // self.token_tile, layer.group.count)
+        grid = (width // tile, step.T // self.token_tile, layer.group.size)
         encoder_attention_triton.project[grid](
             x=x,
             w=weights.qkv,
@@ -285,7 +285,7 @@ class TritonAttention:
         from headwise.kernels import encoder_attention_triton
 
         step, s = self.step, layer.group.shape
-        encoder_attention_triton.collect[(step.T // 64, layer.group.count)](
+        encoder_attention_triton.collect[(step.T // 64, layer.group.size)](
             a=heads,
             w=weights_of(step, layer).out,
             **end._asdict(),
@@ -318,7 +318,7 @@ class TritonAttention:
 
         step, group, s = self.step, layer.group, layer.group.shape
         _, backward_stages = STAGES[s.head_dim]
-        encoder_attention_triton.mix_back[(step.T // 64, group.count)](
+        encoder_attention_triton.mix_back[(step.T // 64, group.size)](
             g=step.middle_dx[group.models],
             u=middle.u,
             inv=middle.inv,
@@ -376,7 +376,7 @@ class TritonAttention:
         from headwise.kernels import encoder_attention_triton
 
         step, group = self.step, layer.group
-        encoder_attention_triton.spread[(step.T // 64, group.count)](
+        encoder_attention_triton.spread[(step.T // 64, group.size)](
             g=step.middle_dx[group.models],
             u=middle.u,
             inv=middle.inv,
@@ -403,7 +403,7 @@ class TritonAttention:
 
         step, group = self.step, layer.group
         dx = step.dx[group.models]
-        encoder_attention_triton.gather[(step.T // 64, group.count)](
+        encoder_attention_triton.gather[(step.T // 64, group.size)](
             a=dqkv,
             w=weights_of(step, layer).qkv,
             dz=dx,
@@ -427,7 +427,7 @@ class TritonAttention:
         tile = min(64 if self.dtype == torch.float32 else 128, C & -C)
         common: dict[str, Any] = {"T": step.T, "model": step.P, "D": step.D, "BT": 64, "BC": tile}
         common |= {"IP": step.dot, "STAGES": 3}
-        encoder_attention_triton.outer[(3 * C // tile, group.count)](
+        encoder_attention_triton.outer[(3 * C // tile, group.size)](
             a=self._of(self.dqkv, layer),
             x=x,
             dw=grads.qkv,
@@ -439,7 +439,7 @@ class TritonAttention:
             BIAS=True,
             **common,
         )
-        encoder_attention_triton.outer[(C // tile, group.count)](
+        encoder_attention_triton.outer[(C // tile, group.size)](
             a=self._of(self.heads, layer),
             x=step.dz16[group.models],
             dw=grads.out,

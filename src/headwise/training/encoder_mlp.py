@@ -53,7 +53,7 @@ class CudaMlp:
 
     def _sizes(self, layer: Layer) -> encoder_mlp_cuda.Layer:
         step = self.step
-        return encoder_mlp_cuda.Layer(layer.group.count, step.T, step.F, step.P)
+        return encoder_mlp_cuda.Layer(layer.group.size, step.T, step.F, step.P)
 
     def forward(self, layer: Layer, x: Tensor, end: End) -> None:
         encoder_mlp_cuda.forward(self._sizes(layer), x, weights_of(self.step, layer), end)
@@ -98,7 +98,7 @@ class TritonMlp:
         launch: dict[str, Any] = {"STAGES": 3, "num_warps": 4}
         if self.wide:
             launch = {"STAGES": 1, "num_warps": 8}
-        encoder_mlp_triton.feed[(step.T // self.token_tile, layer.group.count)](
+        encoder_mlp_triton.feed[(step.T // self.token_tile, layer.group.size)](
             x=x,
             **weights_of(step, layer)._asdict(),
             **end._asdict(),
@@ -126,7 +126,7 @@ class TritonMlp:
 
         step, group = self.step, layer.group
         middle, out = step.left_by(layer)
-        encoder_mlp_triton.feed_back[(step.T // 64, group.count)](
+        encoder_mlp_triton.feed_back[(step.T // 64, group.size)](
             g=step.dx[group.models],
             u=out.u,
             inv=out.inv,
@@ -160,7 +160,7 @@ class TritonMlp:
         step = self.step
         middle, _ = step.left_by(layer)
         grads = gradients_of(step, layer)
-        encoder_mlp_triton.feed_weights[(step.F // 64, layer.group.count)](
+        encoder_mlp_triton.feed_weights[(step.F // 64, layer.group.size)](
             x=middle.x,
             dz=dz16,
             **weights_of(step, layer)._asdict(),

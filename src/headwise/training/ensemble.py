@@ -76,7 +76,7 @@ class Ensemble:
             own.restore(module, states[0].buffers, rows)
             return module, rows
         with torch.device("meta"):
-            counts = [(group.count, group.shape) for group in groups]
+            counts = [(group.size, group.shape) for group in groups]
             model = build(run.shape, models=len(states), head_groups=counts)
         layout = Layout.of(model.named_parameters())
         for name, p in list(model.named_parameters()):

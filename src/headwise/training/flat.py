@@ -4,7 +4,7 @@ One row per model, so (M, P) numbers in all. An optimiser then moves every param
 in one pass, and a kernel finds a model's parameter at `m * P + start`. Each parameter starts on a
 64-byte line; the gaps between them hold zeros and stay zero.
 
-Letters: M models, P numbers of a row, T tokens of a batch, D width, C = heads x rank, F hidden units.
+Letters: M models, P numbers of a row, T tokens of a batch, D width, C heads x rank, F hidden units.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Layout:
         """One tensor per parameter -> rows (M, P) with zeros in the gaps; `like` are such rows."""
         models = like.shape[0]
         columns: list[Tensor] = []
-        ends = [start for start, _ in self.spans.values()][1:] + [self.length]
+        starts = [start for start, _ in self.spans.values()]
+        ends = [*starts[1:], self.length]
         for tensor, (start, size), end in zip(tensors, self.spans.values(), ends, strict=True):
             columns.append(tensor.reshape(models, -1))
             if end > start + size:
@@ -73,7 +74,7 @@ class HeadGroup(NamedTuple):
         return self.models.start
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return self.models.stop - self.models.start
 
 

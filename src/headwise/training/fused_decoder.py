@@ -8,8 +8,8 @@ type as in fused_encoder.py; the residual, norms, sums and weights are float32.
 
 The blocks are made of one of two families:
 
-CudaBlocks     short causal sequences on an H100 or H200: three kernels per block in CUDA C++. A head
-               group goes through all blocks and back without waiting for the others.
+CudaBlocks     short causal sequences on an H100 or H200: three kernels per block in CUDA C++. A
+               head group goes through all blocks and back without waiting for the others.
 TritonBlocks   everything else. All head groups share a kernel, but for the heads themselves.
 
 Both cut sums over tokens into token splits, each with its own partial sums of all weights'
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -133,8 +133,8 @@ def _has_cuda(rows: FlatRows, tokens: int) -> bool:
 class FusedDecoder:
     """Blocks as kernels, what is around them as modules (`step.Kernels`)."""
 
-    fused = True
-    captured = True
+    fused: ClassVar[bool] = True
+    captured: ClassVar[bool] = True
 
     def __init__(
         self, blocks: CudaBlocks | TritonBlocks, model: Encoder | Decoder, task: Task
@@ -271,7 +271,7 @@ class CudaBlocks(FlatKernels):
         return self.dx, self.grads
 
     def _call(self, group: HeadGroup) -> decoder_cuda.Call:
-        return decoder_cuda.Call(group.count, self.batch, self.P, group.shape.scale)
+        return decoder_cuda.Call(group.size, self.batch, self.P, group.shape.scale)
 
     def _blocks(self, group: HeadGroup) -> None:
         """All blocks of one group."""

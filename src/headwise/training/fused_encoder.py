@@ -1,4 +1,4 @@
-"""A training step of post-norm encoders as a dozen kernels: forward, loss and backward on flat rows.
+"""A training step of post-norm encoders as a dozen kernels: forward, loss and backward.
 
 It computes what `model.Encoder` and autograd compute (step.Modules, its plain twin), for the shapes
 that `refusal` lets through.
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -154,8 +154,8 @@ class Layer(NamedTuple):
 class FusedEncoder(FlatKernels):
     """The kernels of one ensemble and one batch size, and their buffers (`step.Kernels`)."""
 
-    fused = True
-    captured = True
+    fused: ClassVar[bool] = True
+    captured: ClassVar[bool] = True
 
     def __init__(self, rows: FlatRows, batch: int, tokens: int, *, training: bool = True) -> None:
         super().__init__(rows, batch, tokens, base_scale(batch * tokens, rows.precision))
@@ -277,7 +277,7 @@ class FusedEncoder(FlatKernels):
         return outputs.view(self.M, self.batch, self.tokens, self.D)
 
     def _enter(self, group: HeadGroup, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """A group's input with its positions, (models, T, D): as it is added to, and as operands."""
+        """A group's input with its positions, (models, T, D): as it is added to, and as operand."""
         u = self._placed(group, inputs).reshape(-1, self.T, self.D).float().contiguous()
         return u, u.to(self.rows.operands.dtype)
 
@@ -361,7 +361,7 @@ class FusedEncoder(FlatKernels):
         from headwise.kernels import encoder_norm_triton
 
         last = f"blocks.{self.shape.depth - 1}.norm2.weight"
-        encoder_norm_triton.squared_error[(self.tiles, group.count)](
+        encoder_norm_triton.squared_error[(self.tiles, group.size)](
             u=self.left[-1].u[group.models],
             scale=self.vector(last, group.first),
             target=targets,
@@ -388,7 +388,7 @@ class FusedEncoder(FlatKernels):
         from headwise.kernels import encoder_norm_triton
 
         models = layer.group.models
-        encoder_norm_triton.norm_backward[(self.tiles, layer.group.count)](
+        encoder_norm_triton.norm_backward[(self.tiles, layer.group.size)](
             dx=self.dx[models],
             partials=self.partials_of(layer.group),
             u=left.u,
@@ -420,7 +420,7 @@ class FusedEncoder(FlatKernels):
         start = self.rows.layout.start("positions")
         width = s.position_dim or self.D
         over = (1, 2) if s.positions == "room" else (1,)
-        dx = self.dx[group.models].view(group.count, self.batch, self.tokens, self.D)
+        dx = self.dx[group.models].view(group.size, self.batch, self.tokens, self.D)
         table = dx.sum(over)[..., -width:].flatten(1)
         self.grads[group.models, start : start + table.shape[1]] = table / self.gain
 
@@ -428,7 +428,7 @@ class FusedEncoder(FlatKernels):
         """Add up the tile sums: losses, and gradients of norms and output biases."""
         from headwise.kernels import encoder_norm_triton
 
-        encoder_norm_triton.finish[(self.slots, group.count)](
+        encoder_norm_triton.finish[(self.slots, group.size)](
             tile_sums=self.tile_sums[group.models],
             grads=self.grads[group.models],
             losses=losses_M,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ def named_weights(module: nn.Module) -> dict[str, Tensor]:
 class OwnModule(Modules):
     """Outputs and gradients of one module, which has no model axis (`step.Kernels`)."""
 
-    captured = False
+    captured: ClassVar[bool] = False
 
     def __init__(self, rows: FlatRows, module: nn.Module, run: Run, batch: int) -> None:
         super().__init__(rows, module, run.task, batch)

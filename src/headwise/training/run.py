@@ -125,10 +125,10 @@ class Recipe:
 
         if self.schedule == "constant":
             return np.full(self.steps, self.lr)
-        if (
-            self.schedule == "published"
-        ):  # constant within an epoch; epoch 0 at rate 0 where w is 2 or more; peak at w - 1; floor 0
-            e, total, w = np.arange(self.epochs), self.epochs, int(self.epochs * self.warmup + 1e-9)
+        if self.schedule == "published":
+            # constant within an epoch; epoch 0 at rate 0 where w is 2 or more; peak at w - 1
+            e, total = np.arange(self.epochs), self.epochs
+            w = int(self.epochs * self.warmup + 1e-9)
             rise = e / max(w - 1, 1)
             fall = 0.5 * (1 + np.cos(np.pi * (e - w) / max(total - w, 1)))
             return np.repeat(self.lr * np.where(e < w, rise, fall), self.epoch)

@@ -2,8 +2,8 @@
 
 An ensemble asks for gradients and outputs, and does not know who makes them:
 
-FusedEncoder   every part of a post-norm encoder's step as a kernel, loss included (fused_encoder.py)
-FusedDecoder   the blocks of pre-norm models as kernels, modules around them (fused_decoder.py)
+FusedEncoder   every part of a post-norm encoder's step as kernels, loss included
+FusedDecoder   the blocks of pre-norm models as kernels, modules around them
 Modules        headwise's modules and PyTorch's autograd: on a CPU, and wherever the others refuse
 OwnModule      the same for one module of a user's own (own.py)
 """
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import has_triton
-from headwise.model.transformer import Decoder, Encoder
 from headwise.shape import Shape
 from headwise.tasks.task import Task
 from headwise.training import data
@@ -70,9 +69,7 @@ class KernelFamily(Protocol):
         ...
 
     @staticmethod
-    def make(
-        rows: FlatRows, model: Encoder | Decoder, task: Task, batch: int, *, training: bool
-    ) -> Kernels:
+    def make(rows: FlatRows, model: Any, task: Task, batch: int, *, training: bool) -> Kernels:
         """The kernels for an ensemble and one batch size, with their buffers."""
         ...
 
@@ -102,8 +99,8 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 class Modules:
     """Outputs by headwise's modules, gradients by autograd."""
 
-    fused = False
-    captured = True
+    fused: ClassVar[bool] = False
+    captured: ClassVar[bool] = True
 
     def __init__(self, rows: FlatRows, model: Any, task: Task, batch: int) -> None:
         self.rows, self.model, self.task = rows, model, task
