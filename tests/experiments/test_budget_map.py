@@ -13,11 +13,13 @@ from support.experiment_rows import rows_with_losses
 
 from headwise.device import numerics
 from headwise.errors import UsageError
-from headwise.experiments.common import CHOICES
+from headwise.experiments import find
 from headwise.experiments.leaner_paper import budget_map
-from headwise.experiments.legacy import EXPERIMENTS, settings_of
+from headwise.experiments.settings import CHOICES, settings_of
+from headwise.experiments.shapes import shape_for
 from headwise.model.transformer import build
 from headwise.seeds import derive
+from headwise.show.figure import to_json
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
@@ -54,8 +56,8 @@ def named(settings):
 @pytest.mark.parametrize("settings", PRESETS, ids=named)
 def test_every_cell_meets_the_budget_as_nearly_as_whole_numbers_can(settings, budget):
     settings = dataclasses.replace(settings, budget=budget)
-    task = budget_map.task_of(settings.tasks[0], settings)
-    target = budget_map.cost(budget_map.shape_of(task, settings.dim, *settings.base), task, budget)
+    task = settings.task(settings.tasks[0])
+    target = budget_map.cost(shape_for(task, settings.dim, *settings.base), task, budget)
     cells = budget_map.cells(task, settings)
     assert len(cells) >= 12
     assert len(set(cells)) == len(cells)
@@ -68,7 +70,7 @@ def test_every_cell_meets_the_budget_as_nearly_as_whole_numbers_can(settings, bu
     assert {(s.num_heads, s.head_dim) for s in cells} <= {
         (h, r) for h in settings.heads for r in settings.ranks
     }
-    base = budget_map.shape_of(task, settings.dim, *settings.base)
+    base = shape_for(task, settings.dim, *settings.base)
     assert base in cells, "the base is one of them, at no cost"
 
 
@@ -110,9 +112,9 @@ def test_the_tuning_goes_on_where_the_best_rate_is_the_last_to_a_side(peak, last
     assert len(tried) <= 5
     points = budget_map.summary(rows)
     for p in points:
-        assert p["lr"] == pytest.approx(last, rel=0.2)
-        assert p["n"] == TINY.seeds
-        assert p["edge"] == (peak in (0.0001, 9.0)), "given up after two"
+        assert p.lr == pytest.approx(last, rel=0.2)
+        assert p.n == TINY.seeds
+        assert p.edge == (peak in (0.0001, 9.0)), "given up after two"
     assert ("smallest or the largest" in budget_map.headline(points)[-1]) == (peak in (0.0001, 9.0))
     assert rounds <= 4
     assert len(rows) == len({row["id"] for row in rows})
@@ -130,9 +132,9 @@ def test_a_cell_that_always_diverges_keeps_its_first_rate_and_is_counted():
     lost = [run for run in later if run.shape.num_heads == 2 and run.shape.depth == 1]
     assert {run.recipe.lr for run in lost} == {TINY.lrs[0]}
     points = budget_map.summary(rows_with_losses([*first, *later], loss))
-    gone = [p for p in points if p["held_out"] is None]
-    assert {(p["heads"], p["depth"]) for p in gone} == {(2, 1)}
-    assert all((p["n"], p["diverged"]) == (0, 2) for p in gone)
+    gone = [p for p in points if p.held_out is None]
+    assert {(p.heads, p.depth) for p in gone} == {(2, 1)}
+    assert all((p.n, p.diverged) == (0, 2) for p in gone)
     assert budget_map.headline(points)
     assert budget_map.headline(gone) == []
 
@@ -146,28 +148,28 @@ def all_points(loss=loss_of, settings=TINY):
 
 def test_the_tuning_seed_is_not_counted():
     for p in all_points():
-        assert p["n"] == 2
-        assert p["held_out"] == pytest.approx(4.0 / p["rank"] + 0.015)
-        assert p["low"] < p["held_out"] < p["high"]
-        assert p["lr"] == TINY.lrs[p["depth"] == 2]
-        assert p["kappa_start"] == pytest.approx(10.0 + p["heads"])
+        assert p.n == 2
+        assert p.held_out == pytest.approx(4.0 / p.rank + 0.015)
+        assert p.low < p.held_out < p.high
+        assert p.lr == TINY.lrs[p.depth == 2]
+        assert p.kappa_start == pytest.approx(10.0 + p.heads)
 
 
 def test_cells_say_how_far_off_they_are_and_which_paths_they_lie_on():
     settings = dataclasses.replace(TINY, heads=(1, 2, 4, 8), ranks=(2, 4, 8, 16))
-    points = {(p["depth"], p["heads"], p["rank"]): p for p in all_points(settings=settings)}
-    whole = {p["params"] for p in points.values()}
+    points = {(p.depth, p.heads, p.rank): p for p in all_points(settings=settings)}
+    whole = {p.params for p in points.values()}
     assert all(
-        p["off"] == p["params"] / sorted(q["params"] for q in points.values())[len(points) // 2] - 1
+        p.off == p.params / sorted(q.params for q in points.values())[len(points) // 2] - 1
         for p in points.values()
     )
     assert len(whole) > 1, "so small that whole numbers miss the budget visibly"
-    split = {key for key, p in points.items() if "split" in (p["paths"] or "")}
+    split = {key for key, p in points.items() if "split" in (p.paths or "")}
     assert split == {(2, 16 // r, r) for r in (2, 4, 8, 16)} & set(points)
-    assert {key for key, p in points.items() if "widen" in (p["paths"] or "")} == {
+    assert {key for key, p in points.items() if "widen" in (p.paths or "")} == {
         key for key in points if key[0] == 2 and key[2] == 4
     }
-    assert {key for key, p in points.items() if "trade" in (p["paths"] or "")} == {
+    assert {key for key, p in points.items() if "trade" in (p.paths or "")} == {
         (2, 4, 4),
         (1, 8, 4),
     }
@@ -193,24 +195,22 @@ def test_the_figure_draws_gaps_and_all_tasks(tasks, tmp_path):
     settings = dataclasses.replace(TINY, tasks=tasks, heads=(1, 2, 8), ranks=(4, 16))
     points = all_points(settings=settings)
     description = budget_map.figure(points)
-    json.dumps(description, allow_nan=False)
-    assert len(description["panels"]) == 2 * len(tasks)
+    json.dumps(to_json(description), allow_nan=False)
+    assert len(description.panels) == 2 * len(tasks)
     assert any(
-        value is None for panel in description["panels"] for row in panel["z"] for value in row
+        value is None for panel in description.panels for row in panel.cells for value in row
     ), "cells beyond the budget"
-    for panel in description["panels"]:
-        assert len(panel["z"]) == 3
-        assert all(len(row) == 2 for row in panel["z"])
+    for panel in description.panels:
+        assert len(panel.cells) == 3
+        assert all(len(row) == 2 for row in panel.cells)
         for p in (
-            p
-            for p in points
-            if panel["title"] == f"{p['task']}, {p['depth']} layer{'s' * (p['depth'] > 1)}"
+            p for p in points if panel.title == f"{p.task}, {p.depth} layer{'s' * (p.depth > 1)}"
         ):
             assert (
-                panel["z"][description["y"].index(str(p["heads"]))][
-                    description["x"].index(str(p["rank"]))
+                panel.cells[description.y_names.index(str(p.heads))][
+                    description.x_names.index(str(p.rank))
                 ]
-                == p["held_out"]
+                == p.held_out
             )
     save(description, tmp_path / "map.png")
     save(description, tmp_path / "map.svg")
@@ -223,13 +223,13 @@ def test_the_figure_draws_gaps_and_all_tasks(tasks, tmp_path):
 def test_both_papers_advice_is_marked_at_its_cells():
     settings = dataclasses.replace(TINY, heads=(1, 2, 4, 8), ranks=(2, 4, 8, 16))
     points = all_points(settings=settings)
-    assert {(p["depth"], p["heads"], p["rank"]): p["advice"] for p in points if p["advice"]} == {
+    assert {(p.depth, p.heads, p.rank): p.advice for p in points if p.advice} == {
         (2, 1, settings.dim): "the rank paper", (1, 8, 4): "the leaner paper",
     }  # fmt: skip
     description = budget_map.figure(points)
     marks = {
-        (panel["title"], mark["label"]): (description["y"][mark["y"]], description["x"][mark["x"]])
-        for panel in description["panels"] for mark in panel["marks"]
+        (panel.title, mark.label): (description.y_names[mark.y], description.x_names[mark.x])
+        for panel in description.panels for mark in panel.marks
     }  # fmt: skip
     assert marks == {
         ("farthest, 2 layers", "the rank paper"): ("1", "16"),
@@ -244,42 +244,40 @@ def test_the_summary_over_tasks_says_what_the_headline_says(tmp_path):
         TINY, tasks=("farthest", "recall"), heads=(1, 2, 4), ranks=(2, 4, 8, 16)
     )
     points = all_points(settings=settings)
-    description = budget_map.VIEWS["summary"](points)
-    json.dumps(description, allow_nan=False)
-    changes, told = (panel["rows"] for panel in description["panels"])
-    losses = [p["held_out"] for p in points if p["task"] == "farthest"]
-    at = {
-        (p["depth"], p["heads"], p["rank"]): p["held_out"]
-        for p in points
-        if p["task"] == "farthest"
-    }
+    description = budget_map.EXPERIMENT.views["summary"](points)
+    json.dumps(to_json(description), allow_nan=False)
+    changes, correlations = (panel.ranges for panel in description.panels)
+    losses = [p.held_out for p in points if p.task == "farthest"]
+    at = {(p.depth, p.heads, p.rank): p.held_out for p in points if p.task == "farthest"}
     split = next(
         row
         for row in changes
-        if row["name"] == "farthest" and row["label"].startswith("split: 1 x 16 to 4 x 4")
+        if row.name == "farthest" and row.label.startswith("split: 1 x 16 to 4 x 4")
     )
-    assert split["mean"] == pytest.approx(
+    assert split.mean == pytest.approx(
         100 * (at[2, 4, 4] - at[2, 1, 16]) / (max(losses) - min(losses))
     )
-    assert split["low"] < split["mean"] < split["high"]
-    rank = next(row for row in told if (row["name"], row["label"]) == ("recall", "rank"))
-    assert rank["low"] <= rank["mean"] <= rank["high"] < 0
+    assert split.low < split.mean < split.high
+    rank = next(row for row in correlations if (row.name, row.label) == ("recall", "rank"))
+    assert rank.low <= rank.mean <= rank.high < 0
     assert (
-        {row["name"] for row in changes} == {row["name"] for row in told} == {"farthest", "recall"}
+        {row.name for row in changes}
+        == {row.name for row in correlations}
+        == {"farthest", "recall"}
     )
     save(description, tmp_path / "summary.png")
     save(description, tmp_path / "summary.svg")
     page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
-    assert len(page["data"]) == len(changes) + len(told)
+    assert len(page["data"]) == len(changes) + len(correlations)
     assert page["layout"]["yaxis"]["ticktext"].count("farthest") == 1
 
 
 def test_the_summary_is_drawn_from_one_seed_and_from_cells_that_are_all_alike(tmp_path):
     one = budget_map.over_tasks(all_points(settings=dataclasses.replace(TINY, seeds=1)))
-    assert all(row["low"] is None for row in one["panels"][0]["rows"])
+    assert all(row.low is None for row in one.panels[0].ranges)
     alike = budget_map.over_tasks(all_points(lambda run: 1.0))
-    assert alike["panels"][0]["rows"] == []
+    assert alike.panels[0].ranges == ()
     for number, description in enumerate((one, alike)):
         save(description, tmp_path / f"{number}.png")
         json.dumps(plotly_figure(description), allow_nan=False)
@@ -297,7 +295,7 @@ def test_rows_carry_the_conditioning_of_the_models_they_are_about(tmp_path):
         device="cpu",
         folder=tmp_path,
         keep_weights=True,
-        probe=budget_map.probe,
+        probe=budget_map.EXPERIMENT.probe,
         advance=lambda n: None,
     )
     from safetensors.torch import load_file
@@ -326,7 +324,7 @@ BAD = [
 @pytest.mark.parametrize(("changes", "message"), BAD)
 def test_bad_settings_die_in_one_line(changes, message):
     with pytest.raises(UsageError) as caught:
-        settings_of(EXPERIMENTS["map"], "quick", changes)
+        settings_of(find("map"), "quick", changes)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -369,7 +367,7 @@ def test_the_command_makes_both_rounds_once_and_the_page(tmp_path: Path):
     answer = json.loads(first.stdout.splitlines()[-1])
     assert (answer["runs"], answer["made"]) == (2 * 2 + 2 * 2, 2 * 2 + 2 * 2)
     assert Path(answer["report"]).exists()
-    assert [p["n"] for p in answer["points"]] == [2, 2]
+    assert [p.n for p in answer["points"]] == [2, 2]
     again = json.loads(headwise(*words).stdout.splitlines()[-1])
     assert again["made"] == 0
     assert again["points"] == answer["points"]

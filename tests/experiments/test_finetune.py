@@ -16,10 +16,12 @@ from support.tolerance import same
 
 from headwise.errors import UsageError
 from headwise.execute.sweep import sweep
+from headwise.experiments import find
 from headwise.experiments.common import shape_of
 from headwise.experiments.leaner_paper import finetune
-from headwise.experiments.legacy import EXPERIMENTS, settings_of
+from headwise.experiments.settings import settings_of
 from headwise.rows import MEASURED
+from headwise.show.figure import to_json
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
@@ -297,19 +299,19 @@ def loss_later(run):
 
 def test_points_carry_both_losses_and_the_headline_says_what_stays_best():
     points = points_of(loss_before, loss_later)
-    assert [(p["start"], p["heads"]) for p in points] == [
+    assert [(p.start, p.heads) for p in points] == [
         (start, h) for start in (finetune.PRETRAINED, finetune.SCRATCH) for h in QUICK.heads
     ]
     two = points[1]
-    assert two["pre"] == pytest.approx(0.51)
-    assert two["held_out"] == pytest.approx(0.31)
-    assert two["gain"].startswith("-0.3000 ± ")
-    assert two["change"].startswith("-0.2000 ± ")
-    assert points[3]["gain"].startswith("none found (+0.0000 ± ")
-    assert points[0]["change"] is None
+    assert two.pre == pytest.approx(0.51)
+    assert two.held_out == pytest.approx(0.31)
+    assert two.gain.startswith("-0.3000 ± ")
+    assert two.change.startswith("-0.2000 ± ")
+    assert points[3].gain.startswith("none found (+0.0000 ± ")
+    assert points[0].change is None
     scratch = points[5]
-    assert (scratch["pre"], scratch["gain"]) == (None, None)
-    assert scratch["change"].startswith("none found (+0.0000 ± ")
+    assert (scratch.pre, scratch.gain) == (None, None)
+    assert scratch.change.startswith("none found (+0.0000 ± ")
     lines = finetune.headline(points)
     assert lines[0].startswith("pre-training: best 2 x 16, loss 0.5100; 4 x 8 +0.1000 ± ")
     assert lines[1].startswith("after fine-tuning: best 4 x 8, loss 0.2100; 2 x 16 +0.1000 ± ")
@@ -339,7 +341,7 @@ def test_rows_without_their_pre_training_still_make_points(tmp_path):
         finetune.then(QUICK, rows_with_losses(finetune.runs(QUICK), loss_before)), loss_later
     )
     points = finetune.summary(rows)
-    assert all(p["pre"] is None for p in points)
+    assert all(p.pre is None for p in points)
     assert finetune.headline(points)[0].startswith("after fine-tuning: ")
     save(finetune.figure(points), tmp_path / "a.png")
 
@@ -347,10 +349,10 @@ def test_rows_without_their_pre_training_still_make_points(tmp_path):
 def test_the_figure_has_both_trainings(tmp_path):
     points = points_of(loss_before, loss_later)
     description = finetune.figure(points)
-    json.dumps(description, allow_nan=False)
-    first, second = description["panels"]
-    assert first["lines"][0]["y"] == [p["pre"] for p in points[:4]]
-    assert [line["label"] for line in second["lines"]] == [finetune.PRETRAINED, finetune.SCRATCH]
+    json.dumps(to_json(description), allow_nan=False)
+    first, second = description.panels
+    assert list(first.lines[0].y) == [p.pre for p in points[:4]]
+    assert [line.label for line in second.lines] == [finetune.PRETRAINED, finetune.SCRATCH]
     save(description, tmp_path / "finetune.png")
     json.dumps(plotly_figure(description), allow_nan=False)
 
@@ -366,7 +368,7 @@ BAD = [
 @pytest.mark.parametrize(("changes", "message"), BAD)
 def test_bad_settings_die_in_one_line(changes, message):
     with pytest.raises(UsageError) as caught:
-        settings_of(EXPERIMENTS["finetune"], "quick", changes)
+        settings_of(find("finetune"), "quick", changes)
     assert str(caught.value) == message
 
 

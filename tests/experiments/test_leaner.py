@@ -8,9 +8,11 @@ import pytest
 from support.experiment_rows import rows_with_losses
 
 from headwise.errors import UsageError
+from headwise.experiments import find
 from headwise.experiments.common import CHOICES, shape_of, task_of
 from headwise.experiments.leaner_paper import leaner
-from headwise.experiments.legacy import EXPERIMENTS, settings_of
+from headwise.experiments.settings import settings_of
+from headwise.show.figure import to_json
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 
@@ -95,15 +97,15 @@ def loss_of(run):
 
 
 def test_points_carry_the_difference_from_the_base_and_the_headline_says_what_half_the_layers_cost():
-    points = {p["arm"]: p for p in points_of(loss_of)}
-    assert points["base"]["change"] is None
-    assert points["base"]["n"] == 3
-    assert points["base"]["lr"] == QUICK.lrs[0]
-    assert points[leaner.HALF]["gap"].mean == pytest.approx(1.0)
-    assert points[leaner.HALF]["change"].startswith("+1.0000 ± 0.00")
-    assert points["split to 4"]["change"].startswith("none found (+0.0000 ± ")
-    assert points["split to 4"]["off"] == 0.0
-    assert points["widen to 4"]["off"] > 0.2
+    points = {p.arm: p for p in points_of(loss_of)}
+    assert points["base"].change is None
+    assert points["base"].n == 3
+    assert points["base"].lr == QUICK.lrs[0]
+    assert points[leaner.HALF].gap.mean == pytest.approx(1.0)
+    assert points[leaner.HALF].change.startswith("+1.0000 ± 0.00")
+    assert points["split to 4"].change.startswith("none found (+0.0000 ± ")
+    assert points["split to 4"].off == 0.0
+    assert points["widen to 4"].off > 0.2
     lines = leaner.headline(list(points.values()))
     assert lines[0] == "farthest: base 2 x 16 in 2 layers, feed-forward 128, held-out loss 1.0020"
     assert lines[1].startswith("farthest, half the layers: without more heads +1.0000 ± ")
@@ -121,9 +123,9 @@ def test_an_arm_that_was_only_tuned_is_set_beside_the_base_on_that_seed():
     later = [
         run for run in leaner.then(QUICK, rows_with_losses(first, loss_of)) if run.shape == base
     ]
-    points = {p["arm"]: p for p in leaner.summary(rows_with_losses([*first, *later], loss_of))}
-    assert points["base"]["n"] == 3
-    assert points[leaner.HALF]["change"] == "+0.0000 (the tuning's seed)"
+    points = {p.arm: p for p in leaner.summary(rows_with_losses([*first, *later], loss_of))}
+    assert points["base"].n == 3
+    assert points[leaner.HALF].change == "+0.0000 (the tuning's seed)"
 
 
 def test_a_base_that_diverged_leaves_nothing_to_compare_with():
@@ -136,7 +138,7 @@ def test_a_base_that_diverged_leaves_nothing_to_compare_with():
 
     points = points_of(loss)
     assert leaner.headline(points) == []
-    assert all(p["change"] is None for p in points)
+    assert all(p.change is None for p in points)
     leaner.figure(points)
 
 
@@ -144,20 +146,19 @@ def test_the_figure_has_every_arm_once_and_draws(tmp_path):
     settings = dataclasses.replace(QUICK, tasks=("farthest", "recall"))
     points = points_of(lambda run: 1.0 + run.shape.params * 1e-6 + 0.001 * run.seed, settings)
     description = leaner.figure(points)
-    json.dumps(description, allow_nan=False)
+    json.dumps(to_json(description), allow_nan=False)
     cuts = ("full size", leaner.HALF, leaner.THIN)
-    assert [panel["title"] for panel in description["panels"]] == [
+    assert [panel.title for panel in description.panels] == [
         f"{task}, {cut}" for task in ("farthest", "recall") for cut in cuts
     ]
     for task in settings.tasks:
-        panels = [panel for panel in description["panels"] if panel["title"].startswith(task)]
-        assert [len(panel["lines"]) for panel in panels] == [6, 2, 2]
+        panels = [panel for panel in description.panels if panel.title.startswith(task)]
+        assert [len(panel.lines) for panel in panels] == [6, 2, 2]
         assert all(
-            len({line["colour"] for line in panel["lines"]}) == len(panel["lines"])
-            for panel in panels
+            len({line.colour for line in panel.lines}) == len(panel.lines) for panel in panels
         )
-        shown = {y for panel in panels for line in panel["lines"] for y in line["y"]}
-        assert shown == {p["held_out"] for p in points if p["task"] == task}
+        shown = {y for panel in panels for line in panel.lines for y in line.y}
+        assert shown == {p.held_out for p in points if p.task == task}
     save(description, tmp_path / "leaner.png")
     json.dumps(plotly_figure(description), allow_nan=False)
 
@@ -177,6 +178,6 @@ BAD = [
 @pytest.mark.parametrize(("changes", "message"), BAD)
 def test_bad_settings_die_in_one_line(changes, message):
     with pytest.raises(UsageError) as caught:
-        settings_of(EXPERIMENTS["leaner"], "quick", changes)
+        settings_of(find("leaner"), "quick", changes)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 from headwise.cli import main
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, page, pretrained
+from headwise.experiments.pages import single_decoders
 from headwise.shape import Shape
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
@@ -59,12 +60,12 @@ def test_seeds_are_one_line_and_the_best_comes_first():
         row(2.1, seed=2, num_heads=1, head_dim=24),
     ]
     first, second = pretrained.summary(rows)
-    assert (first["name"], first["n"], second["name"], second["n"]) == ("1 x 24", 2, "2 x 12", 2)
-    assert first["held_out"] == pytest.approx(2.05)
-    assert first["gap"] is None
-    assert second["gap"] == difference([2.5, 2.7], [2.0, 2.1])
-    assert second["tokens_per_second"] == 9.0
-    assert (first["tokens"], first["flops"]) == (640, "1e+04")
+    assert (first.name, first.n, second.name, second.n) == ("1 x 24", 2, "2 x 12", 2)
+    assert first.held_out == pytest.approx(2.05)
+    assert first.gap is None
+    assert second.gap == difference([2.5, 2.7], [2.0, 2.1])
+    assert second.tokens_per_second == 9.0
+    assert (first.tokens, first.flops) == (640, "1e+04")
 
 
 def test_what_differs_is_in_the_name_and_nothing_else():
@@ -76,7 +77,7 @@ def test_what_differs_is_in_the_name_and_nothing_else():
         row(2.4, ffn_dim=48),
         row(2.5, optimiser="adamw"),
     ]
-    names = [p["name"] for p in pretrained.summary(rows)]
+    names = [p.name for p in pretrained.summary(rows)]
     assert len(set(names)) == 6
     assert "dim" not in names[0], "what all share is not said"
     for name, said in zip(
@@ -96,17 +97,17 @@ def test_texts_are_never_compared():
         row(2.2, digest="c"),
     ]
     points = pretrained.summary(rows)
-    assert [(p["text"], p["digest"]) for p in points] == [
+    assert [(p.text, p.digest) for p in points] == [
         ("book.txt", "a"),
         ("book.txt", "c"),
         ("other.txt", "b"),
         ("other.txt", "b"),
     ]
-    assert [p["gap"] and round(p["gap"].mean, 6) for p in points] == [None, None, None, 0.5], (
+    assert [p.gap and round(p.gap.mean, 6) for p in points] == [None, None, None, 0.5], (
         "one name, two contents: two texts"
     )
     assert len(pretrained.headline(points)) == 3
-    assert [panel["title"] for panel in pretrained.figure(points)["panels"]] == ["other.txt"], (
+    assert [panel.title for panel in pretrained.figure(points).panels] == ["other.txt"], (
         "what stands alone is not drawn"
     )
 
@@ -119,12 +120,12 @@ def test_one_text_under_two_names_is_one_text():
         row(2.6, depth=4),
     ]
     points = pretrained.summary(rows)
-    assert [(p["text"], p["n"]) for p in points] == [
+    assert [(p.text, p.n) for p in points] == [
         ("book.txt = copy.txt", 2),
         ("book.txt = copy.txt", 1),
         ("book.txt = copy.txt", 1),
     ]
-    assert len(pretrained.headline(points)) == len(pretrained.figure(points)["panels"]) == 1
+    assert len(pretrained.headline(points)) == len(pretrained.figure(points).panels) == 1
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_one_text_under_two_names_is_one_text():
 )
 def test_decoders_that_differ_have_names_that_differ(changes):
     names = [
-        p["name"]
+        p.name
         for p in pretrained.summary(
             [row(2.0 + i, **change) for i, change in enumerate(changes)] + [row(9.0, depth=7)]
         )
@@ -181,7 +182,7 @@ def test_what_diverged_is_counted_and_not_averaged():
     points = pretrained.summary(
         [row(2.0), row(None, seed=1, status="diverged"), row(None, depth=3, status="diverged")]
     )
-    assert [(p["n"], p["diverged"], p["held_out"]) for p in points] == [(1, 1, 2.0), (0, 1, None)]
+    assert [(p.n, p.diverged, p.held_out) for p in points] == [(1, 1, 2.0), (0, 1, None)]
     plotly_figure(pretrained.figure(points))
     alone = pretrained.summary([row(None, status="diverged")])
     assert pretrained.headline(alone) == []
@@ -189,7 +190,7 @@ def test_what_diverged_is_counted_and_not_averaged():
 
 
 def test_it_is_shown_and_not_run(tmp_path):
-    assert page("pretrain").question == pretrained.QUESTION
+    assert page("pretrain").question == pretrained.EXPERIMENT.question
     assert "pretrain" not in EXPERIMENTS
     with pytest.raises(UsageError, match="unknown experiment 'pretrained'"):
         page("pretrained")
@@ -264,6 +265,5 @@ def test_a_decoder_of_an_experiment_is_on_the_experiments_page_alone(tmp_path: P
         "nanochat_heads",
         {"ids": ["one"], "command": "headwise run", "preset": "quick", "settings": {}},
     )
-    from headwise.show.report import _single
-
-    assert _single(store, store.experiments())["ids"] == ["two"]
+    (section,) = single_decoders(store, store.experiments())
+    assert [made["id"] for made in section.rows] == ["two"]

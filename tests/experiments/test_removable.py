@@ -15,13 +15,15 @@ from support.initial import check_plain_values, drawn, filled, is_constant, is_n
 from support.tolerance import close, same, seeded
 
 from headwise.errors import UsageError
+from headwise.experiments import find
 from headwise.experiments.common import CHOICES, change
 from headwise.experiments.leaner_paper import removable
-from headwise.experiments.legacy import EXPERIMENTS, cell, settings_of
+from headwise.experiments.settings import settings_of
 from headwise.model.init import fresh, initialise
 from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
+from headwise.show.figure import to_json
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.stats import difference
@@ -178,7 +180,8 @@ def test_heads_without_an_identity_of_their_own_are_refused_in_one_line(name, sc
     with pytest.raises(UsageError) as caught:
         drawn(shape, scheme)
     assert str(caught.value).startswith(f"init {scheme} needs plain heads")
-    assert f"rank {shape.head_dim}, dim 13, {shape.num_kv_heads} KV heads" in str(caught.value)
+    assert f"this shape has rank {shape.head_dim}, " in str(caught.value)
+    assert f"dim 13, {shape.num_heads} heads, {shape.num_kv_heads} KV heads" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -347,13 +350,14 @@ def all_rows(loss=planted, settings=TWO, keep=lambda run: True):
 
 def points_of(*args, **more):
     points = removable.summary(all_rows(*args, **more))
-    assert [[cell(p, key) for key, _ in removable.COLUMNS] for p in points]
-    json.dumps(points, allow_nan=False)
+    columns = removable.EXPERIMENT.columns
+    assert [[p.cell(key) for key, _ in columns] for p in points]
+    json.dumps([dataclasses.asdict(p) for p in points], allow_nan=False)
     return points
 
 
 def by_cell(points, task="farthest"):
-    return {(p["init"], p["depth"]): p for p in points if p["task"] == task}
+    return {(p.init, p.depth): p for p in points if p.task == task}
 
 
 def test_the_intervals_worked_out_by_hand_are_of_both_kinds():
@@ -374,24 +378,24 @@ def test_points_tell_what_layers_cost_and_whether_a_start_makes_them_cheaper():
         for run in removable.runs(TWO)
         if run.recipe.lr == best_rate(run)
     }
-    assert [(p["task"], p["depth"]) for p in points] == [
+    assert [(p.task, p.depth) for p in points] == [
         (t, d) for t in ("farthest", "recall") for d in (5, 5, 5, 3, 3, 3, 2, 2, 2)
     ]
     for task in TWO.tasks:
         here = by_cell(points, task)
         assert set(here) == set(LOSSES)
         for key, p in here.items():
-            assert p["values"] == [(task == "recall") + loss for loss in LOSSES[key]]
-            assert p["held_out"] == pytest.approx((task == "recall") + sum(LOSSES[key]) / 3)
-            assert (p["n"], p["diverged"], p["heads"], p["rank"], p["dim"]) == (3, 0, 2, 16, 32)
-            assert p["accuracy"] == pytest.approx(0.2)
-            assert p["kappa_start"] == pytest.approx(KAPPA[key[0]]), (
+            assert p.values == [(task == "recall") + loss for loss in LOSSES[key]]
+            assert p.held_out == pytest.approx((task == "recall") + sum(LOSSES[key]) / 3)
+            assert (p.n, p.diverged, p.heads, p.rank, p.dim) == (3, 0, 2, 16, 32)
+            assert p.accuracy == pytest.approx(0.2)
+            assert p.kappa_start == pytest.approx(KAPPA[key[0]]), (
                 "the geometric mean of what is there"
             )
-            assert p["kappa_end"] is None
-            assert (p["lr"], p["params"]) == chosen[task, *key]
-        assert {key: p["cost"] for key, p in here.items() if p["cost"]} == COSTS
-        assert {key: p["gain"] for key, p in here.items() if p["gain"]} == GAINS
+            assert p.kappa_end is None
+            assert (p.lr, p.params) == chosen[task, *key]
+        assert {key: p.cost for key, p in here.items() if p.cost} == COSTS
+        assert {key: p.gain for key, p in here.items() if p.gain} == GAINS
 
 
 def test_the_headline_goes_from_most_layers_to_fewest():
@@ -432,11 +436,11 @@ def test_the_last_layer_is_one_layer_and_kappa_is_told_where_it_is_known():
 
 def test_the_tuning_alone_is_told_as_one_seed():
     points = points_of(keep=lambda run: run.seed == 0)
-    assert {p["n"] for p in points} == {1}
+    assert {p.n for p in points} == {1}
     here = by_cell(points)
-    assert here["spectral", 3]["cost"] == "-2.0000 (one seed)"
-    assert here["spectral", 3]["gain"] == "+0.0000 (one seed)"
-    assert here["normal", 5]["held_out"] == pytest.approx(5.1 - 100.0)
+    assert here["spectral", 3].cost == "-2.0000 (one seed)"
+    assert here["spectral", 3].gain == "+0.0000 (one seed)"
+    assert here["normal", 5].held_out == pytest.approx(5.1 - 100.0)
 
 
 def gone(init, depth, seeds=(0, 1, 2, 3)):
@@ -478,26 +482,26 @@ def test_what_diverged_or_is_missing_takes_its_own_comparisons_along(name, how):
     if how == "diverged":
         points = points_of(gone(*lost))
         p = by_cell(points)[lost]
-        assert (p["n"], p["diverged"], p["held_out"], p["values"], p["kappa_start"]) == (
+        assert (p.n, p.diverged, p.held_out, p.values, p.kappa_start) == (
             0,
             3,
             None,
             [],
             pytest.approx(KAPPA[init]),
         )
-        assert cell(p, "held_out") == "diverged"
+        assert p.cell("held_out") == "diverged"
     else:
         points = points_of(keep=lambda run: (run.recipe.init, run.shape.depth) != lost)
         assert set(by_cell(points)) == set(LOSSES) - {lost}
     here = by_cell(points)
-    assert {key: p["cost"] for key, p in here.items() if p["cost"]} == without(COSTS, *costs)
-    assert {key: p["gain"] for key, p in here.items() if p["gain"]} == without(GAINS, *gains)
+    assert {key: p.cost for key, p in here.items() if p.cost} == without(COSTS, *costs)
+    assert {key: p.gain for key, p in here.items() if p.gain} == without(GAINS, *gains)
     lines = [
         line for line in removable.headline(points) if line.startswith("farthest, loss with 5")
     ]
     assert len(lines) == 1
     assert (f"{init} (" in lines[0]) == (depth != 5)
-    shown = {line["label"]: line["x"] for line in removable.figure(points)["panels"][0]["lines"]}
+    shown = {line.label: list(line.x) for line in removable.figure(points).panels[0].lines}
     assert shown == {start: [d for d in (2, 3, 5) if (start, d) != lost] for start in ALL}
 
 
@@ -514,8 +518,8 @@ def test_a_start_without_most_layers_is_not_said_to_cost_none(how):
 
 def test_a_task_of_fewer_layers_is_compared_with_its_own_most():
     points = points_of(keep=lambda run: run.shape.vocab_size == 0 or run.shape.depth < 5)
-    assert {key: p["cost"] for key, p in by_cell(points).items() if p["cost"]} == COSTS
-    costs = {key: p["cost"] for key, p in by_cell(points, "recall").items() if p["cost"]}
+    assert {key: p.cost for key, p in by_cell(points).items() if p.cost} == COSTS
+    costs = {key: p.cost for key, p in by_cell(points, "recall").items() if p.cost}
     assert costs == {
         (init, 2): change(difference(LOSSES[init, 2], LOSSES[init, 3])) for init in ALL
     }
@@ -526,49 +530,50 @@ def test_a_task_of_fewer_layers_is_compared_with_its_own_most():
 
 def test_a_seed_that_diverged_is_left_out():
     p = by_cell(points_of(gone("spectral", 3, seeds=(3,))))["spectral", 3]
-    assert (p["n"], p["diverged"], p["values"]) == (2, 1, [1.005, 1.000])
-    assert p["cost"] == change(difference([1.005, 1.000], [0.895, 0.900, 0.905]))
-    assert p["gain"] == change(difference([0.11, 0.10], [0.29, 0.30, 0.31]))
-    assert p["gain"].startswith("-0.1950 ± ")
+    assert (p.n, p.diverged, p.values) == (2, 1, [1.005, 1.000])
+    assert p.cost == change(difference([1.005, 1.000], [0.895, 0.900, 0.905]))
+    assert p.gain == change(difference([0.11, 0.10], [0.29, 0.30, 0.31]))
+    assert p.gain.startswith("-0.1950 ± ")
 
 
 def test_costs_are_of_seeds_that_are_there_at_both_depths():
     here = by_cell(points_of(gone("spectral", 5, seeds=(1,))))
-    assert here["spectral", 5]["values"] == [0.900, 0.905]
-    assert here["spectral", 3]["costs"] == pytest.approx([1.000 - 0.900, 0.995 - 0.905])
-    assert here["spectral", 2]["costs"] == pytest.approx([0.900 - 0.900, 0.910 - 0.905])
+    assert here["spectral", 5].values == [0.900, 0.905]
+    assert here["spectral", 3].costs == pytest.approx([1.000 - 0.900, 0.995 - 0.905])
+    assert here["spectral", 2].costs == pytest.approx([0.900 - 0.900, 0.910 - 0.905])
 
 
 def test_without_the_normal_start_there_are_costs_but_no_gains():
     points = points_of(settings=dataclasses.replace(TWO, starts=CONDITIONED))
-    assert {key: p["cost"] for key, p in by_cell(points).items() if p["cost"]} == without(
+    assert {key: p.cost for key, p in by_cell(points).items() if p.cost} == without(
         COSTS, ("normal", 3), ("normal", 2)
     )
-    assert not any(p["gain"] for p in points)
+    assert not any(p.gain for p in points)
     assert not any("against the normal start" in line for line in removable.headline(points))
 
 
 def test_if_all_diverged_nothing_is_claimed(tmp_path):
     points = points_of(lambda run: None)
     assert removable.headline(points) == []
-    assert {p["lr"] for p in points} == {min(TWO.lrs)}
-    assert not any(p["cost"] or p["gain"] for p in points)
+    assert {p.lr for p in points} == {min(TWO.lrs)}
+    assert not any(p.cost or p.gain for p in points)
     save(removable.figure(points), tmp_path / "none.png")
 
 
 def test_the_figure_has_a_panel_a_task_and_a_line_a_start(tmp_path):
     points = points_of()
     description = removable.figure(points)
-    json.dumps(description, allow_nan=False)
-    assert [panel["title"] for panel in description["panels"]] == ["farthest", "recall"]
-    for panel in description["panels"]:
-        assert {line["label"] for line in panel["lines"]} == set(ALL)
-        assert len({line["colour"] for line in panel["lines"]}) == 3
-        here = by_cell(points, panel["title"])
-        for line in panel["lines"]:
-            assert line["x"] == [2, 3, 5]
+    json.dumps(to_json(description), allow_nan=False)
+    assert [panel.title for panel in description.panels] == ["farthest", "recall"]
+    for panel in description.panels:
+        assert {line.label for line in panel.lines} == set(ALL)
+        assert len({line.colour for line in panel.lines}) == 3
+        here = by_cell(points, panel.title)
+        for line in panel.lines:
+            assert line.x == (2, 3, 5)
             for key, of in (("y", "held_out"), ("low", "low"), ("high", "high")):
-                assert line[key] == [here[line["label"], depth][of] for depth in (2, 3, 5)]
+                along = [here[line.label, depth] for depth in line.x]
+                assert list(getattr(line, key)) == [getattr(p, of) for p in along]
     save(description, tmp_path / "removable.png")
     page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
@@ -597,7 +602,7 @@ BAD = [
 @pytest.mark.parametrize(("changes", "message"), BAD)
 def test_bad_settings_die_in_one_line(changes, message):
     with pytest.raises(UsageError) as caught:
-        settings_of(EXPERIMENTS["removable"], "quick", changes)
+        settings_of(find("removable"), "quick", changes)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -626,7 +631,7 @@ def test_rows_carry_the_conditioning_of_the_start_that_was_trained(tmp_path):
         device="cpu",
         folder=tmp_path,
         keep_weights=False,
-        probe=removable.probe,
+        probe=removable.EXPERIMENT.probe,
         advance=lambda n: None,
     )
     kappa = {}

@@ -15,11 +15,11 @@ import pytest
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from headwise.cli import main
+from headwise.experiments.pages import write_report
 from headwise.experiments.rank_paper import fig1
 from headwise.show import report
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
-from headwise.show.report import write_report
 from headwise.store import Store
 
 TINY = [

@@ -13,13 +13,17 @@ import pytest
 
 from headwise.cli import main
 from headwise.errors import UsageError
+from headwise.experiments import find
 from headwise.experiments.leaner_paper import conditioning
-from headwise.experiments.legacy import EXPERIMENTS, PARTS, cell, settings_of
+from headwise.experiments.leaner_paper.conditioning import EXPERIMENT
+from headwise.experiments.leaner_paper.known_kappas import known_kappas
+from headwise.experiments.pages import write_report
+from headwise.experiments.settings import settings_of
+from headwise.show.figure import to_json
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
-from headwise.show.report import write_report
 from headwise.store import Store
-from headwise.theory.spectrum import gaussian_kappa
+from headwise.theory.gaussian import gaussian_kappa
 
 # ---- the experiment
 
@@ -36,7 +40,7 @@ TINY = [
 TINY += ["small_heads=1,2,4", "weights=0.5,1/sqrt(D)"]
 
 
-def rows_of(settings: conditioning.Settings) -> list[dict[str, Any]]:
+def rows_of(settings: conditioning.ConditioningSettings) -> list[dict[str, Any]]:
     return [
         json.loads(json.dumps(conditioning.make(case, "cpu"), allow_nan=False))
         for case in conditioning.runs(settings)
@@ -44,20 +48,20 @@ def rows_of(settings: conditioning.Settings) -> list[dict[str, Any]]:
 
 
 def test_conditioning_has_all_parts() -> None:
-    assert EXPERIMENTS["conditioning"] is conditioning
-    assert all(hasattr(conditioning, part) for part in (*PARTS, "make"))
+    assert find("conditioning") is EXPERIMENT
+    assert not EXPERIMENT.trains
     text = conditioning.__doc__ or ""
     assert "headwise run conditioning --preset paper" in text
     assert "Expected" in text
-    assert conditioning.QUESTION.endswith("?")
-    assert {heading for _, heading in conditioning.COLUMNS} >= {"known"}
-    assert not any("published" in heading for _, heading in conditioning.COLUMNS), (
+    assert EXPERIMENT.question.endswith("?")
+    assert {heading for _, heading in EXPERIMENT.columns} >= {"known"}
+    assert not any("published" in heading for _, heading in EXPERIMENT.columns), (
         "none of these numbers is the authors'"
     )
 
 
 def test_conditioning_presets_hold_the_known_sizes() -> None:
-    known = conditioning._known()
+    known = known_kappas()
     assert len(known) == 18 + 2 * 32 + 3 * 8
     keys = ("kind", "policy", "weights", "tokens", "dim", "heads", "head_dim")
     for preset, missing in (
@@ -81,7 +85,8 @@ def test_conditioning_presets_hold_the_known_sizes() -> None:
 
 def test_conditioning_draws_by_sizes_and_seed() -> None:
     split, widen = (
-        conditioning.Case("outputs", policy, "0.5", 7, 6, 2, 3, 0) for policy in ("split", "widen")
+        conditioning.Matrix("outputs", policy, "0.5", 7, 6, 2, 3, 0)
+        for policy in ("split", "widen")
     )
     one, other = conditioning.make(split, "cpu"), conditioning.make(widen, "cpu")
     assert one["id"] != other["id"]
@@ -93,23 +98,23 @@ def test_conditioning_draws_by_sizes_and_seed() -> None:
 
 
 def test_conditioning_points_headline_and_figure_of_other_sizes(tmp_path: Path) -> None:
-    rows = rows_of(settings_of(conditioning, "quick", TINY, seeds=2))
+    rows = rows_of(settings_of(EXPERIMENT, "quick", TINY, seeds=2))
     points = conditioning.summary(rows)
-    json.dumps(points, allow_nan=False)
+    json.dumps([dataclasses.asdict(p) for p in points], allow_nan=False)
     assert conditioning.summary(rows[::-1]) == points
-    assert sum(p["n"] for p in points) == len(rows)
-    assert all(p["known"] is p["near"] is None for p in points), (
+    assert sum(p.n for p in points) == len(rows)
+    assert all(p.known is p.near is None for p in points), (
         "known values stand only beside their own sizes"
     )
-    by = {(p["kind"], p["policy"], p["weights"], p["tokens"], p["heads"]): p for p in points}
+    by = {(p.kind, p.policy, p.weights, p.tokens, p.heads): p for p in points}
     three = by["gaussian", "widen", "", 7, 3]
-    assert (three["k"], three["n"], three["closed_form"]) == (
+    assert (three.k, three.n, three.closed_form) == (
         7,
         8,
         pytest.approx(gaussian_kappa(7, 9)),
     )
     of = [r["kappa"] for r in rows if r["kind"] == "gaussian" and r["heads"] == 3]
-    assert three["kappa"] == pytest.approx(sum(of) / 8)
+    assert three.kappa == pytest.approx(sum(of) / 8)
     outputs = by["outputs", "split", "0.5", 7, 2]
     of = [
         r["kappa"]
@@ -117,19 +122,19 @@ def test_conditioning_points_headline_and_figure_of_other_sizes(tmp_path: Path) 
         if (r["kind"], r["policy"], r["weights"], r["tokens"], r["heads"])
         == ("outputs", "split", "0.5", 7, 2)
     ]
-    assert outputs["kappa"] == pytest.approx(math.sqrt(of[0] * of[1]))
-    assert outputs["low"] < outputs["kappa"] < outputs["high"]
-    assert (outputs["k"], by["centred", "split", "0.5", 7, 2]["k"]) == (6, 6)
+    assert outputs.kappa == pytest.approx(math.sqrt(of[0] * of[1]))
+    assert outputs.low < outputs.kappa < outputs.high
+    assert (outputs.k, by["centred", "split", "0.5", 7, 2].k) == (6, 6)
     low = by["after", "widen", "1/sqrt(D)", 3, 1]
-    assert (low["kappa"], low["shown"], low["rank"], low["k"]) == (None, "infinite", 6, 12)
+    assert (low.kappa, low.shown, low.rank, low.k) == (None, "infinite", 6, 12)
     for p in points:
-        assert (p["worst_head"] is not None) == (p["kind"] == "before")
-        assert all(isinstance(cell(p, key), str) for key, _ in conditioning.COLUMNS)
+        assert (p.worst_head is not None) == (p.kind == "before")
+        assert all(isinstance(p.cell(key), str) for key, _ in EXPERIMENT.columns)
     for p in points:
-        if p["kind"] == "before":
-            assert p["worst_head"] <= p["kappa"] * (1 + 1e-9)
-            if p["heads"] == 1:
-                assert p["worst_head"] == pytest.approx(p["kappa"], rel=1e-9)
+        if p.kind == "before":
+            assert p.worst_head <= p.kappa * (1 + 1e-9)
+            if p.heads == 1:
+                assert p.worst_head == pytest.approx(p.kappa, rel=1e-9)
     lines = conditioning.headline(points)
     assert len(lines) == 1 + 2 * 2 * 2 + 3 * 2
     assert any(
@@ -140,10 +145,10 @@ def test_conditioning_points_headline_and_figure_of_other_sizes(tmp_path: Path) 
         for line in lines
     )
     description = conditioning.figure(points)
-    json.dumps(description, allow_nan=False)
-    assert len(description["panels"]) == 6
-    shown = {y for panel in description["panels"] for line in panel["lines"] for y in line["y"]}
-    assert {p["kappa"] for p in points} <= shown
+    json.dumps(to_json(description), allow_nan=False)
+    assert len(description.panels) == 6
+    shown = {y for panel in description.panels for line in panel.lines for y in line.y}
+    assert {p.kappa for p in points} <= shown
     save(description, tmp_path / "a.png")
     plotly_figure(description)
     assert conditioning.summary([]) == []
@@ -152,24 +157,24 @@ def test_conditioning_points_headline_and_figure_of_other_sizes(tmp_path: Path) 
 
 def test_conditioning_shows_known_values_beside_their_sizes() -> None:
     settings = settings_of(
-        conditioning,
+        EXPERIMENT,
         "paper",
         ["heads=12", "small_heads=4", "gaussian_heads=1,4", "weights=0.02"],
         seeds=2,
     )
     points = conditioning.summary(rows_of(settings))
-    known = {(p["kind"], p["policy"], p["tokens"], p["heads"]): p for p in points}
-    assert known["gaussian", "widen", 197, 4]["known"] == 14.368
+    known = {(p.kind, p.policy, p.tokens, p.heads): p for p in points}
+    assert known["gaussian", "widen", 197, 4].known == 14.368
     assert (
-        known["outputs", "split", 197, 12]["known"]
-        == known["outputs", "widen", 197, 12]["known"]
+        known["outputs", "split", 197, 12].known
+        == known["outputs", "widen", 197, 12].known
         == 143.3
     )
-    assert known["centred", "split", 197, 12]["known"] == 7.45
-    assert known["before", "widen", 8, 4]["known"] == 1792.3
-    assert known["after", "split", 8, 4]["known"] == 1023.7
-    assert known["outputs", "widen", 8, 4]["known"] == 13.2
-    assert all(p["near"] is True for p in points)
+    assert known["centred", "split", 197, 12].known == 7.45
+    assert known["before", "widen", 8, 4].known == 1792.3
+    assert known["after", "split", 8, 4].known == 1023.7
+    assert known["outputs", "widen", 8, 4].known == 13.2
+    assert all(p.near is True for p in points)
     lines = conditioning.headline(points)
     assert (
         lines[-1]
@@ -177,15 +182,15 @@ def test_conditioning_shows_known_values_beside_their_sizes() -> None:
     )
     dashed = [
         line
-        for panel in conditioning.figure(points)["panels"]
-        for line in panel["lines"]
-        if line["style"] == "dashed"
+        for panel in conditioning.figure(points).panels
+        for line in panel.lines
+        if line.style == "dashed"
     ]
-    assert {y for line in dashed for y in line["y"]} == {p["known"] for p in points}
+    assert {y for line in dashed for y in line.y} == {p.known for p in points}
 
 
 def test_conditioning_states_what_is_far_from_the_known_value() -> None:
-    case = conditioning.Case("outputs", "widen", "0.02", 197, 768, 12, 64, 0)
+    case = conditioning.Matrix("outputs", "widen", "0.02", 197, 768, 12, 64, 0)
 
     def rows(*kappas: float | None) -> list[dict[str, Any]]:
         size = {
@@ -202,24 +207,24 @@ def test_conditioning_states_what_is_far_from_the_known_value() -> None:
 
     for kappa, near in ((143.3 * 1.19, True), (143.3 * 1.21, False), (143.3 * 0.79, False)):
         (point,) = conditioning.summary(rows(kappa, kappa * 1.0001))
-        assert point["near"] is near
+        assert point.near is near
         assert len(conditioning.headline([point])) == (2 if near else 3)
     assert conditioning.headline(conditioning.summary(rows(200.0, 200.1)))[-1] == (
         "  farther: outputs of heads, 197 tokens, width 768, std 0.02, widen, 12 heads: 200 "
         "(199.4 to 200.7) against 143.3"
     )
     (wild,) = conditioning.summary(rows(100.0, 900.0))
-    assert wild["near"] is False
+    assert wild.near is False
     assert (
         conditioning.headline([wild])[-1]
         == "0 of 1 near the known values, 1 more within what draws scatter"
     )
     (once,) = conditioning.summary(rows(150.0, None))
-    assert (once["kappa"], once["shown"], once["near"]) == (None, "infinite", None), (
+    assert (once.kappa, once.shown, once.near) == (None, "infinite", None), (
         "one draw without full rank"
     )
     (alone,) = conditioning.summary(rows(150.0))
-    assert (alone["near"], alone["low"], alone["spread"], alone["shown"]) == (
+    assert (alone.near, alone.low, alone.spread, alone.shown) == (
         True,
         None,
         None,
@@ -249,7 +254,7 @@ def test_conditioning_from_the_command(tmp_path: Path) -> None:
     assert Path(answer["figure"]).read_bytes().startswith(b"\x89PNG")
     assert conditioning.NOTE in out.getvalue()
     page = write_report(Store(tmp_path / "s"), tmp_path / "page.html").read_text()
-    assert conditioning.QUESTION in page
+    assert EXPERIMENT.question in page
     assert ">near known</th>" in page
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         assert main(words) == 0
@@ -258,32 +263,32 @@ def test_conditioning_from_the_command(tmp_path: Path) -> None:
 
 BAD: list[tuple[Callable[[], Any], str]] = [
     (
-        lambda: settings_of(conditioning, "quick", ["heads=5"]),
+        lambda: settings_of(EXPERIMENT, "quick", ["heads=5"]),
         "heads must divide the width 768 where it is split, got 5",
     ),
     (
-        lambda: settings_of(conditioning, "quick", ["small_heads=3"]),
+        lambda: settings_of(EXPERIMENT, "quick", ["small_heads=3"]),
         "small_heads must divide the width 16 where it is split, got 3",
     ),
-    (lambda: settings_of(conditioning, "quick", ["heads=0"]), "heads must be at least 1, got 0"),
-    (lambda: settings_of(conditioning, "quick", ["tokens=1"]), "tokens must be at least 2, got 1"),
+    (lambda: settings_of(EXPERIMENT, "quick", ["heads=0"]), "heads must be at least 1, got 0"),
+    (lambda: settings_of(EXPERIMENT, "quick", ["tokens=1"]), "tokens must be at least 2, got 1"),
     (
-        lambda: settings_of(conditioning, "quick", ["policies=splt"]),
+        lambda: settings_of(EXPERIMENT, "quick", ["policies=splt"]),
         "unknown policy 'splt'; did you mean split",
     ),
     (
-        lambda: settings_of(conditioning, "quick", ["weights=big"]),
+        lambda: settings_of(EXPERIMENT, "quick", ["weights=big"]),
         "weights must be positive numbers or 1/sqrt(D), got 'big'",
     ),
     (
-        lambda: settings_of(conditioning, "quick", ["weights=-1"]),
+        lambda: settings_of(EXPERIMENT, "quick", ["weights=-1"]),
         "weights must be positive numbers or 1/sqrt(D), got '-1'",
     ),
     (
-        lambda: settings_of(conditioning, "quick", ["weights=nan"]),
+        lambda: settings_of(EXPERIMENT, "quick", ["weights=nan"]),
         "weights must be positive numbers or 1/sqrt(D), got 'nan'",
     ),
-    (lambda: settings_of(conditioning, "quick", ["seeds=0"]), "seeds must be at least 1, got 0"),
+    (lambda: settings_of(EXPERIMENT, "quick", ["seeds=0"]), "seeds must be at least 1, got 0"),
 ]
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from headwise.errors import UsageError
 from headwise.experiments.common import published
-from headwise.theory.spectrum import MEASURES, gaussian_kappa, spectrum
+from headwise.theory.gaussian import gaussian_kappa
+from headwise.theory.spectrum import MEASURES, spectrum
 
 GAUSSIAN = published("leaner_kappa_gaussian")
 NAN = torch.tensor([[0.0, math.nan], [1.0, 2.0]])

@@ -108,7 +108,7 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if output and output.is_dir():
         raise UsageError(f"--output names a file, got the folder {output}")
     try:
-        from headwise.show.report import write_report
+        from headwise.experiments.pages import write_report
 
         path = write_report(store, output)
     except ModuleNotFoundError as e:

@@ -1,63 +1,120 @@
-"""What a store's page shows of an experiment, besides its rows.
+"""A store's page, `STORE/report.html`.
 
-A built-in experiment's is computed from its rows. That of an experiment of one's own is kept in the
-store as plain values when it is made, so that the page can be written again without its file: a
-store is data, and nothing that it names is ever imported.
+Built-in experiments are computed from their rows again. An experiment of one's own is shown by what
+its run left in the store: a store is data, and no code that it names is ever imported.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headwise.errors import UsageError
+from headwise.experiments import EXPERIMENTS, PAGES
+from headwise.experiments import page as find_page
 from headwise.experiments.base import Experiment
-from headwise.experiments.points import Point
-from headwise.show.figure import Figure, from_json, has_panels, to_json
+from headwise.rows import Row
+from headwise.show.figure import Figure, has_panels
+from headwise.show.report import Page, Section, write_page
+from headwise.store import Store
+
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """The words, the table and the figures of one experiment."""
-
-    question: str
-    about: str
-    caption: str
-    note: str
-    trains: bool
-    headline: Sequence[str]
-    headings: Sequence[str]
-    table: Sequence[Sequence[str]]
-    figures: Sequence[Figure]  # the figure, and its views that have something in every panel
-
-    def plain(self) -> dict[str, Any]:
-        """The page as values that JSON has; `Page.of` is its inverse."""
-        figures = [to_json(figure) for figure in self.figures]
-        rest = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**rest, "figures": figures}
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Page:
-        """A page from `plain()`, also after a round trip through JSON."""
-        try:
-            return cls(**{**plain, "figures": [from_json(f) for f in plain["figures"]]})
-        except (TypeError, KeyError, ValueError, AttributeError) as e:
-            raise UsageError(f"its page in the store cannot be read: {e}") from None
-
-
-def page_of(experiment: Experiment[Any, Any], preset: str, points: Sequence[Point]) -> Page:
-    """An experiment's page from its points."""
-    views = [view(points) for view in experiment.views.values()] if points else []
+def page_of(experiment: Experiment[Any, Any], preset: str, points: Sequence[Any]) -> Page:
+    """What the page says about an experiment's points."""
+    keys = [key for key, _ in experiment.columns]
     return Page(
         question=experiment.question,
         about=experiment.about,
-        caption=experiment.caption,
-        note=experiment.notes.get(preset, ""),
-        trains=experiment.trains,
         headline=experiment.headline(points),
+        note=experiment.notes.get(preset, ""),
+        caption=experiment.caption,
+        figures=_figures(experiment, points) if points else (),
         headings=[heading for _, heading in experiment.columns],
-        table=[[point.cell(key) for key, _ in experiment.columns] for point in points],
-        figures=[experiment.figure(points), *filter(has_panels, views)] if points else [],
+        cells=[[point.cell(key) for key in keys] for point in points],
+        trains=experiment.trains,
     )
+
+
+def _figures(experiment: Experiment[Any, Any], points: Sequence[Any]) -> list[Figure]:
+    """The figure, and its other views that have something in every panel."""
+    views = [view(points) for view in experiment.views.values()]
+    return [experiment.figure(points), *(view for view in views if has_panels(view))]
+
+
+def write_report(store: Store, path: Path | None = None) -> Path:
+    """Write the page of everything that was asked for in a store; returns where it is
+    (STORE/report.html)."""
+    path = path or store.path / "report.html"
+    sections: list[Section] = []
+    lost: list[str] = []
+    noted = store.experiments()
+    for name, asked in noted.items():
+        if not _is_note(asked):
+            raise UsageError(
+                f"{store.path / 'experiments' / name}.json cannot be read; remove it and run the "
+                "experiment again"
+            )
+        try:
+            sections.append(_section(store, name, asked))
+        except UNREADABLE as e:  # the others are shown
+            lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
+    sections += single_decoders(store, noted)
+    write_page(path, sections, lost)
+    return path
+
+
+def _is_note(asked: Any) -> bool:
+    """Whether this says what was asked for."""
+    kinds = (("ids", list), ("command", str), ("preset", str), ("settings", dict))
+    return (
+        isinstance(asked, dict)
+        and all(isinstance(asked.get(name), kind) for name, kind in kinds)
+        and all(isinstance(one, str) for one in asked["ids"])
+    )
+
+
+def _section(store: Store, name: str, asked: Mapping[str, Any]) -> Section:
+    rows = store.rows(asked["ids"])
+    return Section(
+        name=name,
+        command=asked["command"],
+        preset=asked["preset"],
+        asked=len(asked["ids"]),
+        rows=rows,
+        page=_page(name, asked, rows),
+    )
+
+
+def _page(name: str, asked: Mapping[str, Any], rows: list[Row]) -> Page:
+    """By the experiment's own code where it is one of headwise's, else by what its run left."""
+    built_in = (name in EXPERIMENTS or name in PAGES) and "source" not in asked
+    if built_in:
+        experiment = find_page(name)
+        return page_of(experiment, asked["preset"], experiment.summary(rows))
+    if "page" in asked:
+        return Page.from_json(asked["page"])
+    return Page(question=name, about="The same command writes its figure and its table here.")
+
+
+def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> list[Section]:
+    """Decoders trained one by one, which none of the experiments asked for, as one section."""
+    asked = {run_id for about in noted.values() for run_id in about["ids"]}
+    rows = [row for row in store.rows() if row.get("task") == "language" and row["id"] not in asked]
+    rows.sort(key=lambda row: row["finished"])
+    if not rows:
+        return []
+    experiment = find_page("pretrain")
+    commands = dict.fromkeys(row["command"] for row in rows if row.get("command"))
+    return [
+        Section(
+            name="pretrain",
+            command="\n".join(commands),
+            preset="",
+            asked=len(rows),
+            rows=rows,
+            page=page_of(experiment, "", experiment.summary(rows)),
+        )
+    ]

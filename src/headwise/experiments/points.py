@@ -122,7 +122,7 @@ def check_one_model(rows: list[Row], *but: str) -> None:
 
 def interval(
     values: Sequence[float], names: tuple[str, str, str] = ("held_out", "low", "high")
-) -> dict[str, float | None]:
+) -> dict[str, Any]:
     """The mean and its 95 % interval under three names; None of no values."""
     found = mean(values)[:3] if values else (None, None, None)
     return dict(zip(names, found, strict=True))

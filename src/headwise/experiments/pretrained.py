@@ -4,111 +4,36 @@
     headwise pretrain --text book.txt --set dim=256 depth=6 num_heads=8
     headwise report
 
-Nothing is held equal but what you held equal: each is named by what sets it apart, and the table
-has its arithmetic. Seeds of one decoder (`--seed`) are one line with an interval.
+Nothing is held equal but what you held equal: each decoder is named by what sets it apart, and the
+table has its arithmetic. Seeds of one decoder (`--seed`) are one point with an interval.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from headwise.experiments.common import change, interval, name_of, shape_in
+from headwise.experiments.base import Experiment, Settings
+from headwise.experiments.points import Measured, gap_in_words, groups, interval
+from headwise.experiments.shapes import heads_in_words, shape_of_row
 from headwise.lm.spec import Pretraining
 from headwise.rows import Row
 from headwise.shape import Shape
-from headwise.stats import difference, group
+from headwise.show.figure import Range, RangeFigure, RangePanel
+from headwise.stats import Mean, difference, group
 
-QUESTION = "Which of the decoders trained here says its text in the fewest bits?"
+# What two decoders on one text may differ in: everything in the specification but the seed.
 COLUMNS = (
-    ("text", "text"),
-    ("name", "decoder"),
-    ("params", "parameters"),
-    ("flops", "training FLOPs"),
-    ("tokens", "tokens"),
-    ("lr", "rate"),
-    ("kv_bytes", "cache bytes a token"),
-    ("held_out", "bits per byte"),
-    ("n", "n"),
-    ("diverged", "diverged"),
-    ("change", "against best"),
-    ("repeats", "recall in text"),
-    ("tokens_per_second", "tokens/s"),
-    ("mfu", "of the peak"),
-)
-CAPTION = (
-    "Held-out bits per byte beyond those of the best decoder on the same text; a 95 % interval "
-    "where both have several seeds. "
-    "Budgets differ unless you made them equal: see the table."
-)
-KNOBS = (
     *Shape.__dataclass_fields__,
     *(
-        f.name
-        for f in fields(Pretraining)
-        if f.name not in ("shape", "seed", "source", "tokenizer")
+        field.name
+        for field in dataclasses.fields(Pretraining)
+        if field.name not in ("shape", "seed", "source", "tokenizer")
     ),
 )
-
-
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point per text and decoder, seeds together, the best first."""
-    out: list[dict[str, Any]] = []
-    for of_text in group(rows, "digest").values():
-        alike: dict[str, list[Row]] = {}
-        for row in of_text:
-            alike.setdefault(repr([row.get(knob) for knob in KNOBS]), []).append(row)
-        decoders = list(alike.values())
-        points = [
-            _point(same, name)
-            for same, name in zip(decoders, _names([same[0] for same in decoders]), strict=True)
-        ]
-        points.sort(key=lambda p: (p["held_out"] is None, p["held_out"], p["name"]))
-        text = " = ".join(
-            sorted({_text(row) for row in of_text})
-        )  # one content may have several names
-        for point in points:
-            gap = (
-                difference(point["values"], points[0]["values"])
-                if point["values"] and point is not points[0]
-                else None
-            )
-            point |= {"text": text, "gap": gap, "change": change(gap) if gap else None}
-        out += points
-    return sorted(out, key=lambda p: (p["text"], p["digest"]))
-
-
-def _text(row: Row) -> str:
-    name = Path(row["source"]).name if row["source"] else "generated text"
-    return name + (f", {Path(row['tokenizer']).name}" if row["tokenizer"] else "")
-
-
-def _names(decoders: list[Row]) -> list[str]:
-    """Each by its heads and by what sets it apart from the others; where that leaves two alike, by
-    everything they differ in."""
-    told = [knob for knob in KNOBS if knob not in _IN_NAME and _vary(decoders, knob)]
-    names = [_said(row, told) for row in decoders]
-    out = []
-    for row, name in zip(decoders, names, strict=True):
-        same = [other for other, its in zip(decoders, names, strict=True) if its == name]
-        out.append(
-            _said(row, [*told, *(k for k in _IN_NAME if _vary(same, k))]) if len(same) > 1 else name
-        )
-    return out
-
-
-def _vary(rows: list[Row], knob: str) -> bool:
-    return len({repr(row.get(knob)) for row in rows}) > 1
-
-
-def _said(row: Row, knobs: list[str]) -> str:
-    return ", ".join(
-        (name_of(shape_in(row)), *(_SAID.get(k, k + " {}").format(row.get(k)) for k in knobs))
-    )
-
-
-_IN_NAME = (
+IN_HEADS = (  # columns that `heads_in_words` says most of
     "num_heads",
     "head_dim",
     "v_head_dim",
@@ -118,7 +43,7 @@ _IN_NAME = (
     "input_dim",
     "output_dim",
 )
-_SAID = {
+WORDS = {
     "depth": "{} layers",
     "dim": "dim {}",
     "ffn_dim": "feed-forward {}",
@@ -128,81 +53,197 @@ _SAID = {
 }
 
 
-def _point(same: list[Row], name: str) -> dict[str, Any]:
-    first, shape = same[0], shape_in(same[0])
-    values = [r["bits_per_byte"] for r in same if r["status"] == "done"]
-    repeated = [r["repeats"] for r in same if r.get("repeats") is not None]
-    speeds, shares = ([r[key] for r in same if r.get(key)] for key in ("tokens_per_second", "mfu"))
-    return {
-        "digest": first["digest"],
-        "name": name,
-        "params": shape.params,
-        "flops": (f"{first['flops'] * first['steps']:.3g}"),
-        "tokens": first["steps"] * first["batch_tokens"],
-        "lr": first["lr"],
-        "kv_bytes": shape.kv_bytes(),
-        "n": len(values),
-        "diverged": len(same) - len(values),
-        "values": values,
+@dataclass(frozen=True, kw_only=True)
+class Pretrained(Measured):
+    """One decoder on one text; the held-out error is in bits per byte."""
+
+    text: str
+    digest: str  # of the text's content
+    name: str
+    params: int
+    flops: str  # of the training
+    tokens: int
+    lr: float
+    kv_bytes: int
+    values: list[float]
+    repeats: float | None  # recall in text
+    tokens_per_second: float | None
+    mfu: float | None
+    gap: Mean | None = None  # to the best on the same text
+    change: str | None = None  # the gap in words
+
+
+# ---- points
+
+
+def summary(rows: list[Row]) -> list[Pretrained]:
+    """One point per text and decoder, seeds together, the best first."""
+    out = [point for of_text in group(rows, "digest").values() for point in _on_one_text(of_text)]
+    return sorted(out, key=lambda p: (p.text, p.digest))
+
+
+def _on_one_text(rows: list[Row]) -> list[Pretrained]:
+    """Its decoders, the best first, each with its gap to the best."""
+    by_decoder: dict[str, list[Row]] = {}
+    for row in rows:
+        by_decoder.setdefault(repr([row.get(column) for column in COLUMNS]), []).append(row)
+    decoders = list(by_decoder.values())
+    names = _names([of_decoder[0] for of_decoder in decoders])
+    # One content may have several names.
+    text = " = ".join(sorted({_text_name(row) for row in rows}))
+    points = [
+        _point(of_decoder, name, text) for of_decoder, name in zip(decoders, names, strict=True)
+    ]
+    points.sort(key=lambda p: (p.held_out is None, p.held_out, p.name))
+    best, *others = points
+    return [best, *(_against(p, best) for p in others)]
+
+
+def _text_name(row: Row) -> str:
+    name = Path(row["source"]).name if row["source"] else "generated text"
+    return name + (f", {Path(row['tokenizer']).name}" if row["tokenizer"] else "")
+
+
+def _point(rows: list[Row], name: str, text: str) -> Pretrained:
+    first, shape = rows[0], shape_of_row(rows[0])
+    values = [row["bits_per_byte"] for row in rows if row["status"] == "done"]
+    repeats = [row["repeats"] for row in rows if row.get("repeats") is not None]
+    return Pretrained(
+        text=text,
+        digest=first["digest"],
+        name=name,
+        params=shape.params,
+        flops=f"{first['flops'] * first['steps']:.3g}",
+        tokens=first["steps"] * first["batch_tokens"],
+        lr=first["lr"],
+        kv_bytes=shape.kv_bytes(),
+        n=len(values),
+        diverged=len(rows) - len(values),
+        values=values,
         **interval(values),
-        "repeats": sum(repeated) / len(repeated) if repeated else None,
-        "tokens_per_second": max(speeds, default=None),
-        "mfu": max(shares, default=None),
-    }
+        repeats=sum(repeats) / len(repeats) if repeats else None,
+        tokens_per_second=_largest(rows, "tokens_per_second"),
+        mfu=_largest(rows, "mfu"),
+    )
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def _largest(rows: list[Row], column: str) -> float | None:
+    return max((row[column] for row in rows if row.get(column)), default=None)
+
+
+def _against(p: Pretrained, best: Pretrained) -> Pretrained:
+    if not p.values:
+        return p
+    gap = difference(p.values, best.values)
+    return dataclasses.replace(p, gap=gap, change=gap_in_words(gap))
+
+
+# ---- names
+
+
+def _names(decoders: list[Row]) -> list[str]:
+    """Each by its heads and by what sets it apart from the others. Where that leaves two alike,
+    they are named by everything they differ in."""
+    differing = [c for c in COLUMNS if c not in IN_HEADS and _differ(decoders, c)]
+    names = [_in_words(row, differing) for row in decoders]
+    out = []
+    for row, name in zip(decoders, names, strict=True):
+        alike = [other for other, its in zip(decoders, names, strict=True) if its == name]
+        further = [c for c in IN_HEADS if _differ(alike, c)]
+        out.append(_in_words(row, [*differing, *further]))
+    return out
+
+
+def _differ(rows: list[Row], column: str) -> bool:
+    return len({repr(row.get(column)) for row in rows}) > 1
+
+
+def _in_words(row: Row, columns: list[str]) -> str:
+    said = [WORDS.get(column, column + " {}").format(row.get(column)) for column in columns]
+    return ", ".join([heads_in_words(shape_of_row(row)), *said])
+
+
+# ---- the claim in numbers, and the figure
+
+
+def headline(points: Sequence[Pretrained]) -> list[str]:
     """For every text the best, and which cannot be told from it."""
     lines = []
-    for same in group(points, "text", "digest").values():
-        best, others = same[0], [p for p in same[1:] if p["gap"] is not None]
-        if best["held_out"] is None:
+    for best, *others in groups(points, "text", "digest").values():
+        if best.held_out is None:
             continue
-        line = f"{best['text']}: fewest bits per byte {best['held_out']:.4f}, {best['name']}"
-        alike = [
-            p["name"]
-            for p in others
-            if p["gap"].low is not None and p["gap"].low <= 0 <= p["gap"].high
-        ]
-        alone = sum(p["gap"].low is None for p in others)
-        line += f"; no difference found from it: {'; '.join(alike)}" if alike else ""
-        lines.append(
-            line + (f"; {alone} without an interval (more seeds with --seed)" if alone else "")
-        )
+        line = f"{best.text}: fewest bits per byte {best.held_out:.4f}, {best.name}"
+        if alike := [p.name for p in others if p.gap is not None and _covers_zero(p.gap)]:
+            line += f"; no difference found from it: {'; '.join(alike)}"
+        if alone := sum(p.gap is not None and p.gap.low is None for p in others):
+            line += f"; {alone} without an interval (more seeds with --seed)"
+        lines.append(line)
     return lines
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def _covers_zero(gap: Mean) -> bool:
+    return gap.low is not None and gap.high is not None and gap.low <= 0 <= gap.high
+
+
+def figure(points: Sequence[Pretrained]) -> RangeFigure:
     """A panel per text with something to compare: every decoder's bits per byte beyond the best
     one's."""
-    panels, texts = (
-        [],
-        [
-            [p for p in same if p["held_out"] is not None]
-            for same in group(points, "text", "digest").values()
-        ],
-    )
-    for known in [some for some in texts if len(some) > 1] or texts[:1]:
-        rows = [{"name": p["name"], "label": "held out", "colour": 0, **_range(p)} for p in known]
-        panels.append(
-            {
-                "title": known[0]["text"] if known else "",
-                "x_label": "bits per byte more than the best",
-                "rows": rows,
-            }
+    known = [
+        [p for p in of_text if p.held_out is not None]
+        for of_text in groups(points, "text", "digest").values()
+    ]
+    compared = [of_text for of_text in known if len(of_text) > 1] or known[:1]
+    panels = [
+        RangePanel(
+            title=of_text[0].text if of_text else "",
+            x_label="bits per byte more than the best",
+            ranges=[_range(p) for p in of_text],
         )
-    return {
-        "kind": "ranges",
-        "title": "Decoders trained one by one",
-        "columns": 1,
-        "panels": panels,
-    }
+        for of_text in compared
+    ]
+    return RangeFigure(title="Decoders trained one by one", panels=panels)
 
 
-def _range(point: dict[str, Any]) -> dict[str, float | None]:
-    gap = point["gap"]
-    return (
-        {"mean": gap.mean, "low": gap.low, "high": gap.high}
-        if gap
-        else {"mean": 0.0, "low": None, "high": None}
-    )
+def _range(p: Pretrained) -> Range:
+    """The gap to the best; the best itself stands at zero."""
+    if p.gap is None:
+        return Range(name=p.name, label="held out", colour=0, mean=0.0)
+    ends = {"low": p.gap.low, "high": p.gap.high}
+    return Range(name=p.name, label="held out", colour=0, mean=p.gap.mean, **ends)
+
+
+def _no_runs(settings: Settings) -> list[Pretraining]:
+    """They are trained by `headwise pretrain`, one at a time."""
+    return []
+
+
+EXPERIMENT = Experiment(
+    name="pretrain",
+    question="Which of the decoders trained here says its text in the fewest bits?",
+    about="Decoders trained one by one with headwise pretrain, side by side.",
+    presets={},
+    columns=(
+        ("text", "text"),
+        ("name", "decoder"),
+        ("params", "parameters"),
+        ("flops", "training FLOPs"),
+        ("tokens", "tokens"),
+        ("lr", "rate"),
+        ("kv_bytes", "cache bytes per token"),
+        ("held_out", "bits per byte"),
+        ("n", "n"),
+        ("diverged", "diverged"),
+        ("change", "against best"),
+        ("repeats", "recall in text"),
+        ("tokens_per_second", "tokens/s"),
+        ("mfu", "of the peak"),
+    ),
+    caption=(
+        "Held-out bits per byte beyond those of the best decoder on the same text; a 95 % interval "
+        "where both have several seeds. Budgets differ unless you made them equal: see the table."
+    ),
+    runs=_no_runs,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+)

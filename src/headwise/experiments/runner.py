@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.base import Experiment, Settings
-from headwise.experiments.pages import page_of
+from headwise.experiments.pages import page_of, write_report
 from headwise.experiments.points import Point
 from headwise.rows import Row, Specified, check_row
 from headwise.store import Store, rows_by_id
@@ -296,7 +296,7 @@ def _kept(experiment: Experiment[Any, Any], preset: str, points: Sequence[Point]
     if experiment.name in EXPERIMENTS:
         return {}
     values = [plain_point(point) for point in points]
-    return {"page": page_of(experiment, preset, points).plain(), "points": values}
+    return {"page": page_of(experiment, preset, points).to_json(), "points": values}
 
 
 @dataclass(frozen=True)
@@ -505,7 +505,6 @@ def _draw(
         )
         return None, None
     from headwise.show.matplotlib_figure import save
-    from headwise.show.report import write_report
 
     picture = store.path / f"{experiment.name}.png"
     save(experiment.figure(points), picture)

@@ -22,6 +22,7 @@ COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b", "#c0392b", "#2
 GREY = "#8b919a"
 FRAME = "#c0392b"  # around the best cell of a heat panel
 Scale = Literal["log", "linear"]
+Symbol = Literal["star", "diamond"]
 Style = Literal["solid", "line", "dashed", "dots"]
 STYLES = ("solid", "line", "dashed", "dots")
 SCALES = ("log", "linear")
@@ -172,7 +173,7 @@ class Mark:
     """A symbol in one cell of a heat panel."""
 
     label: str
-    symbol: Literal["star", "diamond"]
+    symbol: Symbol
     x: int
     y: int
 

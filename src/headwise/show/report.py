@@ -1,128 +1,149 @@
-"""Rows -> one self-contained HTML page. A pure function of the store: delete the page and nothing
-else changes."""
+"""One self-contained HTML page from rows and descriptions of figures.
+
+The same sections give the same bytes. The page is only written: delete it and nothing else changes.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from headwise import __version__, experiments
+from headwise import __version__
 from headwise.errors import UsageError
-from headwise.experiments.pages import Page, page_of
-from headwise.experiments.points import plural
 from headwise.files import write_whole
 from headwise.progress import clock
 from headwise.rows import Row
+from headwise.show import figure as figures
+from headwise.show.figure import Figure
 from headwise.show.plotly_figure import plotly_figure
-from headwise.store import Store
 
 HIDDEN = {  # long columns: in the store, not in the table
-    "command", "curve", "held_out_curve", "angle", "size", "checks",
-    "score_angle", "score_norm", "score_angle_transposed", "score_norm_transposed",
-}  # fmt: skip
+    "command",
+    "curve",
+    "held_out_curve",
+    "angle",
+    "size",
+    "checks",
+    "score_angle",
+    "score_norm",
+    "score_angle_transposed",
+    "score_norm_transposed",
+}
+MOST_POINTS = 200  # of a learning curve
 
 
-def write_report(store: Store, path: Path | None = None) -> Path:
-    """Write the page of everything that was asked for in a store; returns where it is
-    (STORE/report.html)."""
+# ---- what a section is made of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What the page says about an experiment besides its rows. A store keeps it as plain values, so
+    that the page of an experiment of one's own needs no code."""
+
+    question: str
+    about: str = ""
+    headline: Sequence[str] = ()  # the claim in numbers
+    note: str = ""  # what to bear in mind
+    caption: str = ""  # of the first figure
+    figures: Sequence[Figure] = ()
+    headings: Sequence[str] = ()
+    cells: Sequence[Sequence[str]] = ()  # a row per point
+    trains: bool = True  # otherwise its rows are computed
+
+    def to_json(self) -> dict[str, Any]:
+        """As values that JSON has."""
+        return {
+            "question": self.question,
+            "about": self.about,
+            "headline": list(self.headline),
+            "note": self.note,
+            "caption": self.caption,
+            "figures": [figures.to_json(one) for one in self.figures],
+            "headings": list(self.headings),
+            "cells": [list(row) for row in self.cells],
+            "trains": self.trains,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Page:
+        """What `to_json` gave these values for; refused if they are something else."""
+        texts = ("question", "about", "note", "caption")
+        cells = [cell for row in value["cells"] for cell in row]
+        lines = [*value["headline"], *value["headings"], *cells]
+        if not all(isinstance(text, str) for text in [*(value[name] for name in texts), *lines]):
+            raise UsageError("what a page says must be text")
+        if {len(row) for row in value["cells"]} - {len(value["headings"])}:
+            raise UsageError("a table needs a cell per heading in every row")
+        known = {name: part for name, part in value.items() if name in Page.__dataclass_fields__}
+        drawn = tuple(figures.from_json(one) for one in value["figures"])
+        return Page(**{**known, "figures": drawn})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One experiment of a store: what was asked for, its rows, and what the page says of them."""
+
+    name: str
+    command: str
+    preset: str
+    asked: int  # how many runs
+    rows: Sequence[Row]
+    page: Page
+
+
+# ---- the page
+
+
+def write_page(path: Path, sections: Sequence[Section], lost: Sequence[str] = ()) -> None:
+    """Write the page of these sections; `lost` says in a line each what cannot be page."""
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    path = path or store.path / "report.html"
     template = resources.files("headwise").joinpath("show/templates/report.html").read_text()
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["number"] = _number
     environment.filters["raised"] = _raised
-    sections, lost, everything = [], [], store.experiments()
-    for name, asked in everything.items():
-        if not _whole(asked):
-            raise UsageError(
-                f"{store.path / 'experiments' / name}.json cannot be read; remove it and run the "
-                "experiment again"
-            )
-        try:
-            sections.append(_section(store, name, asked))
-        except UsageError as e:  # the others are shown
-            lost.append(f"{name}: {e}")
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
-            lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
-    single = _single(store, everything)
-    if single["ids"]:
-        sections.append(_section(store, "pretrain", single))
     page = environment.from_string(template).render(
         version=__version__,
-        sections=sections,
+        sections=[_values(section) for section in sections],
         lost=lost,
         plotly=get_plotlyjs(),
         embed=_embed,
     )
     write_whole(path, page)
-    return path
 
 
-def _whole(asked: Any) -> bool:
-    """Whether this says what was asked for."""
-    kinds = (("ids", list), ("command", str), ("preset", str), ("settings", dict))
-    return (
-        isinstance(asked, dict)
-        and all(isinstance(asked.get(n), k) for n, k in kinds)
-        and all(isinstance(i, str) for i in asked["ids"])
-    )
-
-
-def _single(store: Store, everything: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Decoders trained one by one, which none of the experiments asked for, as if one had."""
-    asked = {run_id for about in everything.values() for run_id in about["ids"]}
-    rows = [row for row in store.rows() if row.get("task") == "language" and row["id"] not in asked]
-    rows.sort(key=lambda row: row["finished"])
-    command = "\n".join(dict.fromkeys(row["command"] for row in rows if row.get("command")))
-    return {"ids": [row["id"] for row in rows], "command": command, "preset": "", "settings": {}}
-
-
-def _page(name: str, asked: dict[str, Any], rows: list[Row]) -> Page:
-    """A built-in experiment's page from its rows, that of one's own as the store keeps it."""
-    if name in experiments.EXPERIMENTS or name in experiments.PAGES:
-        experiment = experiments.page(name)
-        return page_of(experiment, asked["preset"], experiment.summary(rows))
-    if "page" not in asked:
-        raise UsageError("an experiment of your own that was not finished; run it again")
-    return Page.of(asked["page"])
-
-
-def _section(store: Store, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    rows = store.rows(asked["ids"])
-    page = _page(name, asked, rows)
-    columns = list(
-        dict.fromkeys(c for row in rows for c in row if c not in HIDDEN)
-    )  # versions may differ in them
+def _values(section: Section) -> dict[str, Any]:
+    """A section as the template takes it."""
+    rows, page = section.rows, section.page
+    columns = list(dict.fromkeys(c for row in rows for c in row if c not in HIDDEN))
+    # Rows of several versions may have different columns.
     same = {c: rows[0][c] for c in columns if all(c in r and r[c] == rows[0][c] for r in rows)}
     return {
-        "name": name,
+        "name": section.name,
         "question": page.question,
         "about": page.about,
-        "command": asked["command"],
-        "preset": asked["preset"],
-        "settings": asked["settings"],
+        "command": section.command,
+        "preset": section.preset,
         "headline": page.headline,
         "note": page.note,
-        "figures": [{**plotly_figure(f), "caption": f.caption} for f in page.figures],
+        "figures": [{**plotly_figure(one), "caption": one.caption} for one in page.figures],
         "caption": page.caption,
         "trained": page.trains,
         "headings": page.headings,
-        "points": page.table,
-        "prose": [
-            i == 0 or any(row[i][:1].isalpha() and " " in row[i] for row in page.table)
-            for i in range(len(page.headings))
-        ],
+        "points": page.cells,
+        "prose": [_is_prose(page.cells, i) for i in range(len(page.headings))],
         "rows": rows,
         "varying": [c for c in columns if c not in same],
         "same": same,
-        "asked": len(asked["ids"]),
+        "asked": section.asked,
         "time": clock(sum(r["seconds"] for r in rows)),
         "protocols": sorted({r["protocol"] for r in rows if "protocol" in r}),
         "commits": sorted({r["commit"] or "unknown" for r in rows}),
@@ -131,43 +152,60 @@ def _section(store: Store, name: str, asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every run's learning curve, at most 200 points each."""
-    out, rates = [], len({row.get("lr") for row in rows}) > 1
+def _is_prose(cells: Sequence[Sequence[str]], column: int) -> bool:
+    """Whether a column of the table is text: the first one, and any with a cell of several
+    words."""
+    return column == 0 or any(row[column][:1].isalpha() and " " in row[column] for row in cells)
+
+
+# ---- learning curves
+
+
+def _curves(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every run's learning curve."""
+    several_rates = len({row.get("lr") for row in rows}) > 1
+    out = []
     for row in rows:
-        step = max(1, len(row["curve"]) // 200)
-        sizes = (
-            f"{plural(row['depth'], 'layer')}, {plural(row['num_heads'], 'head')} of rank "
-            f"{row['head_dim']}"
-        )
-        more = [
-            *([row["protocol"]] if "protocol" in row else []),
-            *([f"rate {row['lr']:g}"] if rates and "lr" in row else []),
-        ]
-        label = ", ".join((sizes, *more, f"seed {row['seed']}"))
-        unit = row.get(
-            "epoch", 1
-        )  # a language model's curve is by steps, in nats a token; judged in bits a byte
-        per = row["held_out"] / row["bits_per_byte"] if row.get("bits_per_byte") else 1.0
+        every = max(1, len(row["curve"]) // MOST_POINTS)
+        # A language model's curve is by steps and in nats per token, its error in bits per byte.
+        steps = row.get("epoch", 1)
+        nats = row["held_out"] / row["bits_per_byte"] if row.get("bits_per_byte") else 1.0
         out.append(
             {
-                "label": label,
+                "label": _label(row, several_rates),
                 "id": row["id"],
-                "every": step * row.get("curve_every", unit),
-                "train": [_short(v) for v in row["curve"][::step]],
+                "every": every * row.get("curve_every", steps),
+                "train": [_short(v) for v in row["curve"][::every]],
                 "held_out": [
-                    [e * unit, None if v is None else _short(v * per)]
-                    for e, v in row["held_out_curve"]
+                    [epoch * steps, None if v is None else _short(v * nats)]
+                    for epoch, v in row["held_out_curve"]
                 ],
                 "mean": "training, mean of an epoch" if "epoch" in row else "training",
-                "loss": "loss, nats a token" if "bits_per_byte" in row else "loss",
+                "loss": "loss, nats per token" if "bits_per_byte" in row else "loss",
             }
         )
     return out
 
 
+def _label(row: Row, several_rates: bool) -> str:
+    """A run in words."""
+    depth, heads = row["depth"], row["num_heads"]
+    words = [
+        f"{depth} layer" + "s" * (depth != 1),
+        f"{heads} head" + "s" * (heads != 1) + f" of rank {row['head_dim']}",
+    ]
+    if "protocol" in row:
+        words.append(row["protocol"])
+    if several_rates and "lr" in row:
+        words.append(f"rate {row['lr']:g}")
+    return ", ".join([*words, f"seed {row['seed']}"])
+
+
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
+
+
+# ---- what the template calls
 
 
 def _embed(value: Any) -> str:
@@ -185,6 +223,7 @@ def _raised(text: str) -> Any:
 
 
 def _number(value: Any) -> str:
+    """A value of a row for people."""
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -17,10 +17,10 @@ from headwise.errors import UsageError
 from headwise.model.attention import Attention
 from headwise.model.transformer import Decoder, Encoder
 from headwise.shape import Shape
+from headwise.theory.gaussian import check_matrix_sizes
 from headwise.theory.spectrum import (
     MEASURES,
     check_matrix,
-    check_matrix_sizes,
     geometric_mean,
     spectrum,
 )

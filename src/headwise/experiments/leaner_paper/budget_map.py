@@ -1,89 +1,72 @@
 """More heads or fewer? Held-out loss over heads x rank x depth at one exact budget, with both
 papers' advice on it.
 
-    headwise run map --task farthest        quick: width 32, 28 cells; 2 CPU cores, minutes; also recall, text, images, listops, sentences
-    headwise run map --preset paper --task text --set source=FILE     width 64, 3 seeds after tuning; one GPU, minutes a task
+    headwise run map --task farthest
+    headwise run map --preset paper --task text --set source=FILE
+
+quick: width 32, 28 cells; 2 CPU cores, minutes. paper: width 64, 3 seeds after tuning; one GPU,
+minutes per task. Tasks: farthest, recall, text, images, listops, sentences, or a file of your own.
 
 Every cell is a model of the same number of parameters (or FLOPs): what its heads do not use goes
 into the feed-forward. Ways to add heads are paths across it: `split` (rank x heads kept), `widen`
 (rank kept, the feed-forward pays), `trade` (rank kept, layers pay). Every cell's learning rate is
-tuned with the same effort, on a seed of its own that is not counted. Expected: on `farthest` the
-error falls with rank at every number of heads, `recall` needs two layers; elsewhere see
-results/map.
+tuned with the same effort, on a seed that is not counted.
+
+Expected: on `farthest` the error falls with rank at every number of heads, `recall` needs two
+layers; elsewhere see results/map.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from headwise.errors import UsageError, nearest
-from headwise.experiments.common import (
-    OverTasks,
-    check_lists,
-    counted,
-    edges,
-    how_conditioned,
-    logmean,
-    next_round,
-    plural,
-    recipe_of,
-    shape_of,
-    signed,
-    task_of,
-    tuned,
-)
+from headwise.experiments.base import Experiment
+from headwise.experiments.leaner_paper.shared import PAPER, QUICK, Conditioned, kappas
+from headwise.experiments.points import groups, plural, signed
+from headwise.experiments.probes import condition_probe
+from headwise.experiments.settings import OverTasks, check_lists
+from headwise.experiments.shapes import shape_for
+from headwise.experiments.tuning import edge_warning, next_round, rows_at_best_rate, tuned
 from headwise.rows import Row
 from headwise.shape import Shape
+from headwise.show.figure import (
+    HeatFigure,
+    HeatPanel,
+    Mark,
+    Path,
+    Range,
+    RangeFigure,
+    RangePanel,
+    Symbol,
+)
 from headwise.stats import Mean, difference, group, rank_correlation
-from headwise.tasks import Task
+from headwise.tasks.task import Task
 from headwise.training.run import Run
 
-QUESTION = "At one exact budget, how many heads, of what rank, how deep?"
-COLUMNS = (
-    ("task", "task"),
-    ("depth", "layers"),
-    ("heads", "heads"),
-    ("rank", "rank"),
-    ("ffn", "feed-forward"),
-    ("params", "parameters"),
-    ("off", "off budget"),
-    ("lr", "tuned rate"),
-    ("held_out", "held-out loss"),
-    ("n", "n"),
-    ("diverged", "diverged"),
-    ("accuracy", "accuracy"),
-    ("kappa_start", "kappa at start"),
-    ("kappa_end", "at end"),
-    ("paths", "on the path of"),
-)
-CAPTION = (
-    "Colour and number: held-out loss, mean over seeds at the tuned learning rate; darker is "
-    "better, the best cell of a task is framed. "
-    "Empty cells cannot be built within the budget. Lines: ways to add heads, from few to many. "
-    "Star: what the rank paper advises, one "
-    "head of full rank; diamond: what the leaner paper does, more heads of the same rank in half "
-    "of the layers."
-)
 PATHS = ("split", "widen", "trade")
-ADVICE = {"the rank paper": "star", "the leaner paper": "diamond"}
+SYMBOLS: dict[str, Symbol] = {"the rank paper": "star", "the leaner paper": "diamond"}
 BUDGETS = ("params", "flops")
-PREDICTORS = ("rank", "heads", "depth", "kappa_start", "kappa_end")
-PREDICTED = ("rank", "heads", "layers", "kappa at start", "kappa at end")
+PREDICTORS = {  # what the loss may go with: a field of a cell, and its words
+    "rank": "rank",
+    "heads": "heads",
+    "depth": "layers",
+    "kappa_start": "kappa at start",
+    "kappa_end": "kappa at end",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(OverTasks):
+class MapSettings(OverTasks):
     """The grid, and the base shape that sets the budget."""
 
     heads: tuple[int, ...]
     ranks: tuple[int, ...]
     depths: tuple[int, ...]
-    base: tuple[
-        int, ...
-    ]  # layers, heads, rank, feed-forward: the shape whose budget all others meet
-    budget: str
+    base: tuple[int, ...]  # layers, heads, rank, feed-forward: all others meet its budget
+    budget: str = "params"
     ffn_dim: int = 0  # follows from the budget
 
     def idle(self) -> dict[str, str]:
@@ -101,55 +84,23 @@ class Settings(OverTasks):
 
 
 PRESETS = {
-    "quick": Settings(
+    "quick": MapSettings(
+        **QUICK,
         tasks=("farthest",),
-        dim=32,
+        init="normal",
         heads=(1, 2, 4, 8),
         ranks=(4, 8, 16, 32),
         depths=(1, 2),
         base=(2, 4, 8, 128),
-        budget="params",
-        lrs=(0.01, 0.03),
-        beta2=0.99,
-        weight_decay=0.0,
-        points=8,
-        pairs=4,
-        length=32,
-        seeds=3,
-        steps=700,
-        batch=32,
-        warmup=0.1,
-        schedule="cosine",
-        protocols=("stream",),
-        init="normal",
-        held_out=1024,
-        evals=1,
     ),
-    "paper": Settings(
+    "paper": MapSettings(
+        **PAPER,
         tasks=("farthest",),
-        dim=64,
+        init="normal",
         heads=(1, 2, 4, 8, 16),
         ranks=(4, 8, 16, 32, 64),
         depths=(1, 2, 4),
         base=(4, 4, 16, 256),
-        budget="params",
-        lrs=(0.001, 0.003, 0.01),
-        further=2,
-        beta2=0.99,
-        weight_decay=0.0,
-        points=16,
-        pairs=8,
-        length=64,
-        seeds=3,
-        steps=4000,
-        batch=64,
-        warmup=0.1,
-        schedule="cosine",
-        protocols=("stream",),
-        init="normal",
-        precision="fp16",
-        epoch=500,
-        evals=2,
     ),
 }
 
@@ -162,26 +113,26 @@ def cost(shape: Shape, task: Task, budget: str) -> int:
     return shape.params if budget == "params" else shape.flops(task.tokens)
 
 
-def cells(task: Task, s: Settings) -> list[Shape]:
-    """Every shape of the grid at the base's cost, its feed-forward the whole number that comes
-    nearest; those with less than a quarter of the width left for it are left out."""
-    target = cost(shape_of(task, s.dim, *s.base), task, s.budget)
+def cells(task: Task, s: MapSettings) -> list[Shape]:
+    """Every shape of the grid at the base's cost.
+
+    Its feed-forward is the whole number whose cost comes nearest. A shape with less than a quarter
+    of the width left for the feed-forward is left out.
+    """
+    target = cost(shape_for(task, s.dim, *s.base), task, s.budget)
+    grid = [(depth, heads, rank) for depth in s.depths for heads in s.heads for rank in s.ranks]
     out = []
-    for depth in s.depths:
-        for heads in s.heads:
-            for rank in s.ranks:
-                one, two = (
-                    cost(shape_of(task, s.dim, depth, heads, rank, f), task, s.budget)
-                    for f in (1, 2)
-                )
-                ffn = round(1 + (target - one) / (two - one))
-                if ffn >= max(1, s.dim // 4):
-                    out.append(shape_of(task, s.dim, depth, heads, rank, ffn))
+    for depth, heads, rank in grid:
+        narrow = shape_for(task, s.dim, depth, heads, rank, 1)
+        least = cost(narrow, task, s.budget)
+        step = cost(narrow.replace(ffn_dim=2), task, s.budget) - least
+        ffn_dim = round(1 + (target - least) / step)
+        if ffn_dim >= max(1, s.dim // 4):
+            out.append(shape_for(task, s.dim, depth, heads, rank, ffn_dim))
     if not out:
-        base = ",".join(map(str, s.base))
         raise UsageError(
             "no shape of heads, ranks and depths meets the base's budget with a feed-forward of "
-            f"{s.dim // 4}; base {base}"
+            f"{s.dim // 4}; base {','.join(map(str, s.base))}"
         )
     return out
 
@@ -189,253 +140,312 @@ def cells(task: Task, s: Settings) -> list[Shape]:
 # ---- runs in two rounds
 
 
-def runs(settings: Settings) -> list[Run]:
+def runs(s: MapSettings) -> list[Run]:
     """The tuning: every cell at every rate, one seed."""
-    s, out = settings, []
-    for name in s.tasks:
-        task = task_of(name, s)
-        out += [
-            Run(shape, task, recipe_of(s, protocol="stream", lr=lr), 0)
-            for shape in cells(task, s)
-            for lr in s.lrs
-        ]
-    return out
+    return [
+        s.run(shape, task, 0, protocol="stream", lr=lr)
+        for task in map(s.task, s.tasks)
+        for shape in cells(task, s)
+        for lr in s.lrs
+    ]
 
 
-def then(settings: Settings, rows: list[Row]) -> list[Run]:
+def then(s: MapSettings, rows: list[Row]) -> list[Run]:
     """The measurement: every cell at its best rate, `seeds` other seeds."""
-    return next_round(runs(settings), rows, settings.seeds, settings.further)
-
-
-probe = how_conditioned  # of every trained run
+    return next_round(runs(s), rows, s.seeds, s.further)
 
 
 # ---- points
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point per task and cell: the tuned rate, then the held-out loss over the other seeds."""
+@dataclass(frozen=True, kw_only=True)
+class Cell(Conditioned):
+    """One shape on one task: its tuned rate, its loss over the other seeds, and where it stands."""
+
+    task: str
+    depth: int
+    heads: int
+    rank: int
+    ffn: int
+    dim: int
+    params: int
+    flops: int
+    off: float | None = None  # how far off the budget
+    paths: str | None = None  # which of PATHS it lies on
+    advice: str | None = None  # whose advice it is
+
+    @property
+    def name(self) -> str:
+        return f"{self.heads} x {self.rank} in {plural(self.depth, 'layer')}"
+
+
+def summary(rows: list[Row]) -> list[Cell]:
+    """One point per task and cell."""
     out = []
-    for (task, depth, heads, rank), same in group(
-        rows, "task", "depth", "num_heads", "head_dim"
-    ).items():
-        first, these = same[0], counted(same)
+    shapes = group(rows, "task", "depth", "num_heads", "head_dim")
+    for (task, depth, heads, rank), rows_of_point in shapes.items():
+        first = rows_of_point[0]
         out.append(
-            {
-                "task": task,
-                "depth": depth,
-                "heads": heads,
-                "rank": rank,
-                "ffn": first["ffn_dim"],
-                "dim": first["dim"],
-                "params": first["params"],
-                "flops": first["flops"],
-                **tuned(same),
-                **{
-                    key: logmean([r.get(key) for r in these])
-                    for key in ("kappa_start", "kappa_end", "kappa_centred_end")
-                },
-            }
+            Cell(
+                task=task,
+                depth=depth,
+                heads=heads,
+                rank=rank,
+                ffn=first["ffn_dim"],
+                dim=first["dim"],
+                params=first["params"],
+                flops=first["flops"],
+                **tuned(rows_of_point),
+                **kappas(rows_at_best_rate(rows_of_point)),
+            )
         )
-    for same in group(out, "task").values():
-        _place(same)
-    return out
+    return [cell for of_task in groups(out, "task").values() for cell in _placed(of_task)]
 
 
-def _place(points: list[dict[str, Any]]) -> None:
-    """How far each cell is off the budget that most of them share, and which paths it lies on.
+def _placed(cells: list[Cell]) -> list[Cell]:
+    """The cells of one task with how far each is off the budget that most of them share, the paths
+    it lies on, and whose advice it is.
 
     The base of the paths is the deepest cell whose heads have the model's width between them and
     whose rank is nearest to 16.
     """
-    spread = {key: max(p[key] for p in points) / min(p[key] for p in points) for key in BUDGETS}
-    held = min(BUDGETS, key=lambda key: spread[key])
-    target = sorted(p[held] for p in points)[len(points) // 2]
-    deepest, dim = max(p["depth"] for p in points), points[0]["dim"]
-    square = [p for p in points if p["depth"] == deepest and p["heads"] * p["rank"] == dim]
-    base = min(square, key=lambda p: abs(p["rank"] - min(16, dim // 4)), default=None)
-    for p in points:
-        p["off"] = p[held] / target - 1
-        on = []
-        if base and p["depth"] == deepest and p["heads"] * p["rank"] == dim:
-            on.append("split")
-        if base and p["depth"] == deepest and p["rank"] == base["rank"]:
-            on.append("widen")
-        if (
-            base
-            and p["rank"] == base["rank"]
-            and p["heads"] * p["depth"] == base["heads"] * deepest
-        ):
-            on.append("trade")
-        p["paths"] = ", ".join(on) or None
-        widest = p["depth"] == deepest and (p["heads"], p["rank"]) == (1, dim)
-        halved = "trade" in on and 2 * p["depth"] == deepest
-        p["advice"] = "the rank paper" if widest else "the leaner paper" if halved else None
+    budget = _budget_of(cells)
+    target = sorted(getattr(cell, budget) for cell in cells)[len(cells) // 2]
+    deepest = max(cell.depth for cell in cells)
+    dim = cells[0].dim
+    square = [cell for cell in cells if cell.depth == deepest and cell.heads * cell.rank == dim]
+    base = min(square, key=lambda cell: abs(cell.rank - min(16, dim // 4)), default=None)
+    out = []
+    for cell in cells:
+        paths = [] if base is None else _paths_through(cell, base)
+        advice = None
+        if (cell.depth, cell.heads, cell.rank) == (deepest, 1, dim):
+            advice = "the rank paper"
+        elif "trade" in paths and 2 * cell.depth == deepest:
+            advice = "the leaner paper"
+        off = getattr(cell, budget) / target - 1
+        out.append(replace(cell, off=off, paths=", ".join(paths) or None, advice=advice))
+    return out
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def _budget_of(cells: list[Cell]) -> str:
+    """The budget that the cells share: the count in which they differ least."""
+
+    counts = {key: [getattr(cell, key) for cell in cells] for key in BUDGETS}
+    return min(BUDGETS, key=lambda key: max(counts[key]) / min(counts[key]))
+
+
+def _paths_through(cell: Cell, base: Cell) -> list[str]:
+    """Which ways to add heads to the base lead to a cell, or from it to the base."""
+    out = []
+    if cell.depth == base.depth and cell.heads * cell.rank == cell.dim:
+        out.append("split")
+    if cell.depth == base.depth and cell.rank == base.rank:
+        out.append("widen")
+    if cell.rank == base.rank and cell.heads * cell.depth == base.heads * base.depth:
+        out.append("trade")
+    return out
+
+
+def headline(points: Sequence[Cell]) -> list[str]:
     """For each task: the best cell, what each path does from its first to its last cell, and what
     predicts the loss."""
     lines = []
-    for (task,), same in group(points, "task").items():
-        known = [p for p in same if p["held_out"] is not None]
+    for (task,), of_task in groups(points, "task").items():
+        known = [cell for cell in of_task if cell.held_out is not None]
         if not known:
             continue
-        best = min(known, key=lambda p: p["held_out"])
-        lines.append(f"{task}: best {_name(best)}, held-out loss {best['held_out']:.4f}")
-        lines += [
-            f"{task}, {path}: {_verdict(*ends)}" for path in PATHS if (ends := _ends(known, path))
-        ]
-        told = [f"{what} {rho}" for what in PREDICTORS if (rho := _predicts(known, what))]
-        if told:
+        best = min(known, key=_loss)
+        lines.append(f"{task}: best {best.name}, held-out loss {_loss(best):.4f}")
+        ends_of = {path: ends for path in PATHS if (ends := _ends(known, path))}
+        lines += [f"{task}, {path}: {_verdict(*ends)}" for path, ends in ends_of.items()]
+        found = [f"{field} {words}" for field in PREDICTORS if (words := _predicts(known, field))]
+        if found:
             lines.append(
                 f"{task}: rank correlation of the loss over {len(known)} cells with "
-                + ", ".join(told)
+                + ", ".join(found)
             )
-        lines += [f"{task}: {line}" for line in edges(known, "cells")]
+        lines += [f"{task}: {line}" for line in edge_warning(known, "cells")]
     return lines
 
 
-def _ends(points: list[dict[str, Any]], path: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _loss(cell: Cell) -> float:
+    """The loss of a cell that has one."""
+    return math.inf if cell.held_out is None else cell.held_out
+
+
+def _ends(cells: Sequence[Cell], path: str) -> tuple[Cell, Cell] | None:
     """A path's cells of fewest and of most heads."""
-    along = sorted((p for p in points if path in (p["paths"] or "")), key=lambda p: p["heads"])
+    along = _along(cells, path)
     return (along[0], along[-1]) if len(along) > 1 else None
 
 
-def _goes_with(points: list[dict[str, Any]], what: str) -> Mean:
-    there = [p for p in points if p[what] is not None]
-    return rank_correlation([p[what] for p in there], [p["held_out"] for p in there])
+def _along(cells: Sequence[Cell], path: str) -> list[Cell]:
+    """A path's cells by heads."""
+    there = [cell for cell in cells if cell.paths and path in cell.paths]
+    return sorted(there, key=lambda cell: cell.heads)
 
 
-def _predicts(points: list[dict[str, Any]], what: str) -> str:
-    rho = _goes_with(points, what)
+def _goes_with(cells: Sequence[Cell], field: str) -> Mean:
+    """The rank correlation of the loss with a field of the cells."""
+    values = [(getattr(cell, field), _loss(cell)) for cell in cells]
+    there = [(value, loss) for value, loss in values if value is not None]
+    return rank_correlation([value for value, _ in there], [loss for _, loss in there])
+
+
+def _predicts(cells: Sequence[Cell], field: str) -> str:
+    rho = _goes_with(cells, field)
     return "" if rho.low is None else f"{rho.mean:+.2f} ({rho.low:+.2f} to {rho.high:+.2f})"
 
 
-def _name(p: dict[str, Any]) -> str:
-    return f"{p['heads']} x {p['rank']} in {plural(p['depth'], 'layer')}"
-
-
-def _verdict(few: dict[str, Any], many: dict[str, Any]) -> str:
-    gap, way = difference(many["values"], few["values"]), f"from {_name(few)} to {_name(many)}"
+def _verdict(few: Cell, many: Cell) -> str:
+    """What a path does to the loss."""
+    gap = difference(many.values, few.values)
+    way = f"from {few.name} to {many.name}"
     if gap.low is None or gap.high is None:
         return f"{way} the loss changes by {signed(gap.mean)} (one seed)"
-    told = f"{signed(gap.mean)} ± {signed((gap.high - gap.low) / 2)[1:]}"
-    return (
-        f"{way} no difference is found ({told})"
-        if gap.low <= 0 <= gap.high
-        else f"{way} the loss changes by {told}"
+    words = f"{signed(gap.mean)} ± {signed((gap.high - gap.low) / 2)[1:]}"
+    if gap.low <= 0 <= gap.high:
+        return f"{way} no difference is found ({words})"
+    return f"{way} the loss changes by {words}"
+
+
+# ---- the figures
+
+
+def figure(points: Sequence[Cell]) -> HeatFigure:
+    """A panel per task and depth: rank across, heads up, loss as colour, the paths as lines."""
+    ranks = sorted({cell.rank for cell in points})
+    heads = sorted({cell.heads for cell in points})
+    panels = []
+    for (task,), of_task in groups(points, "task").items():
+        losses = [cell.held_out for cell in of_task if cell.held_out is not None]
+        for (depth,), of_depth in groups(of_task, "depth").items():
+            loss = {(cell.heads, cell.rank): cell.held_out for cell in of_depth}
+            panels.append(
+                HeatPanel(
+                    title=f"{task}, {plural(depth, 'layer')}",
+                    cells=[[loss.get((h, r)) for r in ranks] for h in heads],
+                    least=min(losses, default=None),
+                    most=max(losses, default=None),
+                    paths=_drawn_paths(of_depth, ranks, heads),
+                    marks=[
+                        Mark(
+                            label=cell.advice,
+                            symbol=SYMBOLS[cell.advice],
+                            x=ranks.index(cell.rank),
+                            y=heads.index(cell.heads),
+                        )
+                        for cell in of_depth
+                        if cell.advice
+                    ],
+                )
+            )
+    return HeatFigure(
+        title="Held-out loss at one budget",
+        x_label="rank of a head",
+        y_label="heads",
+        x_names=[str(rank) for rank in ranks],
+        y_names=[str(count) for count in heads],
+        panels=panels,
+        columns=len({cell.depth for cell in points}),
     )
 
 
-# ---- the figure
+def _drawn_paths(cells: list[Cell], ranks: list[int], heads: list[int]) -> list[Path]:
+    """The parts of the paths that lie at one depth."""
+    out = []
+    for colour, path in enumerate(PATHS):
+        if along := _along(cells, path):
+            x = [ranks.index(cell.rank) for cell in along]
+            y = [heads.index(cell.heads) for cell in along]
+            out.append(Path(label=path, colour=colour, x=x, y=y))
+    return out
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """A panel per task and depth: rank across, heads up, loss as colour, the paths as lines."""
-    ranks, heads = (sorted({p[key] for p in points}) for key in ("rank", "heads"))
-    panels = []
-    for (task,), same in group(points, "task").items():
-        known = [p["held_out"] for p in same if p["held_out"] is not None]
-        for (depth,), here in group(same, "depth").items():
-            at = {(p["heads"], p["rank"]): p for p in here}
-            z = [[at[h, r]["held_out"] if (h, r) in at else None for r in ranks] for h in heads]
-            paths = []
-            for colour, path in enumerate(PATHS):
-                along = sorted(
-                    (p for p in here if path in (p["paths"] or "")), key=lambda p: p["heads"]
-                )
-                places = {
-                    "x": [ranks.index(p["rank"]) for p in along],
-                    "y": [heads.index(p["heads"]) for p in along],
-                }
-                if along:
-                    paths.append({"label": path, "colour": colour, **places})
-            ends = {"least": min(known, default=None), "most": max(known, default=None)}
-            title = f"{task}, {plural(depth, 'layer')}"
-            marks = [
-                {
-                    "label": p["advice"],
-                    "symbol": ADVICE[p["advice"]],
-                    "x": ranks.index(p["rank"]),
-                    "y": heads.index(p["heads"]),
-                }
-                for p in here
-                if p["advice"]
-            ]
-            panels.append({"title": title, "z": z, "paths": paths, "marks": marks, **ends})
-    return {
-        "kind": "heat",
-        "title": "Held-out loss at one budget",
-        "x": [str(r) for r in ranks],
-        "y": [str(h) for h in heads],
-        "x_label": "rank of a head",
-        "y_label": "heads",
-        "panels": panels,
-        "columns": len({p["depth"] for p in points}),
-    }
-
-
-def over_tasks(points: list[dict[str, Any]]) -> dict[str, Any]:
+def over_tasks(points: Sequence[Cell]) -> RangeFigure:
     """All tasks at a glance: what each way to add heads does to the loss, and what the loss goes
     with."""
-    changes, told = [], []
-    for (task,), same in group(points, "task").items():
-        known = [p for p in same if p["held_out"] is not None]
-        losses = [p["held_out"] for p in known]
-        whole = (max(losses) - min(losses)) / 100 if len(set(losses)) > 1 else math.nan
-        for colour, path in enumerate(PATHS):
-            if (ends := _ends(known, path)) and whole > 0:
-                few, many = ends
-                gap = difference(many["values"], few["values"])
-                spread = (
-                    {"low": None, "high": None}
-                    if gap.low is None or gap.high is None
-                    else {"low": gap.low / whole, "high": gap.high / whole}
-                )
-                label = f"{path}: {_goes(few, many)}"
-                changes.append(
-                    {
-                        "name": task,
-                        "label": label,
-                        "colour": colour,
-                        "mean": gap.mean / whole,
-                        **spread,
-                    }
-                )
-        for colour, (what, label) in enumerate(zip(PREDICTORS, PREDICTED, strict=True)):
-            rho = _goes_with(known, what)
+    changes: list[Range] = []
+    correlations: list[Range] = []
+    for (task,), of_task in groups(points, "task").items():
+        known = [cell for cell in of_task if cell.held_out is not None]
+        changes += _changes(task, known)
+        for colour, (field, label) in enumerate(PREDICTORS.items()):
+            rho = _goes_with(known, field)
             if rho.low is not None:
-                told.append(
-                    {
-                        "name": task,
-                        "label": label,
-                        "colour": colour,
-                        "mean": rho.mean,
-                        "low": rho.low,
-                        "high": rho.high,
-                    }
-                )
-    return {
-        "kind": "ranges", "title": "More heads or fewer, at one budget", "columns": 2,
-        "panels": [
-            {"title": "from few heads to many", "x_label": (
-                "change of the held-out loss, % of best to worst cell"
-            ), "rows": changes},
-            {"title": (
-                "what the loss goes with, over all cells"
-            ), "x_label": "rank correlation", "rows": told},
-        ],
-    }  # fmt: skip
+                ends = {"mean": rho.mean, "low": rho.low, "high": rho.high}
+                correlations.append(Range(name=task, label=label, colour=colour, **ends))
+    panels = [
+        RangePanel(
+            title="from few heads to many",
+            x_label="change of the held-out loss, % of best to worst cell",
+            ranges=changes,
+        ),
+        RangePanel(
+            title="what the loss goes with, over all cells",
+            x_label="rank correlation",
+            ranges=correlations,
+        ),
+    ]
+    return RangeFigure(title="More heads or fewer, at one budget", columns=2, panels=panels)
 
 
-def _goes(few: dict[str, Any], many: dict[str, Any]) -> str:
-    layers = (
-        f"{few['depth']} layers"
-        if few["depth"] == many["depth"]
-        else f"{few['depth']} to {many['depth']} layers"
-    )
-    return f"{few['heads']} x {few['rank']} to {many['heads']} x {many['rank']}, {layers}"
+def _changes(task: str, cells: list[Cell]) -> list[Range]:
+    """What each path does to one task's loss, in percent of the way from the best to the worst
+    cell."""
+    losses = [_loss(cell) for cell in cells]
+    if len(set(losses)) < 2:
+        return []
+    percent = (max(losses) - min(losses)) / 100
+    out = []
+    for colour, path in enumerate(PATHS):
+        if ends := _ends(cells, path):
+            few, many = ends
+            gap = difference(many.values, few.values)
+            depths = f"{few.depth}" if few.depth == many.depth else f"{few.depth} to {many.depth}"
+            heads = f"{few.heads} x {few.rank} to {many.heads} x {many.rank}"
+            label = f"{path}: {heads}, {depths} layers"
+            low, high = (None if v is None else v / percent for v in (gap.low, gap.high))
+            mean = gap.mean / percent
+            out.append(Range(name=task, label=label, colour=colour, mean=mean, low=low, high=high))
+    return out
 
 
-VIEWS = {"summary": over_tasks}
+EXPERIMENT = Experiment(
+    name="map",
+    question="At one exact budget, how many heads, of what rank, how deep?",
+    about="More heads or fewer? Held-out loss over heads x rank x depth at one exact budget.",
+    presets=PRESETS,
+    columns=(
+        ("task", "task"),
+        ("depth", "layers"),
+        ("heads", "heads"),
+        ("rank", "rank"),
+        ("ffn", "feed-forward"),
+        ("params", "parameters"),
+        ("off", "off budget"),
+        ("lr", "tuned rate"),
+        ("held_out", "held-out loss"),
+        ("n", "n"),
+        ("diverged", "diverged"),
+        ("accuracy", "accuracy"),
+        ("kappa_start", "kappa at start"),
+        ("kappa_end", "at end"),
+        ("paths", "on the path of"),
+    ),
+    caption=(
+        "Colour and number: held-out loss, mean over seeds at the tuned learning rate; darker is "
+        "better, the best cell of a task is framed. Empty cells cannot be built within the budget. "
+        "Lines: ways to add heads, from few to many. Star: what the rank paper advises, one head "
+        "of full rank; diamond: what the leaner paper does, more heads of the same rank in half of "
+        "the layers."
+    ),
+    runs=runs,
+    then=then,
+    probe=condition_probe,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    views={"summary": over_tasks},
+)

@@ -1,38 +1,34 @@
 """Do more heads let you drop layers? The leaner-transformers paper's trade with every control it
 lacks.
 
-    headwise run leaner                                quick: width 32, 20 shapes; 2 CPU cores, about 5 minutes
-    headwise run leaner --preset paper --task text     width 64, 8 layers; one GPU, minutes a task
+    headwise run leaner
+    headwise run leaner --preset paper --task text
+
+quick: width 32, 20 shapes; 2 CPU cores, about 5 minutes. paper: width 64, 8 layers; one GPU,
+minutes per task.
 
 From one base: more heads by splitting the width or by widening it, at full depth, at half the
 layers and at half the feed-forward, each beside the same cut without more heads; more heads paid
 for by the feed-forward (widen-iso) or by layers (trade); and the same parameters spent on the
 feed-forward or on layers instead. Learning rates are tuned per arm with the same effort, on a seed
-that is not counted. The paper's own values for this are not known; Expected of it: half the layers
+that is not counted. The paper's own values for this are not known. Expected of it: half the layers
 cost nothing once there are more heads.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headwise.errors import UsageError
-from headwise.experiments.common import (
-    OverTasks,
-    against,
-    check_lists,
-    edges,
-    next_round,
-    plural,
-    recipe_of,
-    shape_in,
-    shape_of,
-    solid,
-    task_of,
-    tuned,
-)
+from headwise.experiments.base import Experiment
+from headwise.experiments.figure_parts import error_line
+from headwise.experiments.leaner_paper.shared import PAPER, QUICK
+from headwise.experiments.points import Tuned, groups, plural
+from headwise.experiments.settings import OverTasks, check_lists
+from headwise.experiments.shapes import shape_for, shape_of_row
+from headwise.experiments.tuning import edge_warning, gap_between, next_round, tuned
 from headwise.policies import (
     Budget,
     narrower,
@@ -46,33 +42,12 @@ from headwise.policies import (
 )
 from headwise.rows import Row
 from headwise.shape import Shape
-from headwise.stats import group
+from headwise.show.figure import Line, LineFigure, LinePanel
+from headwise.stats import Mean, group
 from headwise.training.run import Run
 
-QUESTION = "Do more heads let you drop layers?"
-COLUMNS = (
-    ("task", "task"),
-    ("arm", "arm"),
-    ("depth", "layers"),
-    ("heads", "heads"),
-    ("rank", "rank"),
-    ("ffn", "feed-forward"),
-    ("params", "parameters"),
-    ("off", "against base's"),
-    ("lr", "tuned rate"),
-    ("held_out", "held-out loss"),
-    ("n", "n"),
-    ("diverged", "diverged"),
-    ("accuracy", "accuracy"),
-    ("change", "loss against base"),
-)
-CAPTION = (
-    "Held-out loss, mean over seeds at the tuned learning rate with its 95 % interval. Dots: arms "
-    "with the parameters of the base or of "
-    "the widened arm."
-)
 BASE, HALF, THIN = "base", "half the layers", "half the feed-forward"
-PAYING = {
+PAYING = {  # the beginning of an arm's name -> who pays for the heads
     "widen-iso": "feed-forward pays",
     "trade": "layers pay",
     "feed-forward": "feed-forward instead",
@@ -81,7 +56,7 @@ PAYING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(OverTasks):
+class LeanerSettings(OverTasks):
     """The base and how many times its heads."""
 
     depth: int
@@ -91,11 +66,9 @@ class Settings(OverTasks):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_lists(self, ("more",))
-        if (
-            self.heads < 1
-            or self.dim % self.heads
-            or any(k < 2 or (self.dim // self.heads) % k for k in self.more)
-        ):
+        divided = self.heads >= 1 and self.dim % self.heads == 0
+        rank = self.dim // self.heads if divided else 0
+        if not divided or any(times < 2 or rank % times for times in self.more):
             given = f"more {','.join(map(str, self.more))}, dim {self.dim}, heads {self.heads}"
             raise UsageError(
                 f"more must be numbers of at least 2 that divide the rank, got {given}"
@@ -108,104 +81,40 @@ class Settings(OverTasks):
 
 
 PRESETS = {
-    "quick": Settings(
-        tasks=("farthest",),
-        dim=32,
-        depth=2,
-        heads=2,
-        ffn_dim=128,
-        more=(2, 4),
-        lrs=(0.01, 0.03),
-        beta2=0.99,
-        weight_decay=0.0,
-        points=8,
-        pairs=4,
-        length=32,
-        seeds=3,
-        steps=700,
-        batch=32,
-        warmup=0.1,
-        schedule="cosine",
-        protocols=("stream",),
-        init="normal",
-        held_out=1024,
-        evals=1,
+    "quick": LeanerSettings(
+        **QUICK, tasks=("farthest",), init="normal", depth=2, heads=2, ffn_dim=128, more=(2, 4)
     ),
-    "paper": Settings(
-        tasks=("text",),
-        dim=64,
-        depth=8,
-        heads=4,
-        ffn_dim=256,
-        more=(2, 4),
-        lrs=(0.001, 0.003, 0.01),
-        further=2,
-        beta2=0.99,
-        weight_decay=0.0,
-        points=16,
-        pairs=8,
-        length=64,
-        seeds=3,
-        steps=4000,
-        batch=64,
-        warmup=0.1,
-        schedule="cosine",
-        protocols=("stream",),
-        init="normal",
-        precision="fp16",
-        epoch=500,
-        evals=2,
+    "paper": LeanerSettings(
+        **PAPER, tasks=("text",), init="normal", depth=8, heads=4, ffn_dim=256, more=(2, 4)
     ),
 }
 
 
-def arms(base: Shape, more: list[int]) -> dict[str, Shape]:
-    """Every shape of the comparison by name; those that cannot be built within their budget are
+# ---- the arms
+
+
+def arms(base: Shape, more: Sequence[int]) -> dict[str, Shape]:
+    """Every shape of the comparison by name. Those that cannot be built within their budget are
     left out."""
-    half, thin = max(1, base.depth // 2), max(1, base.ffn_dim // 2)
+    half = max(1, base.depth // 2)
+    thin = max(1, base.ffn_dim // 2)
     out = {BASE: base, HALF: shallower(base, half), THIN: narrower(base, thin)}
-    for k in more:
-        heads = k * base.num_heads
+    for times in more:
+        heads = times * base.num_heads
         for name, grown in (("split", split(base, heads)), ("widen", widen(base, heads))):
             label = f"{name} to {heads}"
-            out |= {
-                label: grown,
-                f"{label}, {HALF}": shallower(grown, half),
-                f"{label}, {THIN}": narrower(grown, thin),
-            }
-        wide = Budget.of(widen(base, heads))
-        with contextlib.suppress(
-            UsageError
-        ):  # so many heads that nothing is left for the feed-forward
+            out[label] = grown
+            out[f"{label}, {HALF}"] = shallower(grown, half)
+            out[f"{label}, {THIN}"] = narrower(grown, thin)
+        # With so many heads nothing may be left for the feed-forward or for a layer.
+        with contextlib.suppress(UsageError):
             out[f"widen-iso to {heads}"] = widen_iso(base, heads)
         with contextlib.suppress(UsageError):
             out[f"trade to {heads}"] = trade(base, heads, exact=True)
-        out[f"feed-forward instead of {heads}"] = spend_on_ffn(base, wide)
-        out[f"layers instead of {heads}"] = spend_on_depth(base, wide, exact=True)
+        budget = Budget.of(widen(base, heads))
+        out[f"feed-forward instead of {heads}"] = spend_on_ffn(base, budget)
+        out[f"layers instead of {heads}"] = spend_on_depth(base, budget, exact=True)
     return out
-
-
-def runs(settings: Settings) -> list[Run]:
-    """The tuning: every arm at every rate, one seed."""
-    s, out = settings, []
-    for name in s.tasks:
-        task = task_of(name, s)
-        base = shape_of(task, s.dim, s.depth, s.heads, s.dim // s.heads, s.ffn_dim)
-        shapes = list(dict.fromkeys(arms(base, list(s.more)).values()))
-        out += [
-            Run(shape, task, recipe_of(s, protocol="stream", lr=lr), 0)
-            for shape in shapes
-            for lr in s.lrs
-        ]
-    return out
-
-
-def then(settings: Settings, rows: list[Row]) -> list[Run]:
-    """The measurement: every arm at its best rate, `seeds` other seeds."""
-    return next_round(runs(settings), rows, settings.seeds, settings.further)
-
-
-# ---- points
 
 
 def named(shapes: set[Shape]) -> dict[str, Shape]:
@@ -225,119 +134,195 @@ def named(shapes: set[Shape]) -> dict[str, Shape]:
     return best
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point per task and arm, and its difference from the base with its interval."""
+# ---- runs in two rounds
+
+
+def runs(s: LeanerSettings) -> list[Run]:
+    """The tuning: every arm at every rate, one seed."""
     out = []
-    for (task,), same in group(rows, "task").items():
+    for task in map(s.task, s.tasks):
+        base = shape_for(task, s.dim, s.depth, s.heads, s.dim // s.heads, s.ffn_dim)
+        shapes = dict.fromkeys(arms(base, s.more).values())
+        out += [s.run(shape, task, 0, protocol="stream", lr=lr) for shape in shapes for lr in s.lrs]
+    return out
+
+
+def then(s: LeanerSettings, rows: list[Row]) -> list[Run]:
+    """The measurement: every arm at its best rate, `seeds` other seeds."""
+    return next_round(runs(s), rows, s.seeds, s.further)
+
+
+# ---- points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm(Tuned):
+    """One arm on one task, and its difference from the base."""
+
+    task: str
+    arm: str
+    depth: int
+    heads: int
+    rank: int
+    ffn: int
+    params: int
+    off: float | None  # parameters against the base's
+    gap: Mean | None
+    change: str | None  # the gap in words
+
+    @property
+    def name(self) -> str:
+        layers = plural(self.depth, "layer")
+        return f"{self.heads} x {self.rank} in {layers}, feed-forward {self.ffn}"
+
+    @property
+    def cut(self) -> str:
+        """What is halved: HALF, THIN, or nothing."""
+        if self.arm in (HALF, THIN):
+            return self.arm
+        return self.arm.partition(", ")[2]
+
+
+def summary(rows: list[Row]) -> list[Arm]:
+    """One point per task and arm."""
+    out = []
+    for (task,), of_task in group(rows, "task").items():
         by_shape: dict[Shape, list[Row]] = {}
-        for row in same:
-            by_shape.setdefault(shape_in(row), []).append(row)
+        for row in of_task:
+            by_shape.setdefault(shape_of_row(row), []).append(row)
         found = named(set(by_shape))
+        base = found.get(BASE)
         for arm, shape in found.items():
-            value = tuned(by_shape[shape])
-            gap, told = (
-                against(by_shape[shape], by_shape[found[BASE]])
-                if BASE in found and arm != BASE
-                else (None, None)
-            )
+            gap = change = None
+            if base is not None and arm != BASE:
+                gap, change = gap_between(by_shape[shape], by_shape[base])
             out.append(
-                {
-                    "task": task,
-                    "arm": arm,
-                    "depth": shape.depth,
-                    "heads": shape.num_heads,
-                    "rank": shape.head_dim,
-                    "ffn": shape.ffn_dim,
-                    "params": shape.params,
-                    "off": shape.params / found[BASE].params - 1 if BASE in found else None,
-                    **value,
-                    "gap": gap,
-                    "change": told,
-                }
+                Arm(
+                    task=task,
+                    arm=arm,
+                    depth=shape.depth,
+                    heads=shape.num_heads,
+                    rank=shape.head_dim,
+                    ffn=shape.ffn_dim,
+                    params=shape.params,
+                    off=None if base is None else shape.params / base.params - 1,
+                    **tuned(by_shape[shape]),
+                    gap=gap,
+                    change=change,
+                )
             )
     return out
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def headline(points: Sequence[Arm]) -> list[str]:
     """What half the layers cost, without and with more heads; then the arms at the base's
     parameters."""
     lines = []
-    for (task,), same in group(points, "task").items():
-        by = {p["arm"]: p for p in same if p["held_out"] is not None}
-        if BASE not in by:
+    for (task,), of_task in groups(points, "task").items():
+        by_name = {p.arm: p for p in of_task if p.held_out is not None}
+        if BASE not in by_name:
             continue
-        lines.append(f"{task}: base {_name(by[BASE])}, held-out loss {by[BASE]['held_out']:.4f}")
-        if HALF in by:
-            costs = [
-                f"{arm.removesuffix(f', {HALF}')} {p['change']}"
-                for arm, p in by.items()
-                if arm.endswith(f", {HALF}")
-            ]
-            lines.append(
-                f"{task}, {HALF}: without more heads {by[HALF]['change']}"
-                + (f"; {'; '.join(costs)}" if costs else "")
-            )
+        base = by_name[BASE]
+        lines.append(f"{task}: base {base.name}, held-out loss {base.held_out:.4f}")
+        if HALF in by_name:
+            costs = [f"without more heads {by_name[HALF].change}"]
+            for arm, p in by_name.items():
+                if arm.endswith(f", {HALF}"):
+                    costs.append(f"{arm.removesuffix(f', {HALF}')} {p.change}")
+            lines.append(f"{task}, {HALF}: " + "; ".join(costs))
         equal = [
-            f"{arm} {p['change']}"
-            for arm, p in by.items()
-            if arm.startswith(("split", "widen-iso", "trade")) and abs(p["off"]) < 0.01
+            f"{arm} {p.change}"
+            for arm, p in by_name.items()
+            if arm.startswith(("split", "widen-iso", "trade"))
+            and p.off is not None
+            and abs(p.off) < 0.01
         ]
         if equal:
             lines.append(f"{task}, the base's parameters: " + "; ".join(equal))
-        lines += [f"{task}: {line}" for line in edges(list(by.values()), "arms")]
+        lines += [f"{task}: {line}" for line in edge_warning(list(by_name.values()), "arms")]
     return lines
 
 
-def _name(p: dict[str, Any]) -> str:
-    return f"{p['heads']} x {p['rank']} in {plural(p['depth'], 'layer')}, feed-forward {p['ffn']}"
+# ---- the figure
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def figure(points: Sequence[Arm]) -> LineFigure:
     """A row of panels per task: loss against heads at full size, at half the layers, at half the
     feed-forward; split and widened."""
     panels = []
-    for (task,), same in group(points, "task").items():
-        known = [p for p in same if p["held_out"] is not None]
+    for (task,), of_task in groups(points, "task").items():
+        known = [p for p in of_task if p.held_out is not None]
         for cut in ("", HALF, THIN):
-            lines = []
-            for colour, how in enumerate(("split", "widen")):
-                along = [
-                    p
-                    for p in known
-                    if p["arm"] == (cut or BASE)
-                    or (p["arm"].startswith(f"{how} to") and _cut(p["arm"]) == cut)
-                ]
-                along.sort(key=lambda p: p["heads"])
-                if along:
-                    lines.append(solid(how, colour, [p["heads"] for p in along], along))
-            panels.append(
-                {
-                    "title": f"{task}, {cut or 'full size'}",
-                    "lines": lines if cut else [*lines, *_instead(known)],
-                }
-            )
-    return {
-        "title": (
-            "More heads, fewer layers: every arm beside its control"
-        ), "x_label": "heads", "y_label": "held-out loss",
-        "y_scale": "linear", "panels": panels, "columns": 3,
-    }  # fmt: skip
+            lines = _grown(known, cut)
+            if not cut:
+                lines += _instead(known)
+            panels.append(LinePanel(title=f"{task}, {cut or 'full size'}", lines=lines))
+    return LineFigure(
+        title="More heads, fewer layers: every arm beside its control",
+        x_label="heads",
+        y_label="held-out loss",
+        y_scale="linear",
+        panels=panels,
+        columns=3,
+    )
 
 
-def _instead(known: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Where others pay for the heads, or their price is spent otherwise, at the heads they are
-    compared with."""
+def _grown(known: list[Arm], cut: str) -> list[Line]:
+    """Split and widened, each from the arm with the base's heads at the same cut."""
     out = []
-    for colour, (kind, label) in enumerate(PAYING.items(), 2):
-        here = [p for p in known if p["arm"].startswith(f"{kind} ")]
-        if here:
-            at = {
-                "x": [int(p["arm"].rsplit(" ", 1)[1]) for p in here],
-                "y": [p["held_out"] for p in here],
-            }
-            out.append({"label": label, "colour": colour, "style": "dots", **at})
+    for colour, how in enumerate(("split", "widen")):
+        along = [
+            p
+            for p in known
+            if p.arm == (cut or BASE) or (p.arm.startswith(f"{how} to") and p.cut == cut)
+        ]
+        along.sort(key=lambda p: p.heads)
+        if along:
+            out.append(error_line(how, colour, [p.heads for p in along], along))
     return out
 
 
-def _cut(arm: str) -> str:
-    return arm.partition(", ")[2]
+def _instead(known: list[Arm]) -> list[Line]:
+    """Where others pay for the heads, or their price is spent otherwise, at the heads they are
+    compared with."""
+    out = []
+    for colour, (beginning, label) in enumerate(PAYING.items(), 2):
+        here = [p for p in known if p.arm.startswith(f"{beginning} ")]
+        if here:
+            heads = [int(p.arm.rsplit(" ", 1)[1]) for p in here]
+            losses = [p.held_out for p in here]
+            out.append(Line(label=label, colour=colour, style="dots", x=heads, y=losses))
+    return out
+
+
+EXPERIMENT = Experiment(
+    name="leaner",
+    question="Do more heads let you drop layers?",
+    about="Do more heads let you drop layers? The leaner paper's trade with every control.",
+    presets=PRESETS,
+    columns=(
+        ("task", "task"),
+        ("arm", "arm"),
+        ("depth", "layers"),
+        ("heads", "heads"),
+        ("rank", "rank"),
+        ("ffn", "feed-forward"),
+        ("params", "parameters"),
+        ("off", "against base's"),
+        ("lr", "tuned rate"),
+        ("held_out", "held-out loss"),
+        ("n", "n"),
+        ("diverged", "diverged"),
+        ("accuracy", "accuracy"),
+        ("change", "loss against base"),
+    ),
+    caption=(
+        "Held-out loss, mean over seeds at the tuned learning rate with its 95 % interval. Dots: "
+        "arms with the parameters of the base or of the widened arm."
+    ),
+    runs=runs,
+    then=then,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+)

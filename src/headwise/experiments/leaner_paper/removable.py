@@ -1,8 +1,11 @@
 """Do layers become removable once attention is well conditioned? The leaner-transformers paper's
 mechanism, tested by intervention.
 
-    headwise run removable                                 quick: width 32, 2 and 1 layers, three starts; 2 CPU cores, about 2 minutes
-    headwise run removable --preset paper --task text      width 64, 8, 4 and 2 layers; one GPU, a minute or two a task
+    headwise run removable
+    headwise run removable --preset paper --task text
+
+quick: width 32, 2 and 1 layers, three starts; 2 CPU cores, about 2 minutes. paper: width 64, 8, 4
+and 2 layers; one GPU, a minute or two per task.
 
 The paper holds that more heads condition attention better and that layers can therefore go. Here
 heads and sizes stay as they are and the condition number is changed by the start: `normal`
@@ -15,59 +18,36 @@ conditioned the start, the less it costs to drop half of the layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from headwise.errors import UsageError, nearest
-from headwise.experiments.common import (
-    OverTasks,
-    change,
-    check_lists,
-    counted,
-    edges,
-    how_conditioned,
-    logmean,
-    next_round,
-    plural,
-    recipe_of,
-    shape_of,
-    solid,
-    task_of,
-    tuned,
-)
+from headwise.experiments.base import Experiment
+from headwise.experiments.figure_parts import error_line
+from headwise.experiments.leaner_paper.shared import PAPER, QUICK, Conditioned, kappas
+from headwise.experiments.points import gap_in_words, groups, plural
+from headwise.experiments.probes import condition_probe
+from headwise.experiments.settings import OverTasks, check_lists
+from headwise.experiments.shapes import shape_for
+from headwise.experiments.tuning import edge_warning, next_round, rows_at_best_rate, tuned
 from headwise.model import INITS
 from headwise.rows import Row
+from headwise.show.figure import Line, LineFigure, LinePanel
 from headwise.stats import difference, group
 from headwise.training.run import Run
 
-QUESTION = "Heads and sizes kept, do layers become removable once attention is well conditioned?"
-COLUMNS = (
-    ("task", "task"),
-    ("init", "start"),
-    ("depth", "layers"),
-    ("heads", "heads"),
-    ("rank", "rank"),
-    ("params", "parameters"),
-    ("lr", "tuned rate"),
-    ("held_out", "held-out loss"),
-    ("n", "n"),
-    ("diverged", "diverged"),
-    ("accuracy", "accuracy"),
-    ("kappa_start", "kappa at start"),
-    ("kappa_end", "at end"),
-    ("cost", "loss against all layers"),
-    ("gain", "cost against normal start"),
-)
-CAPTION = (
-    "Held-out loss against layers, mean over seeds at the tuned learning rate with its 95 % "
-    "interval, from three starts that differ "
-    "in how well conditioned attention is. Layers are removable where a line is flat."
-)
-PLAIN = "normal"
+if TYPE_CHECKING:
+    from typing import Self
+
+    from headwise.model.own import Model
+
+PLAIN = "normal"  # the start that the others are compared with
+STARTS = (PLAIN, "spectral", "orthogonal")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(OverTasks):
+class RemovableSettings(OverTasks):
     """The shape, the numbers of layers, and the starts."""
 
     depths: tuple[int, ...]
@@ -76,6 +56,12 @@ class Settings(OverTasks):
 
     def idle(self) -> dict[str, str]:
         return {**super().idle(), "init": "starts says how weights begin"}
+
+    def with_model(self, model: Model) -> Self:
+        raise UsageError(
+            "removable compares initial weights, and a model of your own draws its own; models go "
+            "with fig1, leaner, map"
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,182 +74,196 @@ class Settings(OverTasks):
 
 
 PRESETS = {
-    "quick": Settings(
-        tasks=("farthest",),
-        dim=32,
-        depths=(2, 1),
-        heads=2,
-        ffn_dim=128,
-        starts=("normal", "spectral", "orthogonal"),
-        lrs=(0.01, 0.03),
-        beta2=0.99,
-        weight_decay=0.0,
-        points=8,
-        pairs=4,
-        length=32,
-        seeds=3,
-        steps=700,
-        batch=32,
-        warmup=0.1,
-        schedule="cosine",
-        protocols=("stream",),
-        held_out=1024,
-        evals=1,
+    "quick": RemovableSettings(
+        **QUICK, tasks=("farthest",), depths=(2, 1), heads=2, ffn_dim=128, starts=STARTS
     ),
-    "paper": Settings(
-        tasks=("text",),
-        dim=64,
-        depths=(8, 4, 2),
-        heads=4,
-        ffn_dim=256,
-        starts=("normal", "spectral", "orthogonal"),
-        lrs=(0.001, 0.003, 0.01),
-        further=2,
-        beta2=0.99,
-        weight_decay=0.0,
-        points=16,
-        pairs=8,
-        length=64,
-        seeds=3,
-        steps=4000,
-        batch=64,
-        warmup=0.1,
-        schedule="cosine",
-        protocols=("stream",),
-        precision="fp16",
-        epoch=500,
-        evals=2,
+    "paper": RemovableSettings(
+        **PAPER, tasks=("text",), depths=(8, 4, 2), heads=4, ffn_dim=256, starts=STARTS
     ),
 }
 
 
-def runs(settings: Settings) -> list[Run]:
+# ---- runs in two rounds
+
+
+def runs(s: RemovableSettings) -> list[Run]:
     """The tuning: every start and depth at every rate, one seed."""
-    s, out = settings, []
-    for name in s.tasks:
-        task = task_of(name, s)
+    out = []
+    for task in map(s.task, s.tasks):
         for depth in s.depths:
-            shape = shape_of(task, s.dim, depth, s.heads, s.dim // s.heads, s.ffn_dim)
+            shape = shape_for(task, s.dim, depth, s.heads, s.dim // s.heads, s.ffn_dim)
             out += [
-                Run(shape, task, recipe_of(s, protocol="stream", lr=lr, init=init), 0)
-                for init in s.starts
+                s.run(shape, task, 0, protocol="stream", lr=lr, init=start)
+                for start in s.starts
                 for lr in s.lrs
             ]
     return out
 
 
-def then(settings: Settings, rows: list[Row]) -> list[Run]:
+def then(s: RemovableSettings, rows: list[Row]) -> list[Run]:
     """The measurement: every start and depth at its best rate, `seeds` other seeds."""
-    return next_round(runs(settings), rows, settings.seeds, settings.further)
+    return next_round(runs(s), rows, s.seeds, s.further)
 
 
-probe = how_conditioned  # of every trained run
+# ---- points
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point per task, start and depth, most layers first; what it costs to go there from the
-    most layers, and whether that is less than from the normal start."""
-    out: list[dict[str, Any]] = []
-    for (task, init, depth), same in group(rows, "task", "init", "depth").items():
-        first, kept = same[0], counted(same)
+@dataclass(frozen=True, kw_only=True)
+class Start(Conditioned):
+    """One start at one depth on one task."""
+
+    task: str
+    init: str
+    depth: int
+    heads: int
+    rank: int
+    dim: int
+    params: int
+    costs: list[float] | None = None  # of going here from the most layers, seed by seed
+    cost: str | None = None  # the same in words
+    gain: str | None = None  # how that differs from the normal start's, in words
+
+    @property
+    def name(self) -> str:
+        if self.kappa_start is None:
+            return self.init
+        return f"{self.init} (kappa {self.kappa_start:.3g})"
+
+
+def summary(rows: list[Row]) -> list[Start]:
+    """One point per task, start and depth, most layers first."""
+    out = []
+    for (task, init, depth), of_point in group(rows, "task", "init", "depth").items():
+        first = of_point[0]
         out.append(
-            {
-                "task": task,
-                "init": init,
-                "depth": depth,
-                "heads": first["num_heads"],
-                "rank": first["head_dim"],
-                "dim": first["dim"],
-                "params": first["params"],
-                **tuned(same),
-                **{
-                    key: logmean([r.get(key) for r in kept])
-                    for key in ("kappa_start", "kappa_end", "kappa_centred_end")
-                },
-            }
+            Start(
+                task=task,
+                init=init,
+                depth=depth,
+                heads=first["num_heads"],
+                rank=first["head_dim"],
+                dim=first["dim"],
+                params=first["params"],
+                **tuned(of_point),
+                **kappas(rows_at_best_rate(of_point)),
+            )
         )
-    at = {(p["task"], p["init"], p["depth"]): p for p in out}
-    for p in out:
-        most = max(q["depth"] for q in out if q["task"] == p["task"])
-        costs = [
-            _costs(at.get((p["task"], init, p["depth"])), at.get((p["task"], init, most)))
-            for init in (p["init"], PLAIN)
-        ]
-        shallow = p["depth"] < most
-        p["costs"] = costs[0] if shallow else []
-        p["cost"] = (
-            change(difference(p["values"], at[p["task"], p["init"], most]["values"]))
-            if shallow and costs[0]
-            else None
-        )
-        p["gain"] = (
-            change(difference(*costs)) if shallow and p["init"] != PLAIN and all(costs) else None
-        )
-    return sorted(out, key=lambda p: (p["task"], -p["depth"]))
+    compared = [p for of_task in groups(out, "task").values() for p in _with_costs(of_task)]
+    return sorted(compared, key=lambda p: (p.task, -p.depth))
 
 
-def _costs(shallow: dict[str, Any] | None, deep: dict[str, Any] | None) -> list[float]:
+def _with_costs(points: list[Start]) -> list[Start]:
+    """The points of one task, each with what it costs to go there from the most layers, and whether
+    that is less than from the normal start."""
+    at = {(p.init, p.depth): p for p in points}
+    most = max(p.depth for p in points)
+    out = []
+    for p in points:
+        costs = _costs(at.get((p.init, p.depth)), at.get((p.init, most)))
+        plain = _costs(at.get((PLAIN, p.depth)), at.get((PLAIN, most)))
+        cost = gain = None
+        if p.depth < most and costs:
+            cost = gap_in_words(difference(p.values, at[p.init, most].values))
+            if p.init != PLAIN and plain:
+                gain = gap_in_words(difference(costs, plain))
+        out.append(replace(p, costs=costs if p.depth < most else [], cost=cost, gain=gain))
+    return out
+
+
+def _costs(shallow: Start | None, deep: Start | None) -> list[float]:
     """What dropping layers costs, seed by seed."""
-    if not shallow or not deep:
+    if shallow is None or deep is None:
         return []
-    before = dict(zip(deep["seeds"], deep["values"], strict=True))
-    return [
-        loss - before[seed]
-        for seed, loss in zip(shallow["seeds"], shallow["values"], strict=True)
-        if seed in before
-    ]
+    before = dict(zip(deep.seeds, deep.values, strict=True))
+    after = zip(shallow.seeds, shallow.values, strict=True)
+    return [loss - before[seed] for seed, loss in after if seed in before]
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def headline(points: Sequence[Start]) -> list[str]:
     """For each task and fewer layers: what going there costs from each start, with its condition
     number."""
     lines = []
-    for (task,), same in group(points, "task").items():
-        most = max(p["depth"] for p in same)
-        for (depth,), here in sorted(group(same, "depth").items(), reverse=True):
-            told = [
-                f"{_name(p)} {p['held_out']:.4f}" if depth == most else f"{_name(p)} {p['cost']}"
-                for p in here
-                if p["values"] and (depth == most or p["cost"])
-            ]
-            if not told:
+    for (task,), of_task in groups(points, "task").items():
+        most = max(p.depth for p in of_task)
+        by_depth = groups(of_task, "depth")
+        for (depth,), here in sorted(by_depth.items(), reverse=True):
+            layers = plural(depth, "layer")
+            if depth == most:
+                what = f"loss with {layers}"
+                found = [f"{p.name} {p.held_out:.4f}" for p in here if p.held_out is not None]
+            else:
+                what = f"from {most} to {layers} the loss changes by"
+                found = [f"{p.name} {p.cost}" for p in here if p.cost]
+            if not found:
                 continue
-            words = plural(depth, "layer")
-            what = (
-                f"loss with {words}"
-                if depth == most
-                else f"from {most} to {words} the loss changes by"
-            )
-            lines.append(f"{task}, {what}: " + "; ".join(told))
-            less = [f"{p['init']} {p['gain']}" for p in here if p["gain"]]
-            if less:
-                lines.append(f"{task}, that cost against the normal start's: " + "; ".join(less))
-        lines += [
-            f"{task}: {line}"
-            for line in edges([p for p in same if p["values"]], "starts and depths")
-        ]
+            lines.append(f"{task}, {what}: " + "; ".join(found))
+            if gains := [f"{p.init} {p.gain}" for p in here if p.gain]:
+                lines.append(f"{task}, that cost against the normal start's: " + "; ".join(gains))
+        measured = [p for p in of_task if p.values]
+        lines += [f"{task}: {line}" for line in edge_warning(measured, "starts and depths")]
     return lines
 
 
-def _name(p: dict[str, Any]) -> str:
-    return p["init"] if p["kappa_start"] is None else f"{p['init']} (kappa {p['kappa_start']:.3g})"
+# ---- the figure
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
-    """A panel per task: loss against layers, a line a start."""
-    panels = []
-    for (task,), same in group(points, "task").items():
-        lines = []
-        for colour, ((init,), along) in enumerate(group(same, "init").items()):
-            known = sorted(
-                (p for p in along if p["held_out"] is not None), key=lambda p: p["depth"]
-            )
-            if known:
-                lines.append(solid(init, colour, [p["depth"] for p in known], known))
-        panels.append({"title": task, "lines": lines})
-    return {
-        "title": (
-            "Layers dropped from three starts"
-        ), "x_label": "layers", "y_label": "held-out loss", "y_scale": "linear", "own_y": True,
-        "panels": panels, "columns": min(3, max(1, len(panels))),
-    }  # fmt: skip
+def figure(points: Sequence[Start]) -> LineFigure:
+    """A panel per task: loss against layers, a line per start."""
+    panels = [
+        LinePanel(title=task, lines=_lines(of_task))
+        for (task,), of_task in groups(points, "task").items()
+    ]
+    return LineFigure(
+        title="Layers dropped from three starts",
+        x_label="layers",
+        y_label="held-out loss",
+        y_scale="linear",
+        share_y=False,
+        panels=panels,
+        columns=min(3, max(1, len(panels))),
+    )
+
+
+def _lines(points: list[Start]) -> list[Line]:
+    out = []
+    for colour, ((init,), of_start) in enumerate(groups(points, "init").items()):
+        known = sorted((p for p in of_start if p.held_out is not None), key=lambda p: p.depth)
+        if known:
+            out.append(error_line(init, colour, [p.depth for p in known], known))
+    return out
+
+
+EXPERIMENT = Experiment(
+    name="removable",
+    question="Heads and sizes kept, do layers become removable once attention is well conditioned?",
+    about="Do layers become removable once attention is well conditioned? Three starts compared.",
+    presets=PRESETS,
+    columns=(
+        ("task", "task"),
+        ("init", "start"),
+        ("depth", "layers"),
+        ("heads", "heads"),
+        ("rank", "rank"),
+        ("params", "parameters"),
+        ("lr", "tuned rate"),
+        ("held_out", "held-out loss"),
+        ("n", "n"),
+        ("diverged", "diverged"),
+        ("accuracy", "accuracy"),
+        ("kappa_start", "kappa at start"),
+        ("kappa_end", "at end"),
+        ("cost", "loss against all layers"),
+        ("gain", "cost against normal start"),
+    ),
+    caption=(
+        "Held-out loss against layers, mean over seeds at the tuned learning rate with its 95 % "
+        "interval, from three starts that differ in how well conditioned attention is. Layers are "
+        "removable where a line is flat."
+    ),
+    runs=runs,
+    then=then,
+    probe=condition_probe,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+)
