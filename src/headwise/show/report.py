@@ -80,8 +80,8 @@ class Page:
         if {len(row) for row in value["cells"]} - {len(value["headings"])}:
             raise UsageError("a table needs a cell per heading in every row")
         known = {name: part for name, part in value.items() if name in Page.__dataclass_fields__}
-        drawn = tuple(figures.from_json(one) for one in value["figures"])
-        return Page(**{**known, "figures": drawn})
+        drawn: Any = tuple(figures.from_json(one) for one in value["figures"])
+        return Page(**dict(known, figures=drawn))
 
 
 @dataclass(frozen=True, kw_only=True)
