@@ -46,7 +46,8 @@ class Layer:
     """Random weights, tokens and buffers of one layer, whatever its rank."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
-        M, T, D, C = MODELS, TOKENS, WIDTH, columns
+        M, T = MODELS, TOKENS
+        D, C = WIDTH, columns
         draw = torch.Generator(device).manual_seed(0)
 
         def drawn(*size: int) -> torch.Tensor:

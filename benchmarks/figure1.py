@@ -10,8 +10,8 @@ competent  one wide projection, SDPA, torch.compile, one CUDA graph, TF32, one m
 headwise   as `headwise run fig1 --preset paper` trains: an ensemble, data made on the card
 
 Milliseconds per step and model. The hours of the whole figure (63 points, 5 seeds, 100,000 steps)
-come from ensembles of a panel's 35 models, all seven ranks together, for headwise, and from the mean
-of the three ranks for the others. What is in the file already is not measured again.
+come from ensembles of a panel's 35 models, all seven ranks together, for headwise, and from the
+mean of the three ranks for the others. What is in the file already is not measured again.
 """
 
 from __future__ import annotations

@@ -131,10 +131,11 @@ def test_what_the_kernels_do_not_take_they_refuse(given, said):
 
 
 def test_tiles_are_taken_two_at_a_time():
+    layer = encoder_mlp_cuda.Layer(1, 3 * encoder_mlp_cuda.FORWARD_TOKENS, 256, row=0)
+    gradients = Gradients(*[None] * 3, token_splits=2, row=0, unscale=1.0)
+    weights = MlpWeights(None, None, None)
     with pytest.raises(AssertionError, match="two at a time"):
-        layer = encoder_mlp_cuda.Layer(1, 3 * encoder_mlp_cuda.FORWARD_TOKENS, 256, row=0)
-        gradients = Gradients(*[None] * 3, token_splits=2, row=0, unscale=1.0)
-        encoder_mlp_cuda.backward(layer, None, None, MlpWeights(*[None] * 3), gradients)
+        encoder_mlp_cuda.backward(layer, None, None, weights, gradients)
 
 
 BARRIERS = {  # waits that keep warps apart, by what is said of each

@@ -131,9 +131,9 @@ def test_the_whole_attention_part_takes_several_heads_at_a_time(monkeypatch):
     )
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
     rows = gradient_of(step, net.x, net.target, losses)
-    _, expected, grads, terms, _ = net.exact(signs_of(net, step))
-    near(losses, expected, STEP["bf16"], "losses")
-    check_gradients(net, rows, grads, terms, STEP["bf16"])
+    exact = net.exact(signs_of(net, step))
+    near(losses, exact.losses, STEP["bf16"], "losses")
+    check_gradients(net, rows, exact, STEP["bf16"])
 
 
 def test_models_do_not_mix():
@@ -177,9 +177,9 @@ def test_gradients_of_half_operands_survive_a_small_loss():
     kept = net.task
     shift = (outputs.double() - net.exact(signs_of(net, step))[0]).detach()
     net.task = types.SimpleNamespace(loss=lambda y, target: kept.loss(y + shift, target))
-    _, expected, grads, terms, _ = net.exact(signs_of(net, step))
-    near(losses, expected, STEP["fp16"])
-    check_gradients(net, rows, grads, terms, 2 * STEP["fp16"])
+    exact = net.exact(signs_of(net, step))
+    near(losses, exact.losses, STEP["fp16"])
+    check_gradients(net, rows, exact, 2 * STEP["fp16"])
 
 
 # ---- what the step takes, and how much memory

@@ -22,13 +22,13 @@ extern "C" void run_feed_back(
     int blocks, int models, int warps, int bytes,
     const float* dx2, const float* x1, const Half* h2, const float* gain, const Half* up, const float* up_bias, const Half* down,
     const Half* out, float* dx1, Half* give, float* dgain, float* dshift, float* dup, float* dup_bias, float* ddown, float* ddown_bias,
-    float* dout_bias, int batch, int pieces, int model, int apart, float undo, int highest_layer
+    float* dout_bias, int batch, int splits, int model, int apart, float unscale, int highest_layer
 ) {
     equal(warps, TEAM), equal(bytes, FEED_BACK);
     launch(blocks, models, warps, bytes, [&] {
         feed_back(
-            dx2, x1, h2, gain, up, up_bias, down, out, dx1, give, dgain, dshift, dup, dup_bias, ddown, ddown_bias, dout_bias, batch, pieces,
-            model, apart, undo, highest_layer
+            dx2, x1, h2, gain, up, up_bias, down, out, dx1, give, dgain, dshift, dup, dup_bias, ddown, ddown_bias, dout_bias, batch, splits,
+            model, apart, unscale, highest_layer
         );
     });
 }
@@ -37,12 +37,12 @@ extern "C" void run_backward(
     int blocks, int models, int warps, int bytes,
     const float* x, const float* gain, const float* shift, const Half* w, const Half* qkv, const Half* o, const Half* give,
     const float* dx1, const float* peaks, float* dx, float* dgain, float* dshift, float* dw, float* db, float* dout,
-    int batch, int pieces, int model, int apart, float sharp, float undo, int lowest_layer
+    int batch, int splits, int model, int apart, float sharp, float unscale, int lowest_layer
 ) {
     equal(warps, BLOCKS), equal(bytes, BACKWARD);
     launch(blocks, models, warps, bytes, [&] {
         backward(
-            x, gain, shift, w, qkv, o, give, dx1, peaks, dx, dgain, dshift, dw, db, dout, batch, pieces, model, apart, sharp, undo,
+            x, gain, shift, w, qkv, o, give, dx1, peaks, dx, dgain, dshift, dw, db, dout, batch, splits, model, apart, sharp, unscale,
             lowest_layer
         );
     });

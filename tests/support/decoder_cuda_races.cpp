@@ -2,13 +2,13 @@
 #include "decoder_cuda.cpp"
 
 int main() {
-    constexpr int M = 1, D = WIDTH, H = HIDDEN, batch = 3, pieces = 2;  // fewer than sequences, and than tiles
+    constexpr int M = 1, D = WIDTH, H = HIDDEN, batch = 3, splits = 2;  // fewer than sequences, and than tiles
     const int sizes[12] = {D, D, 3 * D * D, 3 * D, D * D, D, D, D, H * D, H, D * H, D};
     int at[13] = {0};
     for (int i = 0; i < 12; i++) at[i + 1] = at[i] + sizes[i];
     const int P = at[12];
     const size_t T = batch * 16 * BLOCKS, N = batch * TOKENS;
-    float *w = room<float>(P), *x = room<float>(N * D), *y = room<float>(N * D), *dx = room<float>(N * D), *sums = room<float>(pieces * P);
+    float *w = room<float>(P), *x = room<float>(N * D), *y = room<float>(N * D), *dx = room<float>(N * D), *sums = room<float>(splits * P);
     Half* h = room<Half>(P);
     for (int i = 0; i < P; i++) w[i] = 0.1f * sinf(i), h[i] = to_half(w[i]);
     for (size_t i = 0; i < N * D; i++) x[i] = cosf(i);
@@ -23,12 +23,12 @@ int main() {
         );
     for (int i = 1; i >= 0; i--) {
         run_feed_back(
-            pieces, M, TEAM, FEED_BACK, i ? y : lower, x1, h2, w + at[6], h + at[8], w + at[9], h + at[10], h + at[4], dx1, give,
-            sums + at[6], sums + at[7], sums + at[8], sums + at[9], sums + at[10], sums + at[11], sums + at[5], batch, pieces, P, P, 1.0f, i == 1
+            splits, M, TEAM, FEED_BACK, i ? y : lower, x1, h2, w + at[6], h + at[8], w + at[9], h + at[10], h + at[4], dx1, give,
+            sums + at[6], sums + at[7], sums + at[8], sums + at[9], sums + at[10], sums + at[11], sums + at[5], batch, splits, P, P, 1.0f, i == 1
         );
         run_backward(
-            pieces, M, BLOCKS, BACKWARD, i ? between : x, w + at[0], w + at[1], h + at[2], qkv, o, give, dx1, peaks, i ? lower : dx,
-            sums + at[0], sums + at[1], sums + at[2], sums + at[3], sums + at[4], batch, pieces, P, P, 0.5f, 1.0f, i == 0
+            splits, M, BLOCKS, BACKWARD, i ? between : x, w + at[0], w + at[1], h + at[2], qkv, o, give, dx1, peaks, i ? lower : dx,
+            sums + at[0], sums + at[1], sums + at[2], sums + at[3], sums + at[4], batch, splits, P, P, 0.5f, 1.0f, i == 0
         );
     }
     float total = 0;

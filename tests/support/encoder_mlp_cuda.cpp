@@ -13,11 +13,11 @@ extern "C" void run_feed(
 }
 
 extern "C" void run_feed_back(
-    int blocks, int models, int warps, int bytes, const Half* x, const Half* dz, const Half* up, const float* bias, const Half* down, Half* parts,
-    float* d_up, float* d_bias, float* d_down, float* total, int T, int hidden, int model, float undo, int models_, int shares, int grown
+    int blocks, int models, int warps, int bytes, const Half* x, const Half* dz, const Half* up, const float* bias, const Half* down, Half* dx_partials,
+    float* d_up, float* d_bias, float* d_down, float* total, int T, int hidden, int model, float unscale, int models_, int token_splits, int grad_row
 ) {
     equal(warps, BACK_WARPS), equal(bytes, BACK);
     launch(blocks, models, warps, bytes, [&] {
-        feed_back(x, dz, up, bias, down, parts, d_up, d_bias, d_down, total, T, hidden, model, undo, models_, shares, grown);
+        feed_back(x, dz, up, bias, down, dx_partials, d_up, d_bias, d_down, total, T, hidden, model, unscale, models_, token_splits, grad_row);
     }, 1, 2);
 }

@@ -2,6 +2,7 @@
 that holds the same."""
 
 import types
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -110,6 +111,16 @@ def gradient_of(step, x, target, losses, scale=None, then=None):
     return step.grads
 
 
+class Exact(NamedTuple):
+    """What autograd computes in float64."""
+
+    outputs: torch.Tensor
+    losses: torch.Tensor
+    grads: dict  # by name
+    terms: dict  # of each gain: the size of the terms that its gradient is the sum of
+    flipped: float  # the share of hidden units that were on in one computation and off in the other
+
+
 class Net:
     """Random weights in flat rows, representable in the operands' type, and the float64 module that
     holds the same."""
@@ -179,8 +190,7 @@ class Net:
         return step
 
     def exact(self, signs):
-        """Outputs, losses, gradients by name, and the size of the terms of each gain's gradient,
-        through autograd.
+        """One step through autograd.
 
         A unit whose input is rounding away from zero may be on in one computation and off in the
         other, which the gradient sees whole; so `signs` says which are on.
@@ -209,7 +219,7 @@ class Net:
             name: g.norm(dim=-1).flatten(1).sum(1)
             for name, g in zip(normed, found[len(self.params) :], strict=True)
         }
-        return y.detach(), losses.detach(), grads, terms, max(flipped)
+        return Exact(y.detach(), losses.detach(), grads, terms, max(flipped))
 
 
 def signs_of(net, step):
@@ -229,7 +239,8 @@ def pieces(name, gradient):
     return dict(zip("qkv", flat.chunk(3, 1), strict=True)) if "qkv" in name else {"": flat}
 
 
-def check_gradients(net, rows, grads, terms, bound):
+def check_gradients(net, rows, exact, bound):
+    grads, terms = exact.grads, exact.terms
     for name, (at, size) in net.places.items():
         ours, theirs = (pieces(name, t) for t in (rows[:, at : at + size].double(), grads[name]))
         for part, expected in theirs.items():
@@ -252,9 +263,9 @@ def check_step(net):
     step, losses = net.fuse(), torch.full((3, net.models), NAN, device=DEVICE)
     kept = net.weights.clone(), net.half.clone(), net.x.clone(), net.target.clone()
     rows = gradient_of(step, net.x, net.target, losses[1])
-    _, expected, grads, terms, flipped = net.exact(signs_of(net, step))
-    assert flipped <= max(bound, 1e-3)
-    near(losses[1], expected, bound, "losses")
+    exact = net.exact(signs_of(net, step))
+    assert exact.flipped <= max(bound, 1e-3)
+    near(losses[1], exact.losses, bound, "losses")
     assert losses[0].isnan().all()
     assert losses[2].isnan().all()
     assert rows.isfinite().all(), "a gradient is not written"
@@ -263,7 +274,7 @@ def check_step(net):
         gaps[at : at + size] = False
     assert gaps.any()
     assert (rows[:, gaps.to(DEVICE)] == 0).all(), "the gaps of the rows are written"
-    check_gradients(net, rows, grads, terms, bound)
+    check_gradients(net, rows, exact, bound)
     for before, after in zip(kept, (net.weights, net.half, net.x, net.target), strict=True):
         same(after, before, "what is given")
     return step

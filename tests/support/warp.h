@@ -80,10 +80,10 @@ template <class... T> void left_out(T...) {}  // a wait that is left out
 INSIDE void together(int group, int warps) { this_block->groups[group]->arrive_and_wait(); }
 INSIDE void meet(int place, int) { this_block->places.at(place).arrive_and_wait(); }
 INSIDE void meet_later(int place, int) { (void)this_block->places.at(place).arrive(); }
-INSIDE int peers() { return these_blocks->size(); }
-INSIDE int peer() { return this_peer; }
+INSIDE int cluster_size() { return these_blocks->size(); }
+INSIDE int cluster_rank() { return this_peer; }
 INSIDE U at_peer(U at, int which) { return at | U((uint32_t)which << 24); }
-INSIDE void all_peers() { all_of_them->arrive_and_wait(); }
+INSIDE void all_of_cluster() { all_of_them->arrive_and_wait(); }
 INSIDE void open_box(U box) { this_block->boxes[box.v[0]] = {}; }
 INSIDE void post(U at, const U (&x)[4], U box) {
     Block& to = *(*these_blocks).at(at.v[0] >> 24);

@@ -293,7 +293,8 @@ def test_text_trains_on_the_blocks_as_on_the_modules(output_dim, monkeypatch):
     from headwise.training import fused_decoder
     from headwise.training.decoder_blocks import TritonBlocks
 
-    task, forward, used, rows = Text(32), TritonBlocks.forward, [], []
+    task, forward = Text(32), TritonBlocks.forward
+    used, rows = [], []
     recipe = Recipe(
         steps=2, epoch=1, batch=2, held_out=2, evals=1, lr=0.03, schedule="constant", init="normal"
     )

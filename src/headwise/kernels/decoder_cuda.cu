@@ -1,13 +1,17 @@
-// A block of a narrow causal decoder, x <- x + A(n(x)), x <- x + W_2 gelu(W_1 n(x)), n a layer norm: forward whole, and back in two parts,
-// each with its weights' gradients.
+// A block of a narrow causal decoder, x <- x + A(n(x)), x <- x + W_2 gelu(W_1 n(x)), n a layer norm: forward in one kernel, and backward in
+// two, through its feed-forward and through its attention part, each with its weights' gradients.
 //
-// A warp has 16 tokens. A product's result lies in a warp as its next operand must (encoder_attention_cuda.cu), so a token's row stays in registers from
-// norm to norm; keys and values of other warps are read in shared memory, where the weights lie too. A head need not fill tiles of eight
-// columns: of those it shares, the others' columns are zeros in one operand. Every block of threads has a copy of the rows for the
-// sums over its tokens that give weights' gradients; those of the feed-forward stay in registers until its last tile.
+// What lies where. A warp has 16 tokens. A product's result lies in a warp as its next operand must (encoder_attention_cuda.cu), so a
+// token's row stays in registers from norm to norm; keys and values of other warps are read in shared memory, where the weights lie too. A
+// head need not fill tiles of eight columns: of those it shares, the others' columns are zeros in one operand. What one kernel leaves for
+// another (Kept, Between in decoder_cuda.py) is in the kernels' own order, lane by lane.
 //
-// WIDTH, HIDDEN, TOKENS and R, the rank, are a compilation each. Matrices are half, everything else float; rows of weights and their parts
-// start at multiples of 16 numbers. Tokens beyond the last come in as zeros and change nothing: no earlier token attends to them.
+// Who sums what. A model's batch is split over several programs (token splits), each with rows of its own for partial sums of the weights'
+// gradients, `apart` numbers from the next one's. Those of the feed-forward stay in registers until the program's last tile; those of the
+// attention part are added in its rows, sequence by sequence. A Triton kernel adds the splits up (sum_splits in encoder_norm_triton.py).
+//
+// WIDTH, HIDDEN, TOKENS and R, the rank, are a compilation each. Matrices are half, everything else float; rows of weights, and each
+// parameter in them, start at multiples of 16 numbers. Tokens beyond the last come in as zeros and change nothing: no earlier token attends to them.
 
 constexpr int TILES = WIDTH / 8, STEPS = WIDTH / 16;
 constexpr int HEADS = WIDTH / R;
@@ -164,12 +168,12 @@ INSIDE void varied(U (&a)[STEPS][4], const F (&hat)[TILES][4], const float* gain
 }
 
 // WIDTH sums of every one of WARPS warps, in shared memory and EACH such rows apart, to one row; a warp's lanes take them in turn.
-template <int WARPS, int EACH> INSIDE void added(float* to, U from, float undo) {
+template <int WARPS, int EACH> INSIDE void added(float* to, U from, float unscale) {
     for (int i = warp(); i < (WIDTH + 31) / 32; i += WARPS) {
         U all = lane() + 32 * i, some = less(all, U(WIDTH)), at = choose(some, all, U(0u));
         F sum = 0.0f;
         UNROLL for (int n = 0; n < WARPS; n++) sum = sum + find1(from + (at + EACH * WIDTH * n) * 4);
-        store(some, to, at, sum * undo);
+        store(some, to, at, sum * unscale);
     }
 }
 
@@ -434,12 +438,12 @@ INSIDE void attend_back(
     }
 }
 
-// dx = dx1 + dn(W dqkv), and the gradients of the norm and of both maps, a copy for every piece of the sequences, `apart` numbers from one
+// dx = dx1 + dn(W dqkv), and the gradients of the norm and of both maps, rows of its own for every split of the sequences, `apart` numbers from one
 // to the next.
 KERNEL(BLOCKS, 2) backward(
     const float* x, const float* gain, const float* shift, const Half* w, const Half* qkv, const Half* o, const Half* give,
     const float* dx1, const float* peaks, float* dx, float* dgain, float* dshift, float* dw, float* db, float* dout,
-    int batch, int pieces, int model, int apart, float sharp, float undo, int lowest_layer
+    int batch, int splits, int model, int apart, float sharp, float unscale, int lowest_layer
 ) {
     const int m = block_y(), me = warp();
     const size_t row = (size_t)m * model, to = (size_t)block_x() * apart + row;
@@ -448,7 +452,7 @@ KERNEL(BLOCKS, 2) backward(
     const U at_give = parts + 3 * MATRIX, at_o = at_give + MATRIX, at_dq = at_o + MATRIX;
     const U at_peaks = at_dq + 16 * BLOCKS * TALL, at_sums = at_peaks + PEAKS, at_norm = at_sums + PEAKS;
     bring<3 * WIDTH, WIDTH, ROW>(at_w, w + row);
-    for (int s = block_x(); s < batch; s += pieces) {
+    for (int s = block_x(); s < batch; s += splits) {
         const size_t sequence = (size_t)m * batch + s, at = sequence * FOLDED;
         UNROLL for (int i = 0; i < 4; i++) {
             const Half* from = i < 3 ? qkv + 3 * at + i * FOLDED : give + at;
@@ -533,20 +537,20 @@ KERNEL(BLOCKS, 2) backward(
             UNROLL for (int r = 0; r < 2; r++) {
                 U line = token() + (16 * within + 8 * r), place = line * WIDTH + column();
                 UNROLL for (int t = 0; t < TILES; t++) {
-                    F left = c[t][2 * r] * undo, right = c[t][2 * r + 1] * undo;
+                    F left = c[t][2 * r] * unscale, right = c[t][2 * r + 1] * unscale;
                     if (first) store2(grad, place, left, right, 8 * t);
                     else add2(grad, place, left, right, 8 * t);
                 }
                 if (part < 3) {
                     U mine = (lane() & 3) == U(0u);
-                    if (first) store(mine, db + to + part * WIDTH, line, bias[2 * r] * undo);
-                    else add(mine, db + to + part * WIDTH, line, bias[2 * r] * undo);
+                    if (first) store(mine, db + to + part * WIDTH, line, bias[2 * r] * unscale);
+                    else add(mine, db + to + part * WIDTH, line, bias[2 * r] * unscale);
                 }
             }
         }
         together();
     }
-    added<BLOCKS, 2>(dgain + to, at_norm, undo), added<BLOCKS, 2>(dshift + to, at_norm + 4 * WIDTH, undo);
+    added<BLOCKS, 2>(dgain + to, at_norm, unscale), added<BLOCKS, 2>(dshift + to, at_norm + 4 * WIDTH, unscale);
 }
 
 // ---- back through the feed-forward, for tiles of TEAM blocks that need not be whole sequences
@@ -571,7 +575,7 @@ KERNEL(TEAM, 1) feed_back(
     const float* dx2, const float* x1, const Half* h2, const float* gain, const Half* up, const float* up_bias, const Half* down,
     const Half* out, float* dx1, Half* give, float* dgain, float* dshift, float* dup, float* dup_bias, float* ddown, float* ddown_bias,
     float* dout_bias,
-    int batch, int pieces, int model, int apart, float undo, int highest_layer
+    int batch, int splits, int model, int apart, float unscale, int highest_layer
 ) {
     const int m = block_y(), me = warp(), matrix = me / (2 * STEPS), within = me / 2 % STEPS, side = me % 2;
     const size_t row = (size_t)m * model, to = (size_t)block_x() * apart + row;
@@ -586,7 +590,7 @@ KERNEL(TEAM, 1) feed_back(
     UNROLL for (int p = 0; p < PARTS; p++) zero(grad[p]), bias[p][0] = 0.0f, bias[p][1] = 0.0f;
     bool again = false;
     const int blocks = batch * BLOCKS;
-    for (int first = block_x() * TEAM; first < blocks; first += pieces * TEAM, again = true) {
+    for (int first = block_x() * TEAM; first < blocks; first += splits * TEAM, again = true) {
         const bool idle = first + me >= blocks;
         const int block = idle ? blocks - 1 : first + me;  // of all sequences; a warp without one takes the last, and no gradient
         const size_t at = (size_t)m * batch * FOLDED, sequence = (size_t)m * batch + block / BLOCKS;
@@ -640,15 +644,15 @@ KERNEL(TEAM, 1) feed_back(
         UNROLL for (int r = 0; r < 2; r++) {
             U line = token() + (16 * within + 8 * r);
             UNROLL for (int n = 0; n < TILES / 2; n++) {
-                F a = grad[p][n][2 * r] * undo, b = grad[p][n][2 * r + 1] * undo;
+                F a = grad[p][n][2 * r] * unscale, b = grad[p][n][2 * r + 1] * unscale;
                 U place = column() + (side * WIDTH / 2 + 8 * n);
                 if (matrix) store2(ddown + to, line * HIDDEN + p * WIDTH + place, a, b);
                 else store2(dup + to, (line + p * WIDTH) * WIDTH + place, a, b);
             }
-            if (matrix + side == 0) store((lane() & 3) == U(0u), dup_bias + to, line + p * WIDTH, bias[p][r] * undo);
+            if (matrix + side == 0) store((lane() & 3) == U(0u), dup_bias + to, line + p * WIDTH, bias[p][r] * unscale);
         }
     }
     together();
-    added<TEAM, 4>(dgain + to, sums, undo), added<TEAM, 4>(dshift + to, sums + 4 * WIDTH, undo);
-    added<TEAM, 4>(ddown_bias + to, sums + 8 * WIDTH, undo), added<TEAM, 4>(dout_bias + to, sums + 12 * WIDTH, undo);
+    added<TEAM, 4>(dgain + to, sums, unscale), added<TEAM, 4>(dshift + to, sums + 4 * WIDTH, unscale);
+    added<TEAM, 4>(ddown_bias + to, sums + 8 * WIDTH, unscale), added<TEAM, 4>(dout_bias + to, sums + 12 * WIDTH, unscale);
 }

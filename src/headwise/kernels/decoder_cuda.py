@@ -105,7 +105,8 @@ class Splits(NamedTuple):
 def refusal(sizes: Sizes, columns: int, dtype: torch.dtype) -> str:
     """What these kernels need that a causal block with a GELU feed-forward and biases has not;
     empty when they take it. `columns`: heads x rank."""
-    width, hidden, tokens, rank = sizes.width, sizes.hidden, sizes.tokens, sizes.rank
+    width, hidden = sizes.width, sizes.hidden
+    tokens, rank = sizes.tokens, sizes.rank
     full = columns == width and hidden == 4 * width
     if dtype != torch.float16 or width % 16 or width > 48 or not full:
         return (
@@ -295,7 +296,8 @@ def _proven(sizes: Sizes, device: torch.device) -> bool:
 def trial(sizes: Sizes, device: torch.device) -> float:
     """The largest relative error of two layers' outputs and gradients against float64: of more
     sequences and tiles than splits."""
-    D, F, N, R = sizes
+    D, F = sizes.width, sizes.hidden
+    N, R = sizes.tokens, sizes.rank
     M, splits, unscale = 2, 2, 0.25
     batch = 3 * max(sizes.groups, sizes.team // sizes.warps) - 1
     draw = torch.Generator().manual_seed(R)

@@ -116,7 +116,8 @@ class _Leave(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         from headwise.kernels import embed_readout_triton
 
-        x, gain, shift, weight = ctx.saved_tensors
+        x, gain = ctx.saved_tensors[:2]
+        shift, weight = ctx.saved_tensors[2:]
         dx, (rows, grid, sizes) = torch.empty_like(x), _grid(x)
         tile_sums = x.new_empty(grid[1], grid[0], 4, sizes["BD"])
         embed_readout_triton.leave_back[grid](

@@ -1,9 +1,10 @@
-// What the two parts of a post-norm layer of width 64 share (encoder_attention_cuda.cu, encoder_mlp_cuda.cu): tiles in shared memory, and the norm at their end.
+// What the two parts of a post-norm layer of width 64 share (encoder_attention_cuda.cu, encoder_mlp_cuda.cu): tiles in shared memory,
+// and the norm at their end. encoder.py names the same tensors for Python.
 
 constexpr int WIDTH = 64;               // of the model
 constexpr int ROW = 2 * WIDTH;          // bytes of a row of 64 halves in shared memory
 constexpr int PIECE = 16;               // bytes that products of four warps count in
-constexpr int POST = 64 * ROW;          // bytes of the gradient of 64 tokens, as peers send it to each other
+constexpr int POST = 64 * ROW;          // bytes of the gradient of 64 tokens, as the programs of a cluster send it to each other
 #define ONES U(0x3c003c00u)
 
 INSIDE U place(U row, U byte) { return row * ROW + (byte ^ (row & 7) << 4); }  // in a tile

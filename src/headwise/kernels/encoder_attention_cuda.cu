@@ -1,17 +1,31 @@
-// The attention part of a post-norm layer for sequences of 16 tokens and width 64, from input to output and back, with every
-// intermediate in the registers of one warp.
+// The attention part of a post-norm layer for sequences of 16 tokens and width 64: forward, and backward with the weights'
+// gradients.
 //
-// A tensor core's 16 x 8 result lies in a warp just as its next operand must: projections are packed to half and multiplied
-// again as they are, so queries, keys, scores, weights and heads never leave the registers. A warp has one sequence. A head of
-// rank 8 is one tile of eight columns; heads of rank 1, 2, 4 share a tile, and zeros in one operand tell them apart. Sums that
-// a softmax needs are products too: its denominator with ones beside the values, at rank 1 also the largest score. What its gradient
-// takes off, the sum of g o over a head, is a sum of floats.
+// What lies where. A warp has one sequence, and everything between input and output stays in its registers: a tensor core's
+// 16 x 8 result lies in a warp just as its next operand must, so projections are packed to half and multiplied again as they
+// are. Queries, keys, scores, softmax weights and heads never go to memory. Shared memory holds a column tile's weights and a
+// token tile of inputs.
+//
+// How heads share products. A head of rank 8 is one tile of eight columns; heads of rank 1, 2, 4 share a tile, and zeros in
+// one operand tell them apart. Sums that a softmax needs are products too: its denominator with ones beside the values, at
+// rank 1 also the largest score. What its gradient takes off, the sum of g o over a head, is a sum of floats.
+//
+// Who sums what.
+//   column tile    64 columns of heads x rank: what a program's weights are at a time.
+//   token tile     128 tokens, eight sequences.
+//   column splits  forward, programs among which the columns of a token tile are split. With more than one each leaves a
+//                  partial sum of the output; a Triton kernel adds them and takes the norm (encoder_norm_triton.py).
+//   token splits   backward, programs among which the tokens of a column tile are split: each leaves partial sums of the
+//                  weights' gradients, which it has summed over its token tiles in registers.
+//   cluster of two backward, two programs with neighbouring column tiles. The input's gradient is a sum over column tiles; the
+//                  two add theirs up through each other's shared memory, each for half of a tile's tokens, and write one
+//                  partial sum. Where the number of column tiles is odd, every program writes its own.
 //
 // Names: q, k, v, g (gradient of a head's output), o: a thread holds two columns of one token, as in a product's first operand;
-// with `t` behind the name two tokens of one column, as in its second. R is the rank, WARPS how many go back together; a
-// compilation each. Matrices are half, everything else float; rows of weights and their parts start at multiples of 16 numbers.
-// What lanes do is written with F, U and the functions of warp.cuh only, so that the tests can run the same lines on a CPU, a
-// warp as a vector of 32.
+// with `t` behind the name two tokens of one column, as in its second. R is the rank, WARPS how many go backward together; a
+// compilation each. Matrices are half, everything else float; rows of weights, and each parameter in them, start at multiples of
+// 16 numbers. What lanes do is written with F, U and the functions of warp.cuh only, so that the tests can run the same lines
+// on a CPU, a warp as a vector of 32.
 
 // ---- sizes
 
@@ -265,15 +279,15 @@ INSIDE void heads_forward(
     }
 }
 
-// n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows): a tile of eight sequences, all columns; or one of `pieces`
-// equal parts of them, whose part of the output goes to `partial` (model, piece, token, 64) as it is (`add_pieces` in layer.py goes on).
+// n(s0 u0 + alpha W_O concat softmax(sharp q k^T) v + mean of the bias rows): a token tile, all columns; or one of `splits` equal
+// runs of them, whose partial sum of the output goes to `partial` (model, split, token, 64) as it is.
 KERNEL(FORWARD_WARPS, 2) forward(
     const Half* x, const Half* w, const float* b, const Half* out, const float* bias, const float* scale0, const float* u0,
     const float* scale, float* u, Half* y, float* inv, int T, int C, int model, float alpha, float sharp, int average, int first,
-    float* partial, int pieces
+    float* partial, int splits
 ) {
     long long m = block_y();
-    int tile = block_x() / pieces, piece = block_x() % pieces, start = C / pieces * piece, end = start + C / pieces;
+    int tile = block_x() / splits, split = block_x() % splits, start = C / splits * split, end = start + C / splits;
     x += m * T * WIDTH, w += m * model, b += m * model, out += m * model;
     U memory = shared(), xs = memory + 2 * WEIGHTS;
     float factor = sharp * LOG2E;
@@ -321,8 +335,8 @@ KERNEL(FORWARD_WARPS, 2) forward(
         settle(z), settle(o);
     }
     U token = (lane() >> 2) + (tile * TOKENS + 16 * warp()), pair = (lane() & 3) * 2;
-    if (pieces > 1) {
-        partial += (m * pieces + piece) * T * WIDTH;
+    if (splits > 1) {
+        partial += (m * splits + split) * T * WIDTH;
         UNROLL for (int n = 0; n < 8; n++) UNROLL for (int i = 0; i < 2; i++)
             store2(partial, (token + 8 * i) * WIDTH + pair + 8 * n, z[n][2 * i], z[n][2 * i + 1]);
         return;
@@ -518,22 +532,22 @@ INSIDE void unit_back(
     }
 }
 
-// From dz, the gradient of what the output adds to, to that of the input and the weights: a block of columns, all tokens, or one of
-// `shares` equal parts of them. The input's gradient is a sum over blocks of columns, whose parts go to `parts` (model, block, token, 64),
-// lane by lane (`_sum_of` in layer.py knows the order), one for two blocks where their threads are peers; `first`: nobody wants it. The
-// weights' is a sum over the shares, (share, model, numbers `grown` apart); their sum before `undo` and `alpha` is added to `total`, one
+// From dz, the gradient of what the output adds to, to that of the input and the weights: a column tile, all tokens, or one of
+// `token_splits` equal runs of them. Partial sums of the input's gradient go to `dx_partials` (model, cluster or column tile, token,
+// 64), lane by lane (`_sum_partials` in encoder_norm_triton.py knows the order); `first`: nobody wants it. Partial sums of the
+// weights' gradients go to (split, model, numbers `grad_row` apart); their sum before `unscale` and `alpha` is added to `total`, one
 // number a model, which is not finite if one of them is not.
 KERNEL(BACKWARD_WARPS, 1) backward(
-    const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* parts, float* dw, float* db, float* dout,
-    float* total, int T, int C, int model, float alpha, float sharp, float undo, int first, int models, int shares, int grown
+    const Half* x, const Half* dz, const Half* w, const float* b, const Half* out, Half* dx_partials, float* dw, float* db, float* dout,
+    float* total, int T, int C, int model, float alpha, float sharp, float unscale, int first, int models, int token_splits, int grad_row
 ) {
     long long m = block_y();
-    int block = block_x() % (C / BLOCK), share = block_x() / (C / BLOCK), c0 = block * BLOCK;
-    int start = T / TOKENS / shares * share, end = start + T / TOKENS / shares;
-    int pair = peers() == 2, which = peer();  // they add their parts up, each for half of a tile's tokens
-    x += m * T * WIDTH, dz += m * T * WIDTH, parts += (m * (C / BLOCK >> pair) + (block >> pair)) * T * WIDTH;
+    int block = block_x() % (C / BLOCK), split = block_x() / (C / BLOCK), c0 = block * BLOCK;
+    int start = T / TOKENS / token_splits * split, end = start + T / TOKENS / token_splits;
+    int pair = cluster_size() == 2, which = cluster_rank();  // they add their dx_partials up, each for half of a tile's tokens
+    x += m * T * WIDTH, dz += m * T * WIDTH, dx_partials += (m * (C / BLOCK >> pair) + (block >> pair)) * T * WIDTH;
     w += m * model, b += m * model, out += m * model;
-    long long to = ((long long)share * models + m) * grown;
+    long long to = ((long long)split * models + m) * grad_row;
     dw += to, db += to, dout += to;
     U weights = shared(), tiles = weights + WEIGHTS, staged = tiles + 4 * TILE, ones = staged + 4 * TILE, mail = ones + 1024, box = mail + 2 * POST;
     int side = warp() >> 3, group = warp() >> 2 & 1;  // which columns, and which 64 tokens
@@ -547,13 +561,13 @@ KERNEL(BACKWARD_WARPS, 1) backward(
     next(start);
     if (warp() < 8) keep(ones + (lane() + 32 * warp()) * 4, ONES);
     if (warp() == 0) UNROLL for (int i = 0; i < 2; i++) open_box(box + 16 * i);
-    all_peers();  // boxes are open
+    all_of_cluster();  // boxes are open
     Masks masks;
     mask(masks);
     constexpr int EACH = 16 / WARPS;  // matrices whose gradients four warps sum up
     F gw[EACH][8][4], gb[EACH][1][4];
     UNROLL for (int i = 0; i < EACH; i++) zero(gw[i]), zero(gb[i]);
-    // A tile's gradient of the input, which the first side takes: 64 columns at once read less of shared memory than 32 twice. Of peers each
+    // A tile's gradient of the input, which the first side takes: 64 columns at once read less of shared memory than 32 twice. In a cluster each
     // has the 64 tokens of one group to the end, and posts the others' to the other.
     U held[8][2];
     bool keeps = side == 0 && !first && (!pair || group == which), posts = side == 0 && !first && pair && group != which;
@@ -570,7 +584,7 @@ KERNEL(BACKWARD_WARPS, 1) backward(
                 find16(theirs, letter + ((turn & 1) * POST + (2 * i + n / 4) * (POST / 4)));
                 UNROLL for (int j = 0; j < 4; j++) four[j] = plus(four[j], theirs[j]);
             }
-            store8(parts + tile * (TOKENS * WIDTH), at, four, 8 * i * WIDTH + 2 * n);
+            store8(dx_partials + tile * (TOKENS * WIDTH), at, four, 8 * i * WIDTH + 2 * n);
         }
     };
     auto send_on = [&](int turn) {
@@ -632,11 +646,11 @@ KERNEL(BACKWARD_WARPS, 1) backward(
         U column = (lane() >> 2) + (c0 + 16 * (warp() & 3) + 8 * r), pair = (lane() & 3) * 2;
         if (matrix < 3) {
             UNROLL for (int n = 0; n < 8; n++)
-                store2(dw, (column + matrix * C) * WIDTH + pair + 8 * n, gw[i][n][2 * r] * undo, gw[i][n][2 * r + 1] * undo);
-            store(db, column + matrix * C, gb[i][0][2 * r] * undo);
+                store2(dw, (column + matrix * C) * WIDTH + pair + 8 * n, gw[i][n][2 * r] * unscale, gw[i][n][2 * r + 1] * unscale);
+            store(db, column + matrix * C, gb[i][0][2 * r] * unscale);
         } else {
             UNROLL for (int n = 0; n < 8; n++) UNROLL for (int j = 0; j < 2; j++)
-                store(dout, (pair + (8 * n + j)) * C + column, gw[i][n][2 * r + j] * (undo * alpha));
+                store(dout, (pair + (8 * n + j)) * C + column, gw[i][n][2 * r + j] * (unscale * alpha));
         }
         UNROLL for (int n = 0; n < 8; n++) all = all + (gw[i][n][2 * r] + gw[i][n][2 * r + 1]);
         all = all + gb[i][0][2 * r];

@@ -1,11 +1,20 @@
-// The feed-forward of a post-norm layer of width 64, W_2 relu(W_1 x + b_1), forward, and back with the gradients of its weights. The
-// hidden layer never leaves the registers: what a product over the width gives is packed to half and multiplied again as it lies there.
-// Backward hidden units are the rows, and only their slopes go through shared memory, where products over hidden units read them the
-// other way round.
+// The feed-forward of a post-norm layer of width 64, W_2 relu(W_1 x + b_1): forward, and backward with the gradients of its weights.
+//
+// What lies where. The hidden layer never leaves the registers: what a product over the width gives is packed to half and multiplied
+// again as it lies there. Backward hidden units are the rows, and only their slopes go through shared memory, where products over
+// hidden units read them the other way round. Weights come through shared memory forward, in stages; backward a program's own stay.
+//
+// Who sums what.
+//   column tile    128 hidden units: what a program has backward; forward a program goes through all of them.
+//   token tile     128 tokens, in two halves.
+//   token splits   backward, programs among which the tokens of a column tile are split: each leaves partial sums of the weights'
+//                  gradients, which it has summed over its token tiles in registers.
+//   cluster of two backward, two programs with neighbouring column tiles. The input's gradient is a sum over hidden units; the two add
+//                  theirs up through each other's shared memory, each for half of a tile's tokens, and write one partial sum.
 //
 // Products run while the results of those before them are packed: `finish_former` waits for all but the ones begun last. Matrices are
-// half, everything else float; rows of weights and their parts start at multiples of 16 numbers. Written with the words of warp.cuh, so
-// that the tests run the same lines on a CPU.
+// half, everything else float; rows of weights, and each parameter in them, start at multiples of 16 numbers. Written with the words
+// of warp.cuh, so that the tests run the same lines on a CPU.
 
 constexpr int HIDDEN = 128;             // units of a block of threads
 constexpr int TOKENS = 128;             // of a tile, in two halves
@@ -103,9 +112,9 @@ INSIDE void through(F (&dx)[8][4], U slopes, U weights) {
     UNROLL for (int s = 1; s < HIDDEN / 16; s++) wide<1, 1>(dx, slopes + 16 * s * ROW / PIECE, weights + 16 * s * ROW / PIECE);
 }
 
-// From dz, the gradient of what the output adds to: parts of the input's gradient, (model, block of hidden units, token, 64), lane by lane
-// as encoder_attention_cuda.cu has them, one for two blocks of threads, which are peers; and the gradients of weights and biases, of all tokens or of one of
-// `shares` equal parts of them, (share, model, numbers `grown` apart), an even number of tiles in each. Their sum before `undo` is added to
+// From dz, the gradient of what the output adds to: partial sums of the input's gradient, (model, cluster, token, 64), lane by lane as
+// encoder_attention_cuda.cu has them; and the gradients of weights and biases, of all tokens or of one of `token_splits` equal runs of
+// them, (split, model, numbers `grad_row` apart), an even number of tiles in each. Their sum before `unscale` is added to
 // `total`, one number a model: not finite if one of them is not.
 //
 // Eight warps have 64 hidden units each four, and go from hidden units and slopes to the gradients of weights and biases. Four more bring
@@ -114,15 +123,15 @@ INSIDE void through(F (&dx)[8][4], U slopes, U weights) {
 // at FREE, one place for even tiles and one for odd ones, slopes may be written over.
 constexpr int FULL = 0, HERE = 1, FREE = 2;
 KERNEL(BACK_WARPS, 1) feed_back(
-    const Half* x, const Half* dz, const Half* up, const float* bias, const Half* down, Half* parts, float* d_up, float* d_bias,
-    float* d_down, float* total, int T, int hidden, int model, float undo, int models, int shares, int grown
+    const Half* x, const Half* dz, const Half* up, const float* bias, const Half* down, Half* dx_partials, float* d_up, float* d_bias,
+    float* d_down, float* total, int T, int hidden, int model, float unscale, int models, int token_splits, int grad_row
 ) {
     long long m = block_y();
-    int blocks = hidden / HIDDEN, block = block_x() % blocks, share = block_x() / blocks, count = T / TOKENS / shares, start = count * share;
+    int tiles_of_columns = hidden / HIDDEN, block = block_x() % tiles_of_columns, split = block_x() / tiles_of_columns, count = T / TOKENS / token_splits, start = count * split;
     x += (m * T + start * TOKENS) * WIDTH, dz += (m * T + start * TOKENS) * WIDTH;
-    int which = peer();  // they add their parts up, each for half of a tile's tokens
-    parts += ((m * (blocks / 2) + block / 2) * T + start * TOKENS) * WIDTH;
-    long long to = ((long long)share * models + m) * grown;
+    int which = cluster_rank();  // they add their dx_partials up, each for half of a tile's tokens
+    dx_partials += ((m * (tiles_of_columns / 2) + block / 2) * T + start * TOKENS) * WIDTH;
+    long long to = ((long long)split * models + m) * grad_row;
     d_up += to, d_bias += to, d_down += to;
     U tiles = shared(), slopes = tiles + AHEAD * 2 * TILE, weights = slopes + 4 * MATRIX, ones = weights + MATRIX, mail = ones + 1024, box = mail + 2 * POST;
     U at = view(tiles), done = view(slopes), by = view(weights);
@@ -140,7 +149,7 @@ KERNEL(BACK_WARPS, 1) feed_back(
         if (warp() == 8) UNROLL for (int i = 0; i < 2; i++) open_box(box + 16 * i);
         arrived<1>();
         visible();
-        all_peers();  // the weights and two tiles are there
+        all_of_cluster();  // the weights and two tiles are there
         together();  // everybody has taken the second
         F dx[8][4];
         zero(dx);
@@ -153,7 +162,7 @@ KERNEL(BACK_WARPS, 1) feed_back(
             }
             next(tile + 3);
             UNROLL for (int turn = 0; turn < 2; turn++) {
-                int part = which ^ (1 - turn);  // what goes to the peer first
+                int part = which ^ (1 - turn);  // what goes to the other program of the cluster first
                 U here = done + ((tile & 1) * 2 + part) * (MATRIX / PIECE);
                 settle(dx);
                 begin();
@@ -177,7 +186,7 @@ KERNEL(BACK_WARPS, 1) feed_back(
                     }
                     UNROLL for (int j = 0; j < 4; j++) four[j] = pack(dx[n + j][2 * i], dx[n + j][2 * i + 1]);
                     if (turn == 0) post(at_peer(letter + place, 1 - which), four, at_peer(now, 1 - which));
-                    else store8(parts + tile * (TOKENS * WIDTH), token, four, 8 * i * WIDTH + 2 * n);
+                    else store8(dx_partials + tile * (TOKENS * WIDTH), token, four, 8 * i * WIDTH + 2 * n);
                 }
             }
         }
@@ -190,7 +199,7 @@ KERNEL(BACK_WARPS, 1) feed_back(
     send();
     arrived<0>();
     visible();
-    all_peers();  // the weights and two tiles are there, the second matrix where slopes will be
+    all_of_cluster();  // the weights and two tiles are there, the second matrix where slopes will be
     U by_down[4][4];  // its transpose as a first operand; both matrices would be too many registers
     UNROLL for (int s = 0; s < 4; s++)
         find4<1>(by_down[s], slopes + group * HALF + place((lane() & 7) + (lane() >> 4) * 8 + 16 * s, (lane() >> 3 & 1) * 16 + 32 * (warp() & 3)));
@@ -247,13 +256,13 @@ KERNEL(BACK_WARPS, 1) feed_back(
     UNROLL for (int r = 0; r < 2; r++) {
         U unit = (lane() >> 2) + (own + 8 * r), pair = (lane() & 3) * 2;
         UNROLL for (int n = 0; n < 8; n++) {
-            store2(d_up, unit * WIDTH + pair + 8 * n, g_up[n][2 * r] * undo, g_up[n][2 * r + 1] * undo);
+            store2(d_up, unit * WIDTH + pair + 8 * n, g_up[n][2 * r] * unscale, g_up[n][2 * r + 1] * unscale);
             UNROLL for (int j = 0; j < 2; j++) {
-                store(d_down, (pair + (8 * n + j)) * hidden + unit, g_down[n][2 * r + j] * undo);
+                store(d_down, (pair + (8 * n + j)) * hidden + unit, g_down[n][2 * r + j] * unscale);
                 all = all + (g_up[n][2 * r + j] + g_down[n][2 * r + j]);
             }
         }
-        store(d_bias, unit, sums[0][2 * r] * undo);  // four lanes write the same number
+        store(d_bias, unit, sums[0][2 * r] * unscale);  // four lanes write the same number
         all = all + sums[0][2 * r];
     }
     add_up(total + m, all);

@@ -138,7 +138,8 @@ def _proven(device: torch.device) -> bool:
 def trial(device: torch.device) -> float:
     """The largest relative error of a small layer's outputs and gradients against float64: of more
     tiles than lie in shared memory at once."""
-    M, T, F, D = 2, 6 * FORWARD_TOKENS, 6 * COLUMN_TILE, WIDTH
+    M, T = 2, 6 * FORWARD_TOKENS
+    F, D = 6 * COLUMN_TILE, WIDTH
     splits, unscale = 2, 0.25
     draw = torch.Generator().manual_seed(1)
 

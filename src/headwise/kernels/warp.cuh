@@ -21,12 +21,12 @@ INSIDE void together(int group, int warps) { asm volatile("bar.sync %0, %1;" :: 
 // Two sides that meet, of so many warps in all: who comes first may wait for the other, or go on.
 INSIDE void meet(int place, int warps) { asm volatile("bar.sync %0, %1;" :: "r"(place + 1), "r"(32 * warps) : "memory"); }
 INSIDE void meet_later(int place, int warps) { asm volatile("bar.arrive %0, %1;" :: "r"(place + 1), "r"(32 * warps) : "memory"); }
-// Blocks of threads that run at the same time and reach each other's shared memory: how many, which this is, and where a place is in
-// another's. What is posted to a box comes on its own; who wants it says once a turn how many bytes, and waits for the turn, from 0 on.
-INSIDE int peers() { int n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
-INSIDE int peer() { int n; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n)); return n; }
+// A cluster: blocks of threads (programs) that run at the same time and reach each other's shared memory. How many, which this is, and
+// where a place is in another's, the peer's. What is posted to a box comes on its own; who wants it says once a turn how many bytes, and waits for the turn, from 0 on.
+INSIDE int cluster_size() { int n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
+INSIDE int cluster_rank() { int n; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n)); return n; }
 INSIDE U at_peer(U at, int which) { U y; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(y) : "r"(at), "r"(which)); return y; }
-INSIDE void all_peers() { asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+INSIDE void all_of_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 INSIDE void open_box(U box) {  // by one warp, before all meet
     if (lane() == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" :: "r"(box) : "memory");
 }

@@ -223,17 +223,8 @@ class TritonAttention:
         qkv, heads = self._of(self.qkv, layer), self._of(self.heads, layer)
         self._project(layer, x, qkv)
         q, k, v = qkv.flatten(0, 1).split(self.step.C, -1)
-        attention_short_triton.forward(
-            q,
-            k,
-            v,
-            heads.flatten(0, 1),
-            s.num_heads,
-            s.head_dim,
-            s.scale,
-            self.step.dot,
-            together=True,
-        )
+        sizes = (s.num_heads, s.head_dim, s.scale, self.step.dot)
+        attention_short_triton.forward(q, k, v, heads.flatten(0, 1), *sizes, together=True)
         self._collect(layer, heads, end)
 
     def _mix(self, layer: Layer, x: Tensor, end: End) -> None:
@@ -355,19 +346,9 @@ class TritonAttention:
         self._spread(layer, middle, d_heads)
         qkv = self._of(self.dqkv, layer)
         q, k, v = qkv.flatten(0, 1).split(step.C, -1)
+        sizes = (s.num_heads, s.head_dim, s.scale, step.dot)
         attention_short_triton.backward(
-            q,
-            k,
-            v,
-            d_heads.flatten(0, 1),
-            q,
-            k,
-            v,
-            s.num_heads,
-            s.head_dim,
-            s.scale,
-            step.dot,
-            together=True,
+            q, k, v, d_heads.flatten(0, 1), q, k, v, *sizes, together=True
         )
         if not needs_no_dx(step, layer):
             self._gather(layer, qkv)

@@ -61,7 +61,7 @@ def plain_adamw(
     moved: Moved, grads: Tensor, rates_3M1: Tensor, recipe: Recipe, overflow: Overflow | None = None
 ) -> None:
     """One step in place; of `recipe` it reads betas and eps. Leaves `moved.operands` alone."""
-    weights, mean, square, _ = moved
+    weights, mean, square = moved[:3]
     step_size_M1, correction_M1, kept_M1 = rates_3M1
     before = [weights.clone(), mean.clone(), square.clone()] if overflow else []
     if overflow is not None:
