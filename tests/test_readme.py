@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import headwise
 from headwise.cli import COMMANDS, parser
 from headwise.integrations.nanochat import _parser as _nanochat_parser
 
@@ -61,13 +62,27 @@ def test_readme_has_ten_commands_with_what_each_does() -> None:
 
 def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks(README, "python")
+    code, _ = blocks(README, "python")
     assert len(code.splitlines()) <= 12
     code = code.replace("steps=1000", "steps=100").replace("steps=500", "steps=100")  # less time
     space: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), space)
     assert len(space["rows"]) == 5
     assert all(row["status"] == "done" for row in space["rows"])
+
+
+def test_task_of_the_readme_trains(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(blocks(README, "python")[1])
+    made = headwise.run(
+        "map",
+        task=str(tmp_path / "my_task.py"),
+        store=tmp_path / "store",
+        workers=1,
+        **{"steps": 2, "epoch": 1, "evals": 1, "held_out": 16, "seeds": 1},
+        **{"heads": (1, 2), "ranks": (4,), "depths": (1,), "lrs": (0.01,)},
+    )
+    assert len(made.rows) == 4  # two shapes, a tuning seed and a counted one
+    assert {row["task"] for row in made.rows} == {"Sorting"}
 
 
 def test_model_of_the_integrations_page_runs() -> None:
