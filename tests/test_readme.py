@@ -10,7 +10,7 @@ import pytest
 
 import headwise
 from headwise.cli import COMMANDS, parser
-from headwise.integrations.nanochat import _parser as _nanochat_parser
+from headwise.integrations.nanochat.command import parser as _nanochat_parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

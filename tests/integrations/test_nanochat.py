@@ -1,7 +1,7 @@
 """nanochat's own GPT under the hook, and its checkpoints. Most of it needs nanochat: importable, or
 its checkout in HEADWISE_NANOCHAT.
 
-HEADWISE_NANOCHAT=~/nanochat python -m pytest tests/test_nanochat.py
+HEADWISE_NANOCHAT=~/nanochat python -m pytest tests/integrations/test_nanochat.py
 """
 
 import dataclasses
@@ -19,6 +19,9 @@ from support.tolerance import close, close_all, same, seeded
 
 from headwise.errors import UsageError
 from headwise.integrations import nanochat as bridge
+from headwise.integrations.nanochat.command import main
+from headwise.integrations.nanochat.configs import ADDED
+from headwise.integrations.nanochat.layers import COSTS
 from headwise.shape import Shape
 
 CHECKOUT = os.environ.get("HEADWISE_NANOCHAT", "")
@@ -103,7 +106,7 @@ def count(model):
     "changes",
     [{}, {"n_kv_head": 4, "window_pattern": "L"}, {"n_head": 1, "n_kv_head": 1, "n_layer": 2}],
 )
-def test_its_own_sizes_give_its_own_logits_and_gradients(nano, changes):
+def test_use_of_stock_sizes_gives_stock_logits_and_gradients(nano, changes):
     ids, stock = tokens(), build(nano, **changes)
     wanted, slopes = step(stock, ids)
     with bridge.use():
@@ -116,7 +119,7 @@ def test_its_own_sizes_give_its_own_logits_and_gradients(nano, changes):
 
 
 @needs_nanochat
-def test_its_own_start_is_drawn_bit_for_bit(nano):
+def test_use_of_stock_sizes_starts_bit_for_bit(nano):
     starts = []
     for hook in (False, True):
         with (
@@ -135,13 +138,13 @@ def test_its_own_start_is_drawn_bit_for_bit(nano):
 
 
 @needs_nanochat
-def test_its_own_costs_stay(nano):
+def test_costs_of_stock_sizes_stay(nano):
     def costs(model):
         return [
             getattr(model, name)(
                 *([77] if "decode" in name or "prefill" in name or "read" in name else [])
             )
-            for name in bridge.COSTS
+            for name in COSTS
         ]
 
     wanted = costs(build(nano))
@@ -150,7 +153,7 @@ def test_its_own_costs_stay(nano):
 
 
 @needs_nanochat
-def test_training_with_its_own_optimiser_follows_it(nano):
+def test_use_trains_with_nanochats_optimiser(nano):
     def losses():
         model, found = build(nano), []
         optimizer = model.setup_optimizer()
@@ -252,7 +255,7 @@ SIZES = [
     SIZES,
     ids=lambda v: " ".join(f"{x}" for x in v.values()) if isinstance(v, dict) else "",
 )
-def test_free_heads_compute_what_the_formula_says(nano, heads, scale):
+def test_use_of_free_heads_by_the_formula(nano, heads, scale):
     with bridge.use(**heads):
         model = build(nano)
     c, ids = model.config, tokens(1)
@@ -288,7 +291,7 @@ def test_costs_follow_both_widths(nano):
 
 @needs_nanochat
 @pytest.mark.parametrize("heads", [{}, FREE], ids=["stock", "free"])
-def test_its_engine_generates_what_the_whole_sequence_says(nano, heads):
+def test_engine_generates_as_the_model_does(nano, heads):
     specials = types.SimpleNamespace(encode_special=lambda name: -1, get_bos_token_id=lambda: -1)
     with bridge.use(**heads):
         model = build(nano)
@@ -300,7 +303,7 @@ def test_its_engine_generates_what_the_whole_sequence_says(nano, heads):
 
 
 @needs_nanochat
-def test_a_prompt_in_two_parts(nano):
+def test_cache_takes_a_prompt_in_two_parts(nano):
     ids = tokens(1)
     with bridge.use(**FREE), torch.no_grad():
         model, cache = build(nano), nano.engine.KVCache(1, 3, LENGTH, 1, 3, "cpu", torch.float32)
@@ -318,7 +321,7 @@ def test_a_prompt_in_two_parts(nano):
 
 
 @needs_nanochat
-def test_the_first_model_and_its_like_get_the_heads(nano):
+def test_use_changes_the_first_model_and_those_of_its_size(nano):
     with bridge.use(**FREE), torch.device("meta"):
         first, other, again = (
             nano.gpt.GPT(nano.gpt.GPTConfig(**{**STOCK, **c})) for c in ({}, {"n_layer": 12}, {})
@@ -341,14 +344,14 @@ def test_the_first_model_and_its_like_get_the_heads(nano):
         (1, {"num_kv_heads": 2}, (4, 2, 10)),
     ],
 )
-def test_what_is_not_given_stays_or_follows(nano, stock, heads, wanted):
+def test_use_keeps_or_derives_what_is_not_given(nano, stock, heads, wanted):
     with bridge.use(**heads):
         c = nano.gpt.GPTConfig(**{**STOCK, "n_kv_head": stock})
     assert (c.n_head, c.n_kv_head, c.head_dim) == wanted
 
 
 @needs_nanochat
-def test_a_shape_names_its_model(nano):
+def test_use_of_a_shape_changes_models_of_its_size(nano):
     shape = Shape(
         dim=40,
         depth=3,
@@ -372,7 +375,7 @@ def test_a_shape_names_its_model(nano):
 
 
 @needs_nanochat
-def test_a_config_that_names_its_heads_keeps_them(nano):
+def test_use_keeps_heads_that_a_config_names(nano):
     named = {**STOCK, "n_head": 7, "n_kv_head": 7, "head_dim": 6, "v_head_dim": 5}
     with bridge.use():
         model = nano.gpt.GPT(nano.gpt.GPTConfig(**named))
@@ -387,7 +390,7 @@ def test_a_config_that_names_its_heads_keeps_them(nano):
 
 
 @needs_nanochat
-def test_afterwards_nanochat_is_as_it_was(nano):
+def test_use_leaves_nanochat_as_it_was(nano):
     def held():
         modules = (nano.gpt, nano.engine, nano.checkpoint_manager)
         return [
@@ -412,7 +415,7 @@ def test_afterwards_nanochat_is_as_it_was(nano):
 
 
 @needs_nanochat
-def test_a_config_made_before_the_hook_is_taken(nano):
+def test_use_takes_a_config_made_before(nano):
     config = nano.gpt.GPTConfig(**STOCK)
     with bridge.use(**FREE):
         assert nano.gpt.GPT(config).config.head_dim == 14
@@ -421,7 +424,7 @@ def test_a_config_made_before_the_hook_is_taken(nano):
 
 @needs_nanochat
 @pytest.mark.parametrize("planted", ["a factor", "other arguments", "another weight"])
-def test_another_attention_than_the_known_one_is_refused(nano, monkeypatch, planted):
+def test_use_refuses_another_attention_than_the_known_one(nano, monkeypatch, planted):
     known = nano.gpt.CausalSelfAttention
     changes = {
         "a factor": lambda self, *args: 1.01 * known.forward(self, *args),
@@ -481,7 +484,7 @@ REFUSED = [
 
 @needs_nanochat
 @pytest.mark.parametrize(("given", "message"), REFUSED)
-def test_bad_sizes_die_in_one_line(nano, given, message):
+def test_use_refuses_bad_sizes_in_one_line(nano, given, message):
     with pytest.raises(UsageError) as caught, bridge.use(**given):
         nano.gpt.GPTConfig(**STOCK)
     assert str(caught.value).startswith(message)
@@ -489,7 +492,7 @@ def test_bad_sizes_die_in_one_line(nano, given, message):
 
 
 @needs_nanochat
-def test_two_hooks_at_once_are_refused(nano):
+def test_use_inside_use_is_refused(nano):
     with (
         bridge.use(),
         pytest.raises(UsageError, match="nanochat already has other heads"),
@@ -525,7 +528,7 @@ def saved(nano, folder, step=3, config=None, state=None, **heads):
 @pytest.mark.parametrize(
     "heads", [{}, FREE, {**FREE, "logit_scale": 0.3}], ids=["stock", "free", "scaled"]
 )
-def test_a_checkpoint_is_read_and_loads_again(nano, tmp_path, heads, monkeypatch):
+def test_read_checkpoint_loads_again(nano, tmp_path, heads, monkeypatch):
     model, ids = saved(nano, tmp_path, **heads), tokens()
     found = bridge.read(tmp_path)
     assert found.step == found.meta["step"] == 3
@@ -543,7 +546,7 @@ def test_a_checkpoint_is_read_and_loads_again(nano, tmp_path, heads, monkeypatch
 
 
 @needs_nanochat
-def test_scripts_that_list_the_fields_themselves_save_the_heads_too(nano, tmp_path):
+def test_checkpoint_of_a_script_that_lists_fields_has_the_heads(nano, tmp_path):
     model = saved(nano, tmp_path, config=STOCK, logit_scale=0.3, **FREE)
     config = json.loads((tmp_path / "meta_000003.json").read_text())["model_config"]
     assert config == dataclasses.asdict(model.config)
@@ -587,7 +590,7 @@ def write(folder, step, config, state):
     )
 
 
-def test_an_old_checkpoint_has_what_it_has(tmp_path):
+def test_read_of_an_old_checkpoint(tmp_path):
     old = {k: v for k, v in STOCK.items() if k != "window_pattern"}
     shape = bridge.shape_of(old).replace(extras=())
     write(tmp_path, 5, old, state_of(shape))
@@ -606,7 +609,7 @@ def test_an_old_checkpoint_has_what_it_has(tmp_path):
     assert last.config == {**old, "window_pattern": "L"}
 
 
-def test_heads_that_are_not_named_are_read_off_the_weights(tmp_path):
+def test_read_takes_unnamed_heads_from_the_weights(tmp_path):
     shape = bridge.shape_of({**STOCK, "head_dim": 6, "v_head_dim": 11}).replace(extras=())
     write(tmp_path, 0, STOCK, state_of(shape))
     found = bridge.read(tmp_path)
@@ -614,7 +617,7 @@ def test_heads_that_are_not_named_are_read_off_the_weights(tmp_path):
     assert (found.config["head_dim"], found.config["v_head_dim"]) == (6, 11)
 
 
-def test_bad_checkpoints_die_in_one_line(tmp_path):
+def test_read_refuses_bad_checkpoints_in_one_line(tmp_path):
     def refused(message, **more):
         with pytest.raises(UsageError, match=message) as caught:
             bridge.read(tmp_path, **more)
@@ -645,18 +648,18 @@ def test_bad_checkpoints_die_in_one_line(tmp_path):
         {"head_dim": 448, "n_head": 6},
     ],
 )
-def test_configs_and_shapes_go_both_ways(changes):
+def test_config_of_and_shape_of_are_inverse(changes):
     config = {**STOCK, "vocab_size": 128, **changes}
     shape = bridge.shape_of(config)
     back = bridge.config_of(shape, sequence_len=160)
     assert bridge.shape_of(back) == shape
-    assert set(back) == {*STOCK, *(bridge.ADDED if set(changes) & set(bridge.ADDED) else ())}
+    assert set(back) == {*STOCK, *(ADDED if set(changes) & set(ADDED) else ())}
     assert {k: back[k] for k in STOCK if k != "window_pattern"} == {
         k: config[k] for k in STOCK if k != "window_pattern"
     }
 
 
-def test_added_fields_change_what_they_say():
+def test_shape_of_added_fields():
     stock, free = (
         Shape.from_hf(STOCK),
         Shape.from_hf({**STOCK, "head_dim": 6, "v_head_dim": 11, "logit_scale": 0.25}),
@@ -671,7 +674,7 @@ def test_added_fields_change_what_they_say():
     assert free.params - stock.params == 3 * matrices + 2 * 128 * 2 * (11 - 10)
 
 
-def test_a_shape_that_is_not_nanochats_is_refused():
+def test_config_of_refuses_a_shape_that_is_not_nanochats():
     shape = bridge.shape_of({**STOCK, "vocab_size": 128})
     for changes, message in (
         (
@@ -702,19 +705,22 @@ import json, sys
 from dataclasses import asdict
 from nanochat.gpt import GPT, GPTConfig
 import torch
+sizes = {"n_head": 2, "n_kv_head": 2, "n_embd": 40, "sequence_len": 8, "vocab_size": 64}
 with torch.device("meta"):
-    model = GPT(GPTConfig(n_layer=int(sys.argv[2]), n_head=2, n_kv_head=2, n_embd=40, sequence_len=8, vocab_size=64))
+    model = GPT(GPTConfig(n_layer=int(sys.argv[2]), **sizes))
 model.to_empty(device="cpu")
 model.init_weights()
-loss = torch.compile(model, backend="eager", dynamic=False)(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long))
-print(json.dumps({"argv": sys.argv[1:], "name": __name__, "config": asdict(model.config), "loss": loss.item()}))
+compiled = torch.compile(model, backend="eager", dynamic=False)
+loss = compiled(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)).item()
+about = {"argv": sys.argv[1:], "name": __name__, "config": asdict(model.config), "loss": loss}
+print(json.dumps(about))
 """
 
 
 @needs_nanochat
-def test_the_command_runs_a_module_with_its_own_arguments(tmp_path: Path):
+def test_command_runs_a_module_with_its_own_arguments(tmp_path: Path):
     (tmp_path / "probe.py").write_text(SCRIPT, encoding="utf-8")
-    paths = [str(Path(bridge.__file__).parents[2]), CHECKOUT, os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(bridge.__file__).parents[3]), CHECKOUT, os.environ.get("PYTHONPATH", "")]
     words = [
         "--num-heads",
         "6",
@@ -758,28 +764,28 @@ def test_the_command_runs_a_module_with_its_own_arguments(tmp_path: Path):
 
 
 @needs_nanochat
-def test_the_command_in_place(nano, tmp_path, monkeypatch, capsys):
+def test_command_in_this_process(nano, tmp_path, monkeypatch, capsys):
     (tmp_path / "probe_here.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "probe_empty.py").write_text("", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     before = sys.argv
-    assert bridge.main(["--head-dim", "8", "--", "-m", "probe_here", "--depth", "1"]) == 0
+    assert main(["--head-dim", "8", "--", "-m", "probe_here", "--depth", "1"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["config"]["head_dim"] == 8
     assert sys.argv is before
-    assert bridge.main(["--head-dim", "8", "--", "-m", "probe_empty"]) == 2
+    assert main(["--head-dim", "8", "--", "-m", "probe_empty"]) == 2
     assert "error: no GPT was built, so none got head_dim 8" in capsys.readouterr().err
-    assert bridge.main(["--", "-m", "probe_empty"]) == 0
+    assert main(["--", "-m", "probe_empty"]) == 0
 
 
 @pytest.mark.parametrize(
     "words", [[], ["--head-dim", "4"], ["--", "scripts.base_train"], ["--", "-m"]]
 )
-def test_the_command_says_what_comes_behind_the_dashes(words, capsys):
-    assert bridge.main(words) == 2
+def test_command_states_what_comes_behind_the_dashes(words, capsys):
+    assert main(words) == 2
     assert "error: behind -- comes -m and a module of nanochat's" in capsys.readouterr().err
 
 
-def test_without_nanochat_it_says_so(monkeypatch):
+def test_use_without_nanochat_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "nanochat.gpt", None)
     monkeypatch.setitem(sys.modules, "nanochat", None)
     with (

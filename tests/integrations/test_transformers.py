@@ -175,7 +175,7 @@ def test_every_number_of_kv_heads(kv_heads):
     close(ours, theirs)
 
 
-def test_windows_are_told_and_not_written_out(paths):
+def test_attention_passes_windows_instead_of_masks(paths):
     make("gemma3", "headwise")(tokens())
     assert paths[0] == ("attend", {"scale": 11**-0.5, "causal": True, "window": 5})
     assert paths[1] == ("attend", {"scale": 11**-0.5, "causal": True, "window": 0})

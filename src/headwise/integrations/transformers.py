@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import UsageError
-from headwise.model import reference
 from headwise.model.attention import attend
-from headwise.model.reference import mask_of
+from headwise.model.reference import in_query_blocks, mask_of, repeat_kv
 
-NAME = "headwise"
-_REFUSED = {
+NAME = "headwise"  # of the implementation, and of the attribute that a known mask carries
+
+# arguments of transformers' attention functions that have no counterpart here
+_UNSUPPORTED = {
     "softcap": "a softcap of the scores",
     "s_aux": "an attention sink",
     "position_bias": "a learned bias of the scores",
@@ -48,11 +48,10 @@ def register(name: str = NAME) -> str:
 
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """The mask that transformers makes for SDPA; one that `attend` can make itself carries the
-    arguments for that.
+    """The mask that transformers makes for SDPA.
 
-    What it carries is an attribute, so whoever cuts or copies the mask loses it: then the mask
-    itself is taken.
+    A mask that `attend` can make itself carries `causal` and `window` as an attribute. Whoever cuts
+    or copies the mask loses the attribute, and then the mask itself is used.
     """
     from transformers.masking_utils import sdpa_mask
 
@@ -63,14 +62,18 @@ def mask(*args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def _known(seen_BHQN: Tensor, size: int) -> tuple[bool, int] | None:
-    """`causal` and `window` of the `attend` that makes this mask, None if none does."""
+    """`causal` and `window` of the `attend` that makes this mask, None if none does; `size` is the
+    model's own window."""
     queries, keys = seen_BHQN.shape[-2:]
-    forms = [(False, 0), (True, 0)] + (
-        [(True, size), (False, size), (False, size + 1)] if size else []
-    )
-    for causal, window in forms if queries <= keys else forms[:1]:
-        like_QN = mask_of(queries, keys, causal, window, seen_BHQN.device)
-        if bool((seen_BHQN if like_QN is None else seen_BHQN == like_QN).all()):
+    forms = [(False, 0)]
+    if queries <= keys:
+        forms += [(True, 0)]
+    if queries <= keys and size:
+        forms += [(True, size), (False, size), (False, size + 1)]
+    for causal, window in forms:
+        wanted_QN = mask_of(queries, keys, causal, window, seen_BHQN.device)
+        same = seen_BHQN if wanted_QN is None else seen_BHQN == wanted_QN
+        if bool(same.all()):
             return causal, window
     return None
 
@@ -88,7 +91,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What a layer calls: (batch, heads, tokens, width) in, (batch, tokens, heads, width) out, and
     no weights."""
-    for name, what in _REFUSED.items():
+    for name, what in _UNSUPPORTED.items():
         if kwargs.get(name) is not None and kwargs[name] is not False:
             raise UsageError(
                 f"headwise attention has no place for {what}: {name} must be left out, or use "
@@ -99,30 +102,33 @@ def attention(
             f"headwise attention has no dropout: attention_dropout must be 0, got {dropout}"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    known = None if attention_mask is None else getattr(attention_mask, NAME, None)
-    if attention_mask is not None and known is None:
-        out = _masked(query, key, value, scale, attention_mask)
-    else:
-        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        causal, window = (causal and query.shape[2] > 1, 0) if known is None else known
-        if (
-            attention_mask is None and causal
-        ):  # without a mask the first query stands at the first key
-            key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    if attention_mask is None:
+        # transformers' rule: the layer says whether it is causal, and one query sees every key.
+        if is_causal is None:
+            is_causal = bool(getattr(module, "is_causal", True))
+        queries = query.shape[2]
+        causal = is_causal and queries > 1
+        if causal:  # without a mask the first query stands at the first key
+            key, value = key[:, :, :queries], value[:, :, :queries]
+        out = attend(query, key, value, causal=causal, window=0, scale=scale)
+    elif known := getattr(attention_mask, NAME, None):
+        causal, window = known
         out = attend(query, key, value, causal=causal, window=window, scale=scale)
+    else:
+        out = _masked(query, key, value, scale, attention_mask)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """Attention under a mask of (batch or 1, heads or 1, queries, keys): true where seen, or added
-    to the scores.
+    """Attention under a mask of (batch or 1, heads or 1, queries or 1, keys): true where seen, or
+    added to the scores.
 
     A query that sees nothing takes the mean of all values, as in transformers' own formula.
     """
-    groups, keys = q.shape[1] // k.shape[1], k.shape[2]
-    if mask.ndim != 4 or mask.shape[-2] not in (1, q.shape[2]) or mask.shape[-1] < keys:
+    queries, keys = q.shape[2], k.shape[2]
+    if mask.ndim != 4 or mask.shape[-2] not in (1, queries) or mask.shape[-1] < keys:
         raise UsageError(
-            f"a mask must be (batch, heads or 1, {q.shape[2]} queries, {keys} keys), got "
+            f"a mask must be (batch, heads or 1, {queries} queries, {keys} keys), got "
             f"{tuple(mask.shape)}"
         )
     if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -130,24 +136,16 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tens
             "a mask must be bool (true where seen) or floating (added to the scores), got "
             f"{mask.dtype}"
         )
-    k, v = (t if groups == 1 else t.repeat_interleave(groups, 1) for t in (k, v))
-    mask = mask[..., :keys].expand(*mask.shape[:2], q.shape[2], keys)
-    block = max(
-        1, reference.BLOCK_BYTES // (q.shape[0] * q.shape[1] * keys * max(4, q.dtype.itemsize))
-    )
+    k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+    mask = mask[..., :keys].expand(*mask.shape[:2], queries, keys)
 
-    def part(start: int) -> Tensor:
-        scores, here = (
-            q[..., start : start + block, :] @ k.mT * scale,
-            mask[..., start : start + block, :],
-        )
-        scores = (
-            scores.masked_fill(~here, torch.finfo(scores.dtype).min)
-            if here.dtype == torch.bool
-            else scores + here
-        )
+    def attend_block(start: int, stop: int) -> Tensor:
+        scores = q[..., start:stop, :] @ k.mT * scale
+        block = mask[..., start:stop, :]
+        if block.dtype == torch.bool:
+            scores = scores.masked_fill(~block, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + block
         return scores.softmax(-1).to(v.dtype) @ v
 
-    return torch.cat(
-        [checkpoint(part, start, use_reentrant=False) for start in range(0, q.shape[2], block)], -2
-    )
+    return in_query_blocks(attend_block, q, keys)

@@ -7,6 +7,7 @@ Axes: B batch, H heads, Q queries, N keys.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -68,12 +69,9 @@ def blocked(
     of a block again instead of keeping them.
     """
     queries, keys = q.shape[-2], k.shape[-2]
-    query_bytes = q.shape[0] * q.shape[1] * keys * max(4, q.dtype.itemsize)
-    block = max(1, BLOCK_BYTES // query_bytes)
     offset = keys - queries  # query i stands at key i + offset
 
-    def attend_block(start: int) -> Tensor:
-        stop = min(start + block, queries)
+    def attend_block(start: int, stop: int) -> Tensor:
         first = 0
         last = offset + stop if causal else keys
         if window:
@@ -89,5 +87,17 @@ def blocked(
         k_block, v_block = k[..., first:last, :], v[..., first:last, :]
         return plain(q[..., start:stop, :], k_block, v_block, scale, seen, hard)
 
-    starts = range(0, queries, block)
-    return torch.cat([checkpoint(attend_block, at, use_reentrant=False) for at in starts], -2)
+    return in_query_blocks(attend_block, q, keys)
+
+
+def in_query_blocks(attend_block: Callable[[int, int], Tensor], q: Tensor, keys: int) -> Tensor:
+    """attend_block(start, stop) for blocks of queries, joined: at most BLOCK_BYTES of scores exist
+    at once, and the backward pass computes a block's scores again."""
+    batch, heads, queries, _ = q.shape
+    query_bytes = batch * heads * keys * max(4, q.dtype.itemsize)
+    block = max(1, BLOCK_BYTES // query_bytes)
+    outputs = [
+        checkpoint(attend_block, start, min(start + block, queries), use_reentrant=False)
+        for start in range(0, queries, block)
+    ]
+    return torch.cat(outputs, -2)
