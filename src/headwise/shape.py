@@ -3,13 +3,15 @@
 A `Shape` is a value. Its names follow Hugging Face; the papers' letters are
 d = `dim`, H = `num_heads`, r = `head_dim` (the query/key rank of one head), L = `depth`.
 `num_heads * head_dim == dim` is a special case and is never assumed.
+
+The file is longer than others, because every cost stands beside the sizes that it is made of.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ QK_NORMS = ("none", "head", "free")
 POSITIONS = ("none", "additive", "concatenated", "room")
 WIDENING = ("concatenated", "room")  # positions beside the vectors
 
+_CHOICES = (ACTIVATIONS, NORMS, NORM_PLACES, QK_NORMS, POSITIONS)
+_POSITIVE = ("dim", "depth", "num_heads", "head_dim", "v_head_dim", "num_kv_heads", "average")
 _DERIVED: Any = None  # a size that follows from the others unless given
 
 
@@ -47,13 +51,9 @@ class Shape:
     num_kv_heads: int = _DERIVED  # num_heads unless given; fewer is grouped-query attention
     kv_lora_rank: int = 0  # > 0: keys and values pass through one latent of this width (MLA)
     q_lora_rank: int = 0  # > 0: queries pass through a latent too (MLA only)
-    qk_rope_head_dim: int = (
-        0  # rotated coordinates of each head; in MLA the part shared by all heads
-    )
+    qk_rope_head_dim: int = 0  # rotated coordinates of each head; in MLA the part that all share
     rope_theta: float = 10_000.0
-    average: int = (
-        1  # parallel attention modules whose outputs are averaged (the rank paper's width)
-    )
+    average: int = 1  # attention modules side by side, outputs averaged (the rank paper's width)
     ffn_dim: int = _DERIVED  # 4 * dim unless given; 0 leaves the feed-forward out
     activation: str = "relu"
     causal: bool = False
@@ -78,12 +78,14 @@ class Shape:
 
     def __post_init__(self) -> None:
         self._derive()
-        self._check_types()
-        self._check_sizes()
-        self._check_heads()
-        self._check_positions()
+        checks = self._type_faults, self._size_faults, self._head_faults, self._position_faults
+        for faults in checks:
+            for fault in faults():
+                raise UsageError(fault)
 
     def _derive(self) -> None:
+        """Fill in what follows from other sizes, and make values that are equal look equal."""
+
         def fill(name: str, value: Any) -> None:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -104,146 +106,95 @@ class Shape:
         if isinstance(self.windows, list):
             object.__setattr__(self, "windows", tuple(self.windows))
         if isinstance(self.extras, list):
-            object.__setattr__(
-                self, "extras", tuple(tuple(e) if isinstance(e, list) else e for e in self.extras)
-            )
+            pairs = tuple(tuple(e) if isinstance(e, list) else e for e in self.extras)
+            object.__setattr__(self, "extras", pairs)
+        for name in ("rope_theta", "logit_scale", "max_logit"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                object.__setattr__(self, name, float(value))  # 1 and 1.0 are one shape
 
-    def _check_types(self) -> None:
+    # ---- what it may be: each rule yields what is wrong
+
+    def _type_faults(self) -> Iterator[str]:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.type == "int" and not _is_int(value):
-                raise UsageError(f"{f.name} must be a whole number, got {value!r}")
+                yield f"{f.name} must be a whole number, got {value!r}"
             if f.type == "bool" and not isinstance(value, bool):
-                raise UsageError(f"{f.name} must be true or false, got {value!r}")
+                yield f"{f.name} must be true or false, got {value!r}"
         for name in ("rope_theta", "logit_scale", "max_logit"):
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and 0 < value < math.inf) and not (
-                name != "rope_theta" and value is None
-            ):
-                raise UsageError(f"{name} must be a positive number, got {value!r}")
-            object.__setattr__(
-                self, name, None if value is None else float(value)
-            )  # 1 and 1.0 are one shape
-        for name, choices in (
-            ("activation", ACTIVATIONS),
-            ("norm", NORMS),
-            ("norm_at", NORM_PLACES),
-            ("qk_norm", QK_NORMS),
-            ("positions", POSITIONS),
-        ):
-            if getattr(self, name) not in choices:
-                raise UsageError(
-                    f"unknown {name} {getattr(self, name)!r}; "
-                    f"{nearest(str(getattr(self, name)), choices)}"
-                )
+            given = value is not None or name == "rope_theta"
+            if given and not (isinstance(value, float) and 0 < value < math.inf):
+                yield f"{name} must be a positive number, got {value!r}"
+        names = "activation", "norm", "norm_at", "qk_norm", "positions"
+        for name, choices in zip(names, _CHOICES, strict=True):
+            value = getattr(self, name)
+            if value not in choices:
+                yield f"unknown {name} {value!r}; {nearest(str(value), choices)}"
 
-    def _check_sizes(self) -> None:
-        for name in (
-            "dim",
-            "depth",
-            "num_heads",
-            "head_dim",
-            "v_head_dim",
-            "num_kv_heads",
-            "average",
-        ):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in (
-            "kv_lora_rank",
-            "q_lora_rank",
-            "qk_rope_head_dim",
-            "ffn_dim",
-            "vocab_size",
-            "num_positions",
-            "position_dim",
-            "input_dim",
-            "output_dim",
-        ):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
+    def _size_faults(self) -> Iterator[str]:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name in _POSITIVE and value < 1:
+                yield f"{f.name} must be at least 1, got {value}"
+            if f.type == "int" and value < 0:
+                yield f"{f.name} must not be negative, got {value}"
         if self.vocab_size and self.input_dim:
-            given = f"vocab_size {self.vocab_size}, input_dim {self.input_dim}"
-            raise UsageError(
-                f"a shape takes tokens or vectors: vocab_size excludes input_dim, got {given}"
-            )
+            got = f"got vocab_size {self.vocab_size}, input_dim {self.input_dim}"
+            yield f"a shape takes tokens or vectors: vocab_size excludes input_dim, {got}"
         ok = isinstance(self.windows, tuple) and all(_is_int(w) and w >= 0 for w in self.windows)
         if not ok or not 1 <= len(self.windows) <= self.depth:
-            raise UsageError(
+            yield (
                 f"windows must be 1 to depth ({self.depth}) numbers, each 0 (all keys) or more, "
                 f"got {self.windows!r}"
             )
         if not isinstance(self.extras, tuple) or not all(map(_is_extra, self.extras)):
-            raise UsageError(
-                "extras must be pairs of a name and a number of parameters, 0 or more, got "
-                f"{self.extras!r}"
-            )
+            rule = "extras must be pairs of a name and a number of parameters, 0 or more"
+            yield f"{rule}, got {self.extras!r}"
 
-    def _check_heads(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise UsageError(
-                f"num_heads must be a multiple of num_kv_heads, got num_heads {self.num_heads}, "
-                f"num_kv_heads {self.num_kv_heads}"
-            )
-        if self.qk_rope_head_dim % 2:
-            what = "head_dim" if self.qk_rope_head_dim == self.head_dim else "qk_rope_head_dim"
-            raise UsageError(
-                f"{what} must be even for rotary positions, got {self.qk_rope_head_dim}"
-            )
-        if self.qk_rope_head_dim > self.head_dim:
-            raise UsageError(
-                "qk_rope_head_dim must not exceed head_dim, got qk_rope_head_dim "
-                f"{self.qk_rope_head_dim}, head_dim {self.head_dim}"
-            )
-        if self.num_heads % self.average:
-            raise UsageError(
-                f"num_heads must be a multiple of average, got num_heads {self.num_heads}, "
-                f"average {self.average}"
-            )
-        if self.latent and self.num_kv_heads != self.num_heads:
-            raise UsageError(
-                f"num_kv_heads must equal num_heads {self.num_heads} when a latent (kv_lora_rank "
-                f"{self.kv_lora_rank}) "
-                f"replaces grouped heads, got {self.num_kv_heads}"
-            )
+    def _head_faults(self) -> Iterator[str]:
+        H, KV, R = self.num_heads, self.num_kv_heads, self.head_dim
+        rope, latent = self.qk_rope_head_dim, f"kv_lora_rank {self.kv_lora_rank}"
+        if H % KV:
+            got = f"num_heads {H}, num_kv_heads {KV}"
+            yield f"num_heads must be a multiple of num_kv_heads, got {got}"
+        if rope % 2:
+            what = "head_dim" if rope == R else "qk_rope_head_dim"
+            yield f"{what} must be even for rotary positions, got {rope}"
+        if rope > R:
+            got = f"qk_rope_head_dim {rope}, head_dim {R}"
+            yield f"qk_rope_head_dim must not exceed head_dim, got {got}"
+        if H % self.average:
+            got = f"num_heads {H}, average {self.average}"
+            yield f"num_heads must be a multiple of average, got {got}"
+        if self.latent and KV != H:
+            rule = f"num_kv_heads must equal num_heads {H} when a latent ({latent})"
+            yield f"{rule} replaces grouped heads, got {KV}"
         if self.max_logit is not None and (self.qk_norm == "none" or self.logit_scale is not None):
-            raise UsageError(
-                f"max_logit needs qk_norm and replaces logit_scale, got qk_norm {self.qk_norm}, "
-                f"logit_scale {self.logit_scale}"
-            )
+            got = f"qk_norm {self.qk_norm}, logit_scale {self.logit_scale}"
+            yield f"max_logit needs qk_norm and replaces logit_scale, got {got}"
         if self.latent and self.qk_norm == "head":
-            raise UsageError(
-                f"qk_norm must be none or free with a latent (kv_lora_rank {self.kv_lora_rank}), "
-                f"got {self.qk_norm}"
-            )
+            yield f"qk_norm must be none or free with a latent ({latent}), got {self.qk_norm}"
         if self.q_lora_rank and not self.latent:
-            raise UsageError(
-                f"q_lora_rank needs kv_lora_rank above 0, got q_lora_rank {self.q_lora_rank}, "
-                "kv_lora_rank 0"
-            )
+            got = f"q_lora_rank {self.q_lora_rank}, kv_lora_rank 0"
+            yield f"q_lora_rank needs kv_lora_rank above 0, got {got}"
 
-    def _check_positions(self) -> None:
+    def _position_faults(self) -> Iterator[str]:
+        width = self.position_dim
         if self.positions != "none" and not self.position_rows:
-            raise UsageError(f"num_positions must be given for {self.positions} positions, got 0")
+            yield f"num_positions must be given for {self.positions} positions, got 0"
         if self.positions == "room" and self.num_positions:
-            raise UsageError(
-                "num_positions must be 0 with room, which is the same at every place, got "
-                f"{self.num_positions}"
-            )
-        if (self.positions in WIDENING) != (self.position_dim > 0):
-            told = f"got position_dim {self.position_dim}, positions {self.positions}"
-            raise UsageError(f"position_dim goes with concatenated positions and room, {told}")
-        if self.position_dim and self.vocab_size:
-            raise UsageError(
-                "concatenated positions go with vectors, not with tokens, got vocab_size "
-                f"{self.vocab_size}"
-            )
-        if self.position_dim >= self.dim:
-            raise UsageError(
-                f"position_dim must be below dim, got position_dim {self.position_dim}, dim "
-                f"{self.dim}"
-            )
+            rule = "num_positions must be 0 with room, which is the same at every place"
+            yield f"{rule}, got {self.num_positions}"
+        if (self.positions in WIDENING) != (width > 0):
+            got = f"position_dim {width}, positions {self.positions}"
+            yield f"position_dim goes with concatenated positions and room, got {got}"
+        if width and self.vocab_size:
+            rule = "concatenated positions go with vectors, not with tokens"
+            yield f"{rule}, got vocab_size {self.vocab_size}"
+        if width >= self.dim:
+            yield f"position_dim must be below dim, got position_dim {width}, dim {self.dim}"
 
     # ---- what it is
 
@@ -332,9 +283,7 @@ class Shape:
         """Exact parameters by part; the values sum to `params`."""
         table = {
             "embedding": self.vocab_size * self.dim,
-            "read-in": (self.input_dim + 1) * (self.dim - self.position_dim)
-            if self.input_dim
-            else 0,
+            "read-in": (self.input_dim > 0) * (self.input_dim + 1) * (self.dim - self.position_dim),
             "positions": self.position_rows * (self.position_dim or self.dim),
             "attention": self.depth * self._attention_params(),
             "feed-forward": self.depth * self._ffn_params(),
@@ -356,18 +305,11 @@ class Shape:
         H, R, V, KV, D = self.num_heads, self.head_dim, self.v_head_dim, self.num_kv_heads, self.dim
         out = (H * V, D, False)  # its bias is counted apart: one for each averaged module
         if not self.latent:
-            return [
-                (D, H * R, self.qkv_bias),
-                (D, KV * R, self.qkv_bias),
-                (D, KV * V, self.qkv_bias),
-                out,
-            ]
+            return [*((D, outputs, self.qkv_bias) for outputs in (H * R, KV * R, KV * V)), out]
         nope, C, rope = R - self.qk_rope_head_dim, self.kv_lora_rank, self.qk_rope_head_dim
-        query = (
-            [(D, self.q_lora_rank, self.qkv_bias), (self.q_lora_rank, H * R, False)]
-            if self.q_lora_rank
-            else [(D, H * R, False)]
-        )
+        query = [(self.q_lora_rank or D, H * R, False)]
+        if self.q_lora_rank:
+            query.insert(0, (D, self.q_lora_rank, self.qkv_bias))
         return [*query, (D, C + rope, self.qkv_bias), (C, H * (nope + V), False), out]
 
     def _attention_params(self) -> int:
@@ -384,14 +326,9 @@ class Shape:
         return self.dim * (hidden + self.ffn_dim) + (hidden + self.dim if self.ffn_bias else 0)
 
     def _norm_params(self) -> int:
-        one = {
-            "layer": 2 * self.dim,
-            "layer-nobias": self.dim,
-            "rms": self.dim,
-            "rms-free": 0,
-            "scalar": 1,
-        }[self.norm]
-        return one * (self._norms_per_layer() * self.depth + (self.norm_at != "post"))
+        D = self.dim
+        gains = {"layer": 2 * D, "layer-nobias": D, "rms": D, "rms-free": 0, "scalar": 1}
+        return gains[self.norm] * (self._norms_per_layer() * self.depth + (self.norm_at != "post"))
 
     def _norms_per_layer(self) -> int:
         per_layer = {"post": 2, "pre": 2, "sandwich": 4, "parallel": 1}[self.norm_at]
@@ -420,15 +357,10 @@ class Shape:
         _positive("batch", batch)
         weights = self.depth * sum(a * b for a, b, _ in self._matrices())
         weights += self.depth * self.dim * self.ffn_dim * (3 if self.gated else 2)
-        weights += (
-            self.input_dim * (self.dim - self.position_dim)
-            + (self.output_dim or self.vocab_size) * self.dim
-        )
-        scores = (
-            self.num_heads
-            * (self.head_dim + self.v_head_dim)
-            * self._over_layers(lambda i: self.pairs(tokens, i))
-        )
+        weights += self.input_dim * (self.dim - self.position_dim)
+        weights += (self.output_dim or self.vocab_size) * self.dim
+        pairs = self._over_layers(lambda i: self.pairs(tokens, i))
+        scores = self.num_heads * (self.head_dim + self.v_head_dim) * pairs
         return 2 * batch * (tokens * weights + scores) * (3 if training else 1)
 
     def kv_width(self, inputs: bool = False) -> int:
@@ -472,18 +404,15 @@ class Shape:
 
     def _kept_per_token(self) -> int:
         inputs = self.dim * (2 if self.ffn_dim and self.norm_at != "parallel" else 1)
-        hidden = (
-            self.ffn_dim
-            * {"relu": 1, "relu2": 2, "gelu": 2, "swiglu": 4, "geglu": 4}[self.activation]
-        )
+        values = {"relu": 1, "relu2": 2, "gelu": 2, "swiglu": 4, "geglu": 4}[self.activation]
+        norms = self._norms_per_layer() * _norm_keeps(self.norm, self.dim)
         heads = self._kept_by_latent() if self.latent else self._kept_by_projection()
-        return inputs + hidden + self._norms_per_layer() * _norm_keeps(self.norm, self.dim) + heads
+        return inputs + values * self.ffn_dim + norms + heads
 
     def _kept_by_projection(self) -> int:
         H, R, V, KV = self.num_heads, self.head_dim, self.v_head_dim, self.num_kv_heads
-        new_qk = bool(
-            self.qk_rope_head_dim or self.qk_norm != "none" or R < V
-        )  # else views of the projection
+        # New tensors for q and k, where they are not views of the projection.
+        new_qk = bool(self.qk_rope_head_dim or self.qk_norm != "none" or R < V)
         kept = (H + KV) * max(R, V) if new_qk else 0
         if self.qk_norm != "none":
             kept += (H + KV) * (1 + (R if self.qk_norm == "head" else 0))
@@ -492,37 +421,23 @@ class Shape:
         return kept + self._kept_by_kernel(new_qk)
 
     def _kept_by_latent(self) -> int:
-        H, R, V, C, Q, rope = (
-            self.num_heads,
-            self.head_dim,
-            self.v_head_dim,
-            self.kv_lora_rank,
-            self.q_lora_rank,
-            self.qk_rope_head_dim,
-        )
-        normed = self.qk_norm != "none"
+        H, R, V, rope = self.num_heads, self.head_dim, self.v_head_dim, self.qk_rope_head_dim
+        C, Q, normed = self.kv_lora_rank, self.q_lora_rank, self.qk_norm != "none"
         new_qk = bool(rope or R < V or normed)
-        latents = rope + _norm_keeps("rms", C) + C + (_norm_keeps("rms", Q) + Q if Q else 0)
-        grown = 0 if new_qk and V < R and (rope or not normed) else H * (R - rope + V)
-        norms = (
-            H * (2 + R * (2 if rope else 1)) if normed else 0
-        )  # what they divide, unless it is a part of what is grown
-        return (
-            latents
-            + grown
-            + norms
-            + (2 if new_qk else 1) * H * max(R, V)
-            + self._kept_by_kernel(new_qk)
-        )
+        kept = rope + _norm_keeps("rms", C) + C + (_norm_keeps("rms", Q) + Q if Q else 0)
+        if not (new_qk and V < R and (rope or not normed)):
+            kept += H * (R - rope + V)  # keys and values as they grow from the latent
+        if normed:  # what the norms divide, unless it is a part of what has grown
+            kept += H * (2 + R * (2 if rope else 1))
+        return kept + (2 if new_qk else 1) * H * max(R, V) + self._kept_by_kernel(new_qk)
 
     def _kept_by_kernel(self, new_q: bool) -> int:
         """Padded values, output, log-sum-exp; and the output again where its heads do not lie side
         by side as asked."""
         H, R, V = self.num_heads, self.head_dim, self.v_head_dim
-        copied = H > 1 and (new_q or V < R)
-        return (
-            (self.num_kv_heads * R if V < R else 0) + H * max(R, V) + H + (H * V if copied else 0)
-        )
+        padded = self.num_kv_heads * R if V < R else 0
+        copied = H * V if H > 1 and (new_q or V < R) else 0
+        return padded + H * max(R, V) + H + copied
 
     def _kept_at_ends(self) -> int:
         final = _norm_keeps(self.norm, self.dim) if self.norm_at != "post" else 0
@@ -533,22 +448,16 @@ class Shape:
         if self.input_dim:
             return final + self.input_dim + self.out_dim
         if self.norm_at != "post" and self.positions == "none" and self.norm != "scalar":
-            final -= self.dim + (
-                2 if self.norm.startswith("layer") else 1
-            )  # the first norm has nothing to send back to given vectors
+            # The first norm has nothing to send back to given vectors.
+            final -= self.dim + (2 if self.norm.startswith("layer") else 1)
         return final + (self.output_dim or self.dim - self.position_dim)
 
 
 def _norm_keeps(kind: str, dim: int) -> int:
     """Numbers that one norm keeps of one token: what it divides, its statistics, and the quotient
     where a gain follows."""
-    return {
-        "layer": 2 * dim + 2,
-        "layer-nobias": 2 * dim + 2,
-        "rms": 2 * dim + 1,
-        "rms-free": dim + 1,
-        "scalar": dim + 1,
-    }[kind]
+    quotient = dim if kind in ("layer", "layer-nobias", "rms") else 0
+    return dim + (2 if kind.startswith("layer") else 1) + quotient
 
 
 def _is_int(value: Any) -> bool:
@@ -556,13 +465,9 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_extra(pair: Any) -> bool:
-    return (
-        isinstance(pair, tuple)
-        and len(pair) == 2
-        and isinstance(pair[0], str)
-        and _is_int(pair[1])
-        and pair[1] >= 0
-    )
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
+    return isinstance(pair[0], str) and _is_int(pair[1]) and pair[1] >= 0
 
 
 def _positive(name: str, value: int) -> None:

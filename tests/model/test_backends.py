@@ -11,8 +11,9 @@ from support.tolerance import close, examples, seeded
 
 from headwise.errors import UsageError
 from headwise.model import backends, reference
-from headwise.model.attention import attend, plans
+from headwise.model.attention import attend
 from headwise.model.backends import Call, choose_backend, explain, forced
+from headwise.model.plans import Operands, Plans, plans
 from headwise.shape import Shape
 
 
@@ -436,6 +437,28 @@ def test_what_torch_answers_by_itself_is_asked_of_it_and_still_checked():
             ]
         ),
     )
+
+
+def test_plans_forget_the_oldest_beyond_their_limit():
+    few = Plans(limit=2)
+    operands = [_operands(tokens) for tokens in (3, 5, 7)]
+    first, second, third = (few.get(o) for o in operands)
+    assert len(few) == 2
+    assert few.get(operands[1]) is second
+    assert few.get(operands[2]) is third
+    assert few.get(operands[0]) == first
+    assert few.get(operands[0]) is not first
+    few.clear()
+    assert len(few) == 0
+
+
+def _operands(tokens):
+    size, dtype, device = torch.Size((1, 2, tokens, 3)), torch.float32, torch.device("cpu")
+    return Operands(
+        *(size,) * 3, *(dtype,) * 3, *(device,) * 3,
+        causal=False, window=0, hard=False, backend="auto", graphed=False, trained=False,
+        block_bytes=1 << 20,
+    )  # fmt: skip
 
 
 def test_explain_reads_the_shape():

@@ -460,8 +460,8 @@ def test_a_cache_of_another_model_is_refused():
     layer, one = Attention(BASE), torch.zeros(2, 3, 22)
     with torch.no_grad():
         refused(
-            "the cache was made for another batch or shape: keys of (2, 3, 4) a token, got (2, 6, "
-            "4)",
+            "the cache was made for another batch or shape: keys of (2, 3, 4) per token, got (2, "
+            "6, 4)",
             follow, layer, one, Cache(FAMILY["3 KV heads"], 2, 5).layers[0],
         )  # fmt: skip
     refused(

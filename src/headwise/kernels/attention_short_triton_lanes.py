@@ -2,9 +2,9 @@
 sequence.
 
 A program takes BLOCK heads of a sequence. Their keys and values stay in registers; queries come one
-after the other, the next one loaded while this one is worked on, and go through the whole softmax at
-once. Heads are innermost in memory, so that neighbouring threads load neighbouring numbers. There
-are no matrix products, hence no tensor cores and no padding.
+after the other, the next one loaded while this one is worked on, and see the whole softmax at once.
+Heads are innermost in memory, so that neighbouring threads load neighbouring numbers. There are no
+matrix products, hence no tensor cores and no padding.
 
 Arguments: q, k and v share the strides `seq` (from one sequence to the next) and `row` (from one
 token to the next), the others have their own; heads lie side by side in a row, R numbers each.

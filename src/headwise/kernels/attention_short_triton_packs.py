@@ -1,5 +1,5 @@
-"""Attention over at most 16 tokens at rank 4 to 32, in Triton: heads side by side, one small product
-each.
+"""Attention over at most 16 tokens at rank 4 to 32, in Triton: heads side by side, one small
+product each.
 
 A program takes the 64 / R heads that share a line of memory (64 numbers) of one sequence, loads the
 line of each token whole, and turns (tokens, heads x rank) into (heads, tokens, rank) in registers.

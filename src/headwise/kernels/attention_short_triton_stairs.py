@@ -1,5 +1,5 @@
-"""Attention over 33 to 128 tokens under a causal mask, in Triton: blocks of tokens, and of the products
-between blocks only those that are seen.
+"""Attention over 33 to 128 tokens under a causal mask, in Triton: blocks of tokens,
+and of the products between blocks only those that are seen.
 
 A program owns one head of one sequence and goes down its STEPS blocks of B tokens. Block i of
 queries meets blocks 0 to i of keys, which lie in registers since their own turn; only the last of

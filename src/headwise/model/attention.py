@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, overload
 
 import torch
@@ -29,8 +28,9 @@ from headwise.kernels.attention_cpu import short, short_packed
 from headwise.kernels.attention_wide import attend_wide
 from headwise.kernels.attention_wide_span import straight
 from headwise.model import reference
-from headwise.model.backends import BACKENDS, Call, Choice, Operands, choose_backend, forced
+from headwise.model.backends import BACKENDS, Call, choose_backend
 from headwise.model.layers import Linear, Norm, Rotary, linear, rotate
+from headwise.model.plans import Operands, Plan, plans
 from headwise.model.reference import blocked, mask_of, plain, repeat_kv, weights_of
 from headwise.shape import Shape
 
@@ -98,69 +98,6 @@ _FUSED = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-
-
-@dataclass
-class Plan:
-    """How calls with one set of operands are answered."""
-
-    call: Call
-    choice: Choice
-    # Whether torch takes the chosen kernel by itself: naming one takes longer than small calls
-    # last. Found out at the first call, which has the tensors.
-    torch_agrees: bool | None = None
-    direct: bool = False  # torch agrees, and the tensors go to it as they are
-
-    @property
-    def scale(self) -> float:
-        """The usual factor of the scores."""
-        return self.call.rank**-0.5
-
-    @property
-    def grouped(self) -> bool:
-        """Whether query heads share keys and values."""
-        return self.call.heads != self.call.kv_heads
-
-    @classmethod
-    def of(cls, operands: Operands) -> Plan:
-        """Check the operands and choose their backend."""
-        operands.check()
-        call, backend = operands.call(), operands.backend
-        return cls(call, choose_backend(call) if backend == "auto" else forced(backend, call))
-
-
-class Plans:
-    """The plans of operands seen before.
-
-    Checking operands and choosing a backend takes longer than a small attention: a call of 16
-    tokens takes 9 us in torch, 34 us when everything is decided anew, 11 us with the plan kept (one
-    CPU core). A plan depends on nothing but its operands, so it never gets old. The cache lives as
-    long as the process, holds no tensors, and drops its oldest plan beyond `limit`.
-    """
-
-    def __init__(self, limit: int = 4096) -> None:
-        self.limit = limit
-        self._plans: dict[Operands, Plan] = {}
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def get(self, operands: Operands) -> Plan:
-        """The plan of these operands, made if they are new."""
-        plan = self._plans.get(operands)
-        if plan is None:
-            plan = Plan.of(operands)
-            while len(self._plans) >= self.limit:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[operands] = plan
-        return plan
-
-    def clear(self) -> None:
-        """Forget all plans."""
-        self._plans.clear()
-
-
-plans = Plans()
 
 
 def _rows_contiguous(q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -2,15 +2,15 @@
 
 Every backend has one function that takes a `Call` and answers with a `Choice`, or with a sentence:
 what it needs, and what this call has. `_order` lists the backends, fastest first, for a device and
-a precision; the first that takes the call runs it. `python -c "import headwise as hw;
-print(hw.explain(hw.Shape(dim=64, depth=1, num_heads=8)))"` prints the choice and every refusal.
+a precision; the first that takes the call runs it. `print(explain(shape))`
+shows the choice and every refusal.
 
     short      CPU, few keys: elementwise over batch and heads (kernels/attention_cpu.py)
     heads      GPU, few tokens: whole heads in one program (kernels/attention_short_triton.py)
     cudnn      PyTorch's fused kernels, by their names in torch.nn.attention.SDPBackend
     flash
     efficient
-    wide       GPU, rank above 256: products over the tiles that are seen (kernels/attention_wide.py)
+    wide       GPU, rank above 256: products over the tiles seen (kernels/attention_wide.py)
     plain      the formula, scores written out (model/reference.py)
     blocked    the same, a block of queries at a time
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -35,78 +34,6 @@ FEW_TILES = 2048
 
 
 # ---- the question
-
-
-class Operands(NamedTuple):
-    """All of a call of `attend` that decides how it is answered: sizes, dtypes, devices, options.
-    Holds no tensors."""
-
-    q: torch.Size
-    k: torch.Size
-    v: torch.Size
-    q_dtype: torch.dtype
-    k_dtype: torch.dtype
-    v_dtype: torch.dtype
-    q_device: torch.device
-    k_device: torch.device
-    v_device: torch.device
-    causal: bool
-    window: int
-    hard: bool
-    backend: str
-    graphed: bool
-    trained: bool  # whether a gradient is wanted
-    block_bytes: int  # reference.BLOCK_BYTES, which the choice depends on
-
-    def check(self) -> None:
-        """Refuse operands that break a rule."""
-        q, k, v = self.q, self.k, self.v
-        got = f"got q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
-        if len(q) != 4 or len(k) != 4 or len(v) != 4:
-            raise UsageError(f"attend takes (batch, heads, tokens, width) tensors, {got}")
-        if q[-1] != k[-1] or k[:3] != v[:3] or q[0] != k[0]:
-            raise UsageError(
-                f"q and k must share batch and rank, k and v batch, heads and tokens, {got}"
-            )
-        if min(q) == 0 or min(v) == 0:
-            raise UsageError(f"no axis may be empty, {got}")
-        if q[1] % k[1]:
-            raise UsageError(f"query heads must be a multiple of KV heads, got {q[1]} and {k[1]}")
-        dtypes = self.q_dtype, self.k_dtype, self.v_dtype
-        devices = self.q_device, self.k_device, self.v_device
-        if len(set(dtypes)) > 1 or len(set(devices)) > 1:
-            found = ", ".join(
-                f"{name} {dtype_name(dtype)} on {device}"
-                for name, dtype, device in zip("qkv", dtypes, devices, strict=True)
-            )
-            raise UsageError(f"q, k and v must share dtype and device, got {found}")
-        if self.window < 0:
-            raise UsageError(f"window must not be negative, got {self.window}")
-        if (self.causal or self.window) and q[2] > k[2]:
-            what = "causal" if self.causal else "windowed"
-            raise UsageError(
-                f"{what} attention needs at least as many keys as queries, got {k[2]} keys, "
-                f"{q[2]} queries"
-            )
-
-    def call(self) -> Call:
-        """What the choice of a backend needs of them."""
-        batch, heads, queries, rank = self.q
-        return Call(
-            device=self.q_device.type,
-            dtype=self.q_dtype,
-            batch=batch,
-            heads=heads,
-            kv_heads=self.k[1],
-            queries=queries,
-            keys=self.k[2],
-            rank=rank,
-            width=self.v[3],
-            causal=self.causal,
-            window=self.window,
-            hard=self.hard,
-            graphed=self.graphed,
-        )
 
 
 @dataclass(frozen=True)

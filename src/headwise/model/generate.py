@@ -27,7 +27,7 @@ def prefill(model: Decoder | Encoder, prompt: Tensor, cache: Cache, chunk: int =
 
 
 def decode(model: Decoder | Encoder, newest: Tensor, cache: Cache) -> Tensor:
-    """Read one more token a sequence, (batch,) ids or (batch, width) vectors; what follows it,
+    """Read one more token per sequence, (batch,) ids or (batch, width) vectors; what follows it,
     (batch, outputs)."""
     _check_inputs(model, newest.unsqueeze(1))
     return read(model, newest.unsqueeze(1), cache)
@@ -86,7 +86,7 @@ def pick(
     top_k: int = 0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One token a row of logits (batch, vocabulary)."""
+    """One token per row of logits (batch, vocabulary)."""
     if temperature == 0:
         return logits.argmax(-1)
     if top_k:

@@ -58,7 +58,7 @@ def measure(
 
 
 def bandwidth(device: torch.device, size: int = 0) -> float:
-    """Bytes a second of a large copy, read and written; `size` is a quarter of a gigabyte on a CPU
+    """Bytes per second of a large copy, read and written; `size`: a quarter of a gigabyte on a CPU
     and one on a GPU unless given."""
     source = torch.ones(
         size or (1 << 30 if device.type == "cuda" else 1 << 28), dtype=torch.uint8, device=device
