@@ -59,7 +59,9 @@ def write_report(store: Store, path: Path | None = None) -> Path:
             )
         try:
             sections.append(_section(store, name, asked))
-        except UNREADABLE as e:  # the others are shown
+        except UsageError as e:  # the others are shown
+            lost.append(f"{name}: {e}")
+        except UNREADABLE as e:
             lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
     sections += single_decoders(store, noted)
     write_page(path, sections, lost)
@@ -96,7 +98,10 @@ def _page(name: str, asked: Mapping[str, Any], rows: list[Row]) -> Page:
         return page_of(experiment, asked["preset"], experiment.summary(rows))
     if "page" in asked:
         return Page.from_json(asked["page"])
-    return Page(question=name, about="The same command writes its figure and its table here.")
+    return Page(
+        question=name,
+        about="Its figure and table are not kept in this store yet: its command writes them.",
+    )
 
 
 def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> list[Section]:

@@ -138,7 +138,7 @@ def _save_lines(figure: LineFigure, path: Path) -> None:
         columns = min(figure.columns, len(axes))
         for ax in axes[-columns:]:
             ax.tick_params(labelbottom=True)
-        if figure.reference:
+        if figure.reference and axes:
             _name_reference(axes, figure)
         _legend_beside(canvas, _handles(axes))
 

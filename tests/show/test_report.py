@@ -1,5 +1,5 @@
-"""Figures and the page: the same rows give the same bytes, and the page works alone, in a real
-browser without a network."""
+"""Figures of real rows, and the page: the same rows give the same bytes, and the page works alone,
+in a real browser without a network."""
 
 import json
 import math
@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 from headwise.cli import main
 from headwise.experiments.pages import write_report
 from headwise.experiments.rank_paper import fig1
+from headwise.show import figure as figure_parts
 from headwise.show import report
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
@@ -79,7 +80,7 @@ MAGIC = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 
 
 @pytest.mark.parametrize("kind", MAGIC)
-def test_the_same_rows_give_the_same_picture(kind: str, made: Path, tmp_path: Path) -> None:
+def test_picture_is_the_same_for_the_same_rows(kind: str, made: Path, tmp_path: Path) -> None:
     description = fig1.figure(points_of(Store(made)))
     first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
     save(description, first)
@@ -89,7 +90,7 @@ def test_the_same_rows_give_the_same_picture(kind: str, made: Path, tmp_path: Pa
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_other_rows_give_another_picture(made: Path, tmp_path: Path) -> None:
+def test_picture_is_another_for_other_rows(made: Path, tmp_path: Path) -> None:
     points = points_of(Store(made))
     save(fig1.figure(points), tmp_path / "a.png")
     save(fig1.figure([{**p, "held_out": p["held_out"] / 2} for p in points]), tmp_path / "b.png")
@@ -142,7 +143,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_kind_of_points_is_drawn(case: str, tmp_path: Path) -> None:
+def test_figure_draws_every_kind_of_points(case: str, tmp_path: Path) -> None:
     points = sorted(CASES[case], key=lambda p: (p["protocol"], p["layers"], p["rank"]))
     description = fig1.figure(points)
     save(description, tmp_path / "a.png")
@@ -153,7 +154,7 @@ def test_every_kind_of_points_is_drawn(case: str, tmp_path: Path) -> None:
     assert len(names) == len(set(names)), "a name is twice in the legend"
 
 
-def test_panels_show_all_of_their_points_and_the_references_name(
+def test_figure_panels_show_all_of_their_points_and_the_references_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import matplotlib.pyplot as plt
@@ -173,7 +174,7 @@ def test_panels_show_all_of_their_points_and_the_references_name(
     assert high >= 2.0
 
 
-def test_an_interval_that_reaches_zero_does_not_stretch_the_axis() -> None:
+def test_figure_axis_is_not_stretched_by_an_interval_that_reaches_zero() -> None:
     page = plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))
     (bars,) = (trace for trace in page["data"] if "error_y" in trace)
     lows = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
@@ -193,7 +194,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_the_page_is_a_pure_function_of_the_store(store: Store, tmp_path: Path) -> None:
+def test_report_is_a_pure_function_of_the_store(store: Store, tmp_path: Path) -> None:
     first = snapshot(store.path)
     (store.path / "report.html").unlink()
     write_report(store)
@@ -215,7 +216,7 @@ def test_the_page_is_a_pure_function_of_the_store(store: Store, tmp_path: Path) 
     assert snapshot(store.path) == first
 
 
-def test_the_page_loads_nothing(made: Path) -> None:
+def test_report_loads_nothing(made: Path) -> None:
     page = (made / "report.html").read_text()
     ours = page[page.index("</script>") :]  # after the library
     assert "http://" not in ours
@@ -226,7 +227,7 @@ def test_the_page_loads_nothing(made: Path) -> None:
     assert "url(" not in head
 
 
-def test_a_store_that_has_nothing_yet(tmp_path: Path) -> None:
+def test_report_of_a_store_that_has_nothing_yet(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.open()
     page = write_report(store).read_text()
@@ -238,19 +239,81 @@ def test_a_store_that_has_nothing_yet(tmp_path: Path) -> None:
     assert "0 of 1 runs finished" in write_report(store).read_text()
 
 
-def test_an_unfinished_experiment_says_how_far_it_is(store: Store) -> None:
+def test_report_says_how_far_an_unfinished_experiment_is(store: Store) -> None:
     ids = store.experiments()["fig1"]["ids"]
     shutil.rmtree(store.runs_path / ids[0])
     assert "23 of 24 runs finished" in write_report(store).read_text()
 
 
-def test_rows_of_another_version_have_other_columns(store: Store) -> None:
+def test_report_shows_the_columns_of_rows_of_another_version(store: Store) -> None:
     first, second, *_ = store.rows()
     store.add({**first, "invented": 7})
     store.add({k: v for k, v in second.items() if k != "host_cpus"})
     page = write_report(store).read_text()
     assert "<th>invented</th>" in page
     assert "<th>host_cpus</th>" in page
+
+
+# ---- experiments that are not headwise's: the page shows what their runs left
+
+
+def own_page(**changes: Any) -> dict[str, Any]:
+    line = figure_parts.Line(label="ours", colour=0, x=[1, 2], y=[0.5, 0.25])
+    panel = figure_parts.LinePanel(title="one", lines=[line])
+    drawn = figure_parts.LineFigure(title="own", x_label="x", y_label="y", panels=[panel])
+    page = report.Page(
+        question="Is mine better?",
+        headline=["mine is better"],
+        figures=[drawn],
+        headings=["arm", "error"],
+        cells=[["mine", "0.25"]],
+    )
+    return {**page.to_json(), **changes}
+
+
+def note_own(store: Store, **more: Any) -> str:
+    ids = store.experiments()["fig1"]["ids"][:3]
+    asked = {"command": "headwise run mine.py", "preset": "quick", "settings": {}, "ids": ids}
+    store.note("mine", {**asked, **more})
+    page = write_report(store).read_text()
+    return page[page.rindex("<main>") :]
+
+
+def test_report_shows_an_own_experiment_by_what_its_run_left(store: Store) -> None:
+    page = note_own(store, page=json.loads(json.dumps(own_page())))
+    assert "<h2>Is mine better?</h2>" in page
+    assert "<li>mine is better</li>" in page
+    assert '<div class="plot" id="plot-mine">' in page
+    assert "3 of 3 runs finished" in page
+    assert "Not shown" not in page
+
+
+def test_report_imports_nothing_that_a_store_names(store: Store, tmp_path: Path) -> None:
+    """An older store names the file of an experiment of one's own."""
+    code = tmp_path / "mine.py"
+    code.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    page = note_own(store, source=str(code))
+    assert not (tmp_path / "imported").exists()
+    assert "<h2>mine</h2>" in page
+    assert "3 of 3 runs finished" in page, "its rows are there all the same"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"question": 7},
+        {"cells": [["mine"]]},
+        {"figures": [{"kind": "tree", "panels": []}]},
+        {"headline": None},
+    ],
+    ids=["a number for text", "a cell too few", "no figure", "no headline"],
+)
+def test_report_says_in_a_line_which_page_cannot_be_read(
+    changes: dict[str, Any], store: Store
+) -> None:
+    page = note_own(store, page=own_page(**changes))
+    assert page.count("<p>Not shown: mine: ") == 1
+    assert '<section id="fig1">' in page, "the others are shown"
 
 
 # ---- in a browser
@@ -326,7 +389,7 @@ def opened(browser: Browser, made: Path) -> Iterator[Watched]:
 TRACES = "document.querySelectorAll('#plot-fig1 .scatterlayer .trace').length"
 
 
-def test_the_figure_is_drawn_offline(opened: Watched, made: Path) -> None:
+def test_report_draws_the_figure_offline(opened: Watched, made: Path) -> None:
     description = fig1.figure(points_of(Store(made)))
     opened.page.wait_for_function(f"{TRACES} > 0")
     assert opened.value(TRACES) == sum(
@@ -340,12 +403,15 @@ def test_the_figure_is_drawn_offline(opened: Watched, made: Path) -> None:
     assert titles == ["1 layer", "predicting zero", "2 layers"]
 
 
-def test_nothing_overlaps_or_is_cut_off(opened: Watched) -> None:
+def test_report_figure_has_nothing_that_overlaps_or_is_cut_off(opened: Watched) -> None:
     opened.page.wait_for_function(f"{TRACES} > 0")
     boxes: dict[str, list[float]] = opened.value(
-        """Object.fromEntries(Object.entries({plot: '#plot-fig1', legend: '#plot-fig1 .legend', title: '#plot-fig1 .g-gtitle',
-        y: '#plot-fig1 .g-ytitle', ticks: '#plot-fig1 .yaxislayer-above', x: '#plot-fig1 .g-xtitle', panel: '#plot-fig1 .annotation-text'})
-        .map(([k, s]) => [k, (r => [r.left, r.top, r.right, r.bottom])(document.querySelector(s).getBoundingClientRect())]))"""
+        """Object.fromEntries(Object.entries({
+            plot: '#plot-fig1', legend: '#plot-fig1 .legend', title: '#plot-fig1 .g-gtitle',
+            y: '#plot-fig1 .g-ytitle', ticks: '#plot-fig1 .yaxislayer-above',
+            x: '#plot-fig1 .g-xtitle', panel: '#plot-fig1 .annotation-text'
+        }).map(([k, s]) => [k, (r => [r.left, r.top, r.right, r.bottom])(
+            document.querySelector(s).getBoundingClientRect())]))"""
     )
     left, top, right, bottom = boxes.pop("plot")
     for name, (x0, y0, x1, y1) in boxes.items():
@@ -362,7 +428,9 @@ def test_nothing_overlaps_or_is_cut_off(opened: Watched) -> None:
     )
 
 
-def test_the_table_has_a_row_for_every_point_with_its_interval(opened: Watched, made: Path) -> None:
+def test_report_table_has_a_row_for_every_point_with_its_interval(
+    opened: Watched, made: Path
+) -> None:
     points = points_of(Store(made))
     assert opened.cells("points", opened.heading("rank")) == [str(p["rank"]) for p in points]
     errors = opened.cells("points", opened.heading("held-out error"))
@@ -374,7 +442,7 @@ def test_the_table_has_a_row_for_every_point_with_its_interval(opened: Watched, 
     assert opened.page.locator("table[data-name=points] sup").count() == len(points)
 
 
-def test_a_click_on_a_name_hides_its_lines_and_another_brings_them_back(opened: Watched) -> None:
+def test_report_legend_hides_lines_by_a_click_and_another_brings_them_back(opened: Watched) -> None:
     opened.page.wait_for_function(f"{TRACES} > 0")
     before = opened.value(TRACES)
     item = opened.page.locator("#plot-fig1 .legendtoggle").first
@@ -385,7 +453,7 @@ def test_a_click_on_a_name_hides_its_lines_and_another_brings_them_back(opened: 
     opened.page.wait_for_function(f"{TRACES} == {before}")
 
 
-def test_columns_sort_both_ways_by_number(opened: Watched, made: Path) -> None:
+def test_report_columns_sort_both_ways_by_number(opened: Watched, made: Path) -> None:
     ranks = sorted(p["rank"] for p in points_of(Store(made)))
     assert opened.sort_by("rank") == [str(r) for r in ranks]
     assert opened.sort_by("rank") == [str(r) for r in reversed(ranks)]
@@ -396,7 +464,7 @@ def test_columns_sort_both_ways_by_number(opened: Watched, made: Path) -> None:
     assert len(set(params)) > 1
 
 
-def test_another_run_has_another_learning_curve(opened: Watched, made: Path) -> None:
+def test_report_learning_curve_follows_the_chosen_run(opened: Watched, made: Path) -> None:
     rows = Store(made).rows(Store(made).experiments()["fig1"]["ids"])
     select = opened.page.locator("#pick-fig1")
     assert select.locator("option").count() == len(rows) == 24
@@ -417,7 +485,7 @@ def test_another_run_has_another_learning_curve(opened: Watched, made: Path) -> 
     assert opened.value("document.querySelectorAll('#curve-fig1 .scatterlayer .trace').length") == 2
 
 
-def test_all_settings_are_there_once(opened: Watched, made: Path) -> None:
+def test_report_has_all_settings_once(opened: Watched, made: Path) -> None:
     opened.page.locator("summary").click()
     row = Store(made).rows()[0]
     text = opened.page.locator("details").inner_text()
@@ -429,7 +497,7 @@ def test_all_settings_are_there_once(opened: Watched, made: Path) -> None:
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}\u2028"
 
 
-def test_hostile_strings_are_text(browser: Browser, store: Store) -> None:
+def test_report_shows_hostile_strings_as_text(browser: Browser, store: Store) -> None:
     """In the command, in settings, and in every text of every row."""
     asked = store.experiments()["fig1"]
     store.note(
@@ -460,7 +528,7 @@ def test_hostile_strings_are_text(browser: Browser, store: Store) -> None:
     watched.context.close()
 
 
-def test_diverged_runs_are_shown_and_sorted_last(browser: Browser, store: Store) -> None:
+def test_report_shows_diverged_runs_and_sorts_them_last(browser: Browser, store: Store) -> None:
     gone = [row for row in store.rows() if row["head_dim"] == 8 and row["depth"] == 1]
     for row in gone:
         curve = [2.5, None]
@@ -485,7 +553,7 @@ def test_diverged_runs_are_shown_and_sorted_last(browser: Browser, store: Store)
     watched.context.close()
 
 
-def test_an_empty_store_opens_too(browser: Browser, tmp_path: Path) -> None:
+def test_report_of_an_empty_store_opens_too(browser: Browser, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.note(
         "fig1",
@@ -497,7 +565,7 @@ def test_an_empty_store_opens_too(browser: Browser, tmp_path: Path) -> None:
     watched.context.close()
 
 
-def test_a_panels_title_stands_in_the_middle_above_it() -> None:
+def test_figure_panel_title_stands_in_the_middle_above_it() -> None:
     """Plotly's own choice moves titles to the middle of the page, one over the other."""
     layout = plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))["layout"]
     panels = [layout[name]["domain"] for name in sorted(layout) if name.startswith("xaxis")]
