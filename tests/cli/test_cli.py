@@ -716,7 +716,7 @@ def test_explain_says_what_runs_a_decoders_blocks(
         (
             [],
             (
-                "its feed-forward, of several models, one kernel each way on an H100 or H200, "
+                "its feed-forward, of several models, one kernel forward and one backward on an H100 or H200, "
                 "else in "
                 "Triton"
             ),

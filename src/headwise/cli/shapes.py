@@ -14,6 +14,7 @@ from headwise.shape import Shape
 
 
 def shape_of(changes: Sequence[str], config: str | None = None) -> Shape:
+    """The shape of a config with changes, each key=value."""
     fields = dataclasses.asdict(Shape.from_hf(config)) if config else {}
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Shape)}
     for change in changes:
@@ -32,6 +33,7 @@ def shape_of(changes: Sequence[str], config: str | None = None) -> Shape:
 
 
 def _field(key: str, text: str, kind: str) -> Any:
+    """A field's value from the command line, by its type."""
     try:
         if kind == "int":
             return int(text.replace("_", ""))
@@ -42,14 +44,19 @@ def _field(key: str, text: str, kind: str) -> Any:
         if kind.startswith("tuple[int"):
             return tuple(int(part) for part in text.split(","))
     except (ValueError, KeyError):
-        wants = {"int": "a whole number", "bool": "true or false"}.get(
-            kind, "a number" if "float" in kind else "whole numbers with commas"
-        )
-        raise UsageError(f"{key} must be {wants}, got {text!r}") from None
+        wanted = "whole numbers with commas"
+        if kind == "int":
+            wanted = "a whole number"
+        elif kind == "bool":
+            wanted = "true or false"
+        elif "float" in kind:
+            wanted = "a number"
+        raise UsageError(f"{key} must be {wanted}, got {text!r}") from None
     return text
 
 
 def _tokens(shape: Shape, asked: int | None, most: int = 2048) -> int:
+    """How many tokens to count with: what was asked for, or as many as the model takes."""
     n = asked or min(most, shape.num_positions or most)
     if shape.num_positions and n > shape.num_positions:
         raise UsageError(
@@ -59,6 +66,7 @@ def _tokens(shape: Shape, asked: int | None, most: int = 2048) -> int:
 
 
 def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """Parameters, operations and bytes of a shape."""
     shape = shape_of(args.changes, args.config)
     n = _tokens(shape, args.tokens)
     answer = {
@@ -71,57 +79,48 @@ def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "input_bytes_per_token": shape.kv_bytes(1, inputs=True),
         "activation_bytes": shape.activation_bytes(n, bytes_per=2),
     }
-    heads = (
-        f"{shape.num_heads} heads of rank {shape.head_dim} (values {shape.v_head_dim}, "
-        f"{shape.num_kv_heads} KV heads"
-    )
-    heads += f", latent {shape.kv_lora_rank})" if shape.latent else ")"
-    cache = (
-        ("KV cache a token, 16-bit", f"{answer['kv_bytes_per_token']:,} B"),
-        (f"KV cache, {n} tokens", f"{answer['kv_bytes']:,} B"),
-        *(
-            [("  inputs kept instead, a token", f"{answer['input_bytes_per_token']:,} B")]
-            if shape.kv_width(True) < shape.kv_width()
-            else []
-        ),
-    )
-    kind = "causal" if shape.causal else "not causal"
+    latent = f", latent {shape.kv_lora_rank}" if shape.latent else ""
     print(
-        f"{kind}, {shape.depth} layers, dim {shape.dim}, {heads}, feed-forward {shape.ffn_dim} "
-        f"{shape.activation}"
+        f"{'causal' if shape.causal else 'not causal'}, {shape.depth} layers, dim {shape.dim}, "
+        f"{shape.num_heads} heads of rank {shape.head_dim} (values {shape.v_head_dim}, "
+        f"{shape.num_kv_heads} KV heads{latent}), feed-forward {shape.ffn_dim} {shape.activation}"
     )
-    print_table(
-        [
-            ("parameters", f"{shape.params:,}"),
-            *((f"  {name}", f"{count:,}") for name, count in shape.param_table().items()),
-            (f"forward FLOPs, {n} tokens", f"{answer['flops_forward']:.4g}"),
-            ("training FLOPs", f"{answer['flops_training']:.4g}"),
-            *(cache if shape.causal else ()),
-            ("kept for backward, 16-bit", f"{answer['activation_bytes']:,} B"),
+    table = [("parameters", f"{shape.params:,}")]
+    table += [(f"  {name}", f"{count:,}") for name, count in shape.param_table().items()]
+    table += [
+        (f"forward FLOPs, {n} tokens", f"{answer['flops_forward']:.4g}"),
+        ("training FLOPs", f"{answer['flops_training']:.4g}"),
+    ]
+    if shape.causal:
+        table += [
+            ("KV cache per token, 16-bit", f"{answer['kv_bytes_per_token']:,} B"),
+            (f"KV cache, {n} tokens", f"{answer['kv_bytes']:,} B"),
         ]
-    )
+    if shape.causal and shape.kv_width(True) < shape.kv_width():
+        inputs = f"{answer['input_bytes_per_token']:,} B"
+        table.append(("  inputs kept instead, per token", inputs))
+    table.append(("kept for backward, 16-bit", f"{answer['activation_bytes']:,} B"))
+    print_table(table)
     return answer
 
 
 def _arm_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (str(row[name]) for name in ("to", "num_heads", "head_dim", "depth", "ffn_dim"))
-    off = (f"{row['residual']:+,}", f"{row['off']:+.3%}") if row["residual"] else ("0", "0%")
-    return (
-        row["policy"],
-        *sizes,
-        f"{row['params']:,}",
-        f"{row['flops_forward']:.4g}",
-        f"{row['target']:,}",
-        *off,
-    )
+    """A line of the table of policies."""
+    sizes = [str(row[name]) for name in ("to", "num_heads", "head_dim", "depth", "ffn_dim")]
+    costs = [f"{row['params']:,}", f"{row['flops_forward']:.4g}", f"{row['target']:,}"]
+    off = ["0", "0%"]
+    if row["residual"]:
+        off = [f"{row['residual']:+,}", f"{row['off']:+.3%}"]
+    return row["policy"], *sizes, *costs, *off
 
 
 def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """Other numbers of heads at one budget."""
     from headwise.policies import TOLERANCE, family
 
     base = shape_of(args.changes, args.config)
     n = _tokens(base, args.tokens)
-    asked = {
+    budget = {
         "budget": args.budget,
         "target": args.target,
         "within": args.within,
@@ -129,7 +128,7 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "multiple": args.multiple,
     }
     arms = [
-        arm for policy in args.policy for arm in family(base, policy, args.to, tokens=n, **asked)
+        arm for policy in args.policy for arm in family(base, policy, args.to, tokens=n, **budget)
     ]
     sizes = ("num_heads", "head_dim", "v_head_dim", "num_kv_heads", "depth", "ffn_dim", "params")
     rows = [
@@ -138,12 +137,13 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             "to": arm.heads,
             **{name: getattr(arm.shape, name) for name in sizes},
             "flops_forward": arm.shape.flops(n),
+            "target": arm.budget.target,
+            "residual": arm.residual,
+            "off": arm.off,
         }
-        | {"target": arm.budget.target, "residual": arm.residual, "off": arm.off}
         for arm in arms
     ]
-    allowed = f"{args.budget} allowed"
-    head = (
+    headings = (
         "policy",
         "to",
         "heads",
@@ -152,7 +152,7 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "feed-forward",
         "parameters",
         f"FLOPs, {n} tokens",
-        allowed,
+        f"{args.budget} allowed",
         "off by",
         "share",
     )
@@ -160,7 +160,7 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         f"base: {base.depth} layers, dim {base.dim}, {base.num_heads} heads of rank "
         f"{base.head_dim}, feed-forward {base.ffn_dim}"
     )
-    print_table([head, *map(_arm_cells, rows)])
+    print_table([headings, *map(_arm_cells, rows)])
     far = sum(not arm.met for arm in arms)
     print(
         f"{far or 'none'} of {len(arms)} {'is' if far == 1 else 'are'} more than {TOLERANCE:.1%} "
@@ -172,79 +172,80 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 def _dtype(name: str) -> Any:
     import torch
 
-    kinds = ("float32", "bfloat16", "float16", "float64")
-    if name not in kinds:
-        raise UsageError(f"unknown dtype {name!r}; {nearest(name, kinds)}")
+    names = ("float32", "bfloat16", "float16", "float64")
+    if name not in names:
+        raise UsageError(f"unknown dtype {name!r}; {nearest(name, names)}")
     return getattr(torch, name)
 
 
 def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """Which attention kernel runs a shape, why not the others, and on a GPU which training step."""
     import torch
 
     from headwise.model.backends import explain
 
     dtype = _dtype(args.dtype)
-    if args.device not in ("auto", "cpu", "cuda"):
-        raise UsageError(
-            f"unknown device {args.device!r}; {nearest(args.device, ('auto', 'cpu', 'cuda'))}"
-        )
+    devices = ("auto", "cpu", "cuda")
+    if args.device not in devices:
+        raise UsageError(f"unknown device {args.device!r}; {nearest(args.device, devices)}")
     shape = shape_of(args.changes, args.config)
     choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=dtype)
     print(choice)
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "backend": choice.backend,
         "why": choice.why,
         "refused": dict(choice.refused),
     }
     if args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
-        from headwise.training import fused_decoder, fused_encoder
-
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
-        told["step"], told["blocks"] = (
-            kind.refusal(shape, args.tokens, args.batch, precision)
-            for kind in (fused_encoder, fused_decoder)
-        )
-        if not told["step"]:
-            call = (shape, args.tokens, args.batch, precision)
-            told["chain"] = fused_encoder.cuda_attention_refusal(*call)
-            told["feed"] = told["chain"] or fused_encoder.cuda_mlp_refusal(*call)
-            how, feeds = (_how(told[part], "one kernel each way") for part in ("chain", "feed"))
-            print(
-                f"a training step in {precision}: fused, from data to optimiser; its attention "
-                f"part {how}"
-            )
-            if not told["chain"]:
-                print(f"its feed-forward, of several models, {feeds}")
-        elif not told["blocks"]:
-            told["decoder"] = fused_decoder.cuda_refusal(shape, args.tokens, precision)
-            print(
-                f"a training step in {precision}: fused blocks, modules around them; each "
-                f"{_how(told['decoder'], 'in three kernels')}"
-            )
-        else:
-            why = f"The fused step {told['step']}. Fused blocks: {told['blocks']}."
-            print(f"a training step in {precision}: plain modules. {why}")
-    return told
+        answer |= _explain_step(shape, args.tokens, args.batch, precision)
+    return answer
 
 
-def _how(refused: str, whole: str) -> str:
-    """What runs a part of the step, by why our kernels in CUDA C++ cannot."""
-    return (
-        f"in Triton; the kernel in CUDA C++ {refused}"
-        if refused
-        else f"{whole} on an H100 or H200, else in Triton"
-    )
+def _explain_step(shape: Shape, tokens: int, batch: int, precision: str) -> dict[str, str]:
+    """Which kernels run a training step on a GPU; prints it, and returns why each other one does
+    not ("" for one that does)."""
+    from headwise.training import fused_decoder, fused_encoder
+
+    step = f"a training step in {precision}:"
+    refusals = {
+        "step": fused_encoder.refusal(shape, tokens, batch, precision),
+        "blocks": fused_decoder.refusal(shape, tokens, batch, precision),
+    }
+    if not refusals["step"]:
+        attention = fused_encoder.cuda_attention_refusal(shape, tokens, batch, precision)
+        mlp = attention or fused_encoder.cuda_mlp_refusal(shape, tokens, batch, precision)
+        refusals |= {"chain": attention, "feed": mlp}
+        kernels = "one kernel forward and one backward"
+        part = f"its attention part {_runs_in(attention, kernels)}"
+        print(f"{step} fused, from data to optimiser; {part}")
+        if not attention:
+            print(f"its feed-forward, of several models, {_runs_in(mlp, kernels)}")
+    elif not refusals["blocks"]:
+        refusals["decoder"] = fused_decoder.cuda_refusal(shape, tokens, precision)
+        kernels = _runs_in(refusals["decoder"], "in three kernels")
+        print(f"{step} fused blocks, modules around them; each {kernels}")
+    else:
+        why = f"The fused encoder {refusals['step']}. The fused decoder {refusals['blocks']}."
+        print(f"{step} plain modules. {why}")
+    return refusals
+
+
+def _runs_in(refusal: str, kernels: str) -> str:
+    """What runs a part of the step, given why our kernels in CUDA C++ do not."""
+    if refusal:
+        return f"in Triton; the kernel in CUDA C++ {refusal}"
+    return f"{kernels} on an H100 or H200, else in Triton"
 
 
 def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """How fast a shape generates, from a cache and without one."""
     from headwise.device import pick_device
     from headwise.model.infer_bench import bandwidth, measure
 
-    shape, dtype, device = (
-        shape_of(args.changes, args.config),
-        _dtype(args.dtype),
-        pick_device(args.device),
-    )
+    shape = shape_of(args.changes, args.config)
+    dtype = _dtype(args.dtype)
+    device = pick_device(args.device)
     n = _tokens(shape, args.tokens, 512)
     rate = bandwidth(device)
     rows = [
@@ -252,24 +253,23 @@ def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         for batch in args.batch
         for row in measure(shape, batch, n, args.steps, device, dtype, rate)
     ]
-    graphs = ("graph tokens/s",) if device.type == "cuda" else ()
-    speed = f"a copy at {rate / 1e9:.1f} GB/s"
+    with_graphs = device.type == "cuda"
     print(
-        f"{shape.params:,} parameters in {args.dtype} on {device}, {speed}; {args.steps} tokens "
-        f"behind {n - args.steps}"
+        f"{shape.params:,} parameters in {args.dtype} on {device}, a copy at "
+        f"{rate / 1e9:.1f} GB/s; {args.steps} tokens behind {n - args.steps}"
     )
-    head = (
+    headings = (
         "batch",
         "kept",
-        "bytes a token",
+        "bytes per token",
         "cache bytes",
         "prefill tokens/s",
         "decode tokens/s",
-        *graphs,
+        *(("graph tokens/s",) if with_graphs else ()),
         "bandwidth",
         "times recomputing",
     )
-    print_table([head, *(_infer_cells(row, bool(graphs)) for row in rows)])
+    print_table([headings, *(_infer_cells(row, with_graphs) for row in rows)])
     about = {
         "params": shape.params,
         "device": str(device),
@@ -281,24 +281,17 @@ def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     return {**about, "rows": rows}
 
 
-def _infer_cells(row: dict[str, Any], graphs: bool) -> tuple[str, ...]:
-    filled = f"{row['prefill_tokens_per_s']:,.0f}" if row["cache_bytes"] else "-"
-    graph = (
-        (f"{row['batch'] / row['graph_step_s']:,.0f}" if "graph_step_s" in row else "-",)
-        if graphs
-        else ()
-    )
-    rates = (
-        filled,
-        f"{row['decode_tokens_per_s']:,.0f}",
-        *graph,
-        f"{row['bandwidth_share']:.0%}",
-        f"{row['faster']:.1f}",
-    )
-    return (
+def _infer_cells(row: dict[str, Any], with_graphs: bool) -> tuple[str, ...]:
+    """A line of the table of inference."""
+    cells = [
         str(row["batch"]),
         row["keeps"],
         f"{row['bytes_per_token']:,}",
         f"{row['cache_bytes']:,}",
-        *rates,
-    )
+        f"{row['prefill_tokens_per_s']:,.0f}" if row["cache_bytes"] else "-",
+        f"{row['decode_tokens_per_s']:,.0f}",
+    ]
+    if with_graphs:
+        has_graph = "graph_step_s" in row
+        cells.append(f"{row['batch'] / row['graph_step_s']:,.0f}" if has_graph else "-")
+    return *cells, f"{row['bandwidth_share']:.0%}", f"{row['faster']:.1f}"
