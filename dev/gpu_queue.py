@@ -1,0 +1,107 @@
+"""Runs that wait for minutes on a GPU, the most informative first: evidence that the pages of docs/
+lack.
+
+    python dev/gpu_queue.py --out FOLDER --seconds 500 --rows results/fig1/*.jsonl
+
+Each entry is one `headwise run` with the seconds it takes on one H200. An entry starts only if it
+can end in time. Its rows are written to FOLDER/<name>.jsonl when it ends; what earlier rows hold
+(`--rows`) is not made again, so the queue resumes by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One experiment of the queue: the seconds it takes, what it settles, and its words on the
+    command line."""
+
+    name: str
+    seconds: int
+    settles: str
+    words: str
+
+
+FIGURE = "fig1 --preset paper --set protocols=stream"
+QUEUE = (
+    Entry(
+        "fig1-one-layer-small",
+        150,
+        "one layer at d^2 and d^2.5: rates above 0.01, the top of the grid so far; four seeds",
+        f"{FIGURE} depths=1 widths=1,8 ranks=64,32,8 rates=1,3,10,30 --seeds 4",
+    ),
+    Entry(
+        "fig1-one-layer-large",
+        240,
+        "the same at d^3: the denominator of every ratio between full and low rank",
+        f"{FIGURE} depths=1 widths=64 ranks=64,32 rates=1,3,10,30 --seeds 4",
+    ),
+    Entry(
+        "fig1-three-layers-d2",
+        190,
+        "whether three layers at d^2 are tuned at 0.01",
+        f"{FIGURE} depths=3 widths=1 ranks=64,32,8 rates=0.1,0.3,1,3 --seeds 4",
+    ),
+    Entry(
+        "fig1-three-layers-d2.5",
+        310,
+        "the same at d^2.5",
+        f"{FIGURE} depths=3 widths=8 ranks=64,32,8 rates=0.1,0.3,1,3 --seeds 4",
+    ),
+    Entry(
+        "fig1-five-layers-d2",
+        290,
+        "why five layers at d^2 do worse than the three they contain",
+        f"{FIGURE} depths=5 widths=1 ranks=64,32,8 rates=0.1,0.3,1 --seeds 4",
+    ),
+    Entry(
+        "fig1-five-layers-d2.5",
+        510,
+        "five layers at d^2.5: four seeds at a rate inside its grid",
+        f"{FIGURE} depths=5 widths=8 ranks=64,32,8 rates=0.1,0.3,1 --seeds 4",
+    ),
+)
+
+
+def rows_of(store: Path) -> str:
+    """The last row of every run in a store, one JSON object per line."""
+    files = sorted(store.glob("runs/*/rows.jsonl"))
+    return "".join(f"{path.read_text().splitlines()[-1]}\n" for path in files)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the rows")
+    parser.add_argument("--seconds", type=float, default=500.0, help="time there is, in all")
+    parser.add_argument("--rows", nargs="*", default=[], help="rows made before")
+    parser.add_argument("--stores", type=Path, default=Path("gpu-queue-stores"))
+    parser.add_argument("--only", default="", help="names that begin so")
+    parser.add_argument("--list", action="store_true", help="show the queue and stop")
+    args = parser.parse_args()
+    end = time.monotonic() + args.seconds
+    for entry in QUEUE:
+        if args.list:
+            print(f"{entry.name:24} {entry.seconds:4} s  {entry.settles}")
+            continue
+        done = args.out / f"{entry.name}.jsonl"
+        left = end - time.monotonic()
+        if not entry.name.startswith(args.only) or done.exists() or left < entry.seconds:
+            continue
+        store, given = args.stores / entry.name, ["--rows", *args.rows] if args.rows else []
+        command = [sys.executable, "-m", "headwise", "run", *entry.words.split(), "--no-report"]
+        began = time.monotonic()
+        code = subprocess.call([*command, "--store", str(store), *given], timeout=left)
+        args.out.mkdir(parents=True, exist_ok=True)
+        done.write_text(rows_of(store))
+        print(f"{entry.name}: exit {code}, {time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
