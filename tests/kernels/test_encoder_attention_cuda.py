@@ -147,7 +147,7 @@ def test_a_kernel_that_does_not_compile_is_not_trusted(monkeypatch):
         raise RuntimeError("NVRTC: no such architecture")
 
     monkeypatch.setattr(encoder_attention_cuda, "_run", fails)
-    with pytest.warns(UserWarning, match="was not compiled, Triton goes on: NVRTC"):
+    with pytest.warns(UserWarning, match="was not compiled, Triton takes over: NVRTC"):
         assert not encoder_attention_cuda.proven(2, DEVICE)
 
 

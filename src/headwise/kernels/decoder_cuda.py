@@ -68,7 +68,7 @@ class Sizes(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What all three kernels are told of an ensemble."""
+    """What all three kernels know of an ensemble."""
 
     models: int
     batch: int

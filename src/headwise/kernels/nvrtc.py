@@ -90,11 +90,11 @@ def proven(what: str, trial: Callable[[], float], device: torch.device) -> bool:
     except torch.OutOfMemoryError:
         raise  # it says nothing of the kernels: the ensemble is halved, and they are tried again
     except (RuntimeError, OSError) as error:  # no compiler after all, or one without such a card
-        warnings.warn(f"{what} in CUDA C++ was not compiled, Triton goes on: {error}", stacklevel=2)
+        warnings.warn(f"{what} in CUDA C++ was not compiled, Triton takes over: {error}", stacklevel=2)
         return False
     if not off <= RIGHT:
         warnings.warn(
-            f"{what} in CUDA C++ is off by {off:.1e} on this GPU, Triton goes on", stacklevel=2
+            f"{what} in CUDA C++ is off by {off:.1e} on this GPU, Triton takes over", stacklevel=2
         )
     return off <= RIGHT
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headwise.tasks.task import Task
 
 SCHEDULES = ("cosine", "published", "constant")
-AFTER = "run:"  # an init that begins so, with a run's id behind, goes on from that run's weights
+AFTER = "run:"  # an init that begins so, with a run's id behind, starts from that run's weights
 PROTOCOLS = ("stream", "replay", "original")
 REPLAYED = ("replay", "original")  # one epoch again and again
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -264,7 +264,7 @@ class Run:
 
 
 def ensemble_key(run: Run) -> Any:
-    """Runs with equal keys can be stacked: they may differ in seed, rate, schedule, protocol and
+    """Runs with equal keys can form an ensemble: they may differ in seed, rate, schedule, protocol and
     start, and in how they cut the same width into heads."""
     static = dataclasses.replace(
         run.recipe,
