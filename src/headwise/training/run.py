@@ -264,8 +264,8 @@ class Run:
 
 
 def ensemble_key(run: Run) -> Any:
-    """Runs with equal keys can form an ensemble: they may differ in seed, rate, schedule, protocol and
-    start, and in how they cut the same width into heads."""
+    """Runs with equal keys can form an ensemble: they may differ in seed, rate, schedule, protocol
+    and start, and in how they cut the same width into heads. A model of a user's own is alone."""
     static = dataclasses.replace(
         run.recipe,
         lr=1.0,
