@@ -106,6 +106,17 @@ def test_layout_has_a_clause_for_every_file() -> None:
     assert not re.findall(r"^\| `[^`]+` \| +\|$", layout(), re.M)
 
 
+def test_glossary_names_files_that_are_there() -> None:
+    table = text_of("CONTRIBUTING.md").partition("## Glossary")[2]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 40
+    assert [r[0].strip() for r in rows] == sorted((r[0].strip() for r in rows), key=str.lower)
+    for term, _, where in rows:
+        for path in re.findall(r"`([a-z_*/]+(?:/|\.py|\.cu))`", where):
+            folder = ROOT if path.startswith("tests") else ROOT / "src" / "headwise"
+            assert list(folder.glob(path.rstrip("/"))), (term, path)
+
+
 # The thresholds can fail: pages as they were.
 
 
