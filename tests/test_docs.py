@@ -106,6 +106,14 @@ def test_layout_has_a_clause_for_every_file() -> None:
     assert not re.findall(r"^\| `[^`]+` \| +\|$", layout(), re.M)
 
 
+@pytest.mark.parametrize("page", [*READ, "CHANGELOG.md"])
+def test_page_names_targets_that_make_has(page: str) -> None:
+    targets = set(re.findall(r"^(\w+):", text_of("Makefile"), re.M))
+    assert set(re.findall(r"^make (\w+)|`make (\w+)`", text_of(page), re.M)) <= {
+        pair for name in targets for pair in ((name, ""), ("", name))
+    }
+
+
 def test_glossary_names_files_that_are_there() -> None:
     table = text_of("CONTRIBUTING.md").partition("## Glossary")[2]
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
