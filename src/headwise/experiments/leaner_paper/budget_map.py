@@ -67,6 +67,7 @@ class MapSettings(OverTasks):
     depths: tuple[int, ...]
     base: tuple[int, ...]  # layers, heads, rank, feed-forward: all others meet its budget
     budget: str = "params"
+    init: str = "normal"
     ffn_dim: int = 0  # follows from the budget
 
     def idle(self) -> dict[str, str]:
@@ -87,7 +88,6 @@ PRESETS = {
     "quick": MapSettings(
         **QUICK,
         tasks=("farthest",),
-        init="normal",
         heads=(1, 2, 4, 8),
         ranks=(4, 8, 16, 32),
         depths=(1, 2),
@@ -96,7 +96,6 @@ PRESETS = {
     "paper": MapSettings(
         **PAPER,
         tasks=("farthest",),
-        init="normal",
         heads=(1, 2, 4, 8, 16),
         ranks=(4, 8, 16, 32, 64),
         depths=(1, 2, 4),

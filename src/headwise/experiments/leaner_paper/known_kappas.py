@@ -1,4 +1,4 @@
-"""Condition numbers known from an earlier computation of our own, `published/leaner_kappa_*.csv`."""
+"""Condition numbers from an earlier computation of our own: `published/leaner_kappa_*.csv`."""
 
 from __future__ import annotations
 
