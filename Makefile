@@ -1,16 +1,22 @@
 # make demo   a small version of the rank paper's figure on this machine, in minutes
-# make test   lint, types, tests
+# make quick  lint, types, and the tests to run while you work: contracts, kernel twins, command line
+# make test   lint, types, all tests
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint docs bench clean
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo quick test lint docs bench clean
 demo: $(VENV)/.report
 	$(BIN)/headwise run fig1 --preset quick
 
+quick: lint
+	$(PYTEST) -m quick
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

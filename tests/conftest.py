@@ -6,6 +6,7 @@ before them all."""
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,3 +32,56 @@ def products_as_on_a_gpu(monkeypatch):
     from support.gpu import multiply_as_a_gpu
 
     multiply_as_a_gpu(monkeypatch)
+
+
+# `make quick`: contracts, kernel twins and the command line. A file -> the tests of it, by how their
+# names begin; "" is all of them.
+QUICK = {
+    "test_docs.py": "",
+    "test_imports.py": "",
+    "test_readme.py": "",
+    "test_stats.py": "",
+    "cli/": "",
+    "experiments/test_experiments.py": "",
+    "experiments/test_own_experiment.py": "",
+    "experiments/test_settings.py": "",
+    "kernels/test_adamw_triton.py": "",
+    "kernels/test_attention_cpu.py": "",
+    "kernels/test_attention_short_triton.py": "test_heads_equal",
+    "kernels/test_attention_wide.py": "test_tiles_compute_the_formula",
+    "kernels/test_decoder_triton.py": "test_blocks_equal",
+    "kernels/test_encoder_triton.py": "test_the_step_equals",
+    "model/test_backends.py": "",
+    "tasks/test_check.py": "",
+    "tasks/test_contract.py": "",
+    "tasks/test_own.py": "",
+    "training/test_run_ids.py": "",
+}
+# Files of long tests begin first, so that no worker is left alone with one at the end; under
+# `--dist loadfile` the tests of a file share its fixtures on one worker.
+FIRST = (
+    "execute/test_sweep.py",
+    "theory/test_checks.py",
+    "kernels/",
+    "cli/",
+    "lm/",
+    "model/test_attention_compiled.py",
+    "experiments/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def path_of(item: pytest.Item) -> str:
+        return item.path.relative_to(here).as_posix() if here in item.path.parents else ""
+
+    def turn(item: pytest.Item) -> int:
+        path = path_of(item)
+        return next((i for i, name in enumerate(FIRST) if path.startswith(name)), len(FIRST))
+
+    items.sort(key=turn)
+    for item in items:
+        for name, begins in QUICK.items():
+            if path_of(item).startswith(name) and item.name.startswith(begins):
+                item.add_marker(pytest.mark.quick)
