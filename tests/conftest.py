@@ -1,7 +1,7 @@
 """Fixtures for tests of several folders, and the choice of Triton's interpreter.
 
-Kernels for GPUs run in Triton's interpreter where there is no GPU. It is chosen once, when triton is
-first imported, which may be by any test, or by the collection of doctests; so it is chosen here,
+Kernels for GPUs run in Triton's interpreter where there is no GPU. It is chosen once, when triton
+is first imported, which may be by any test, or by the collection of doctests; so it is chosen here,
 before them all."""
 
 import os
@@ -34,8 +34,8 @@ def products_as_on_a_gpu(monkeypatch):
     multiply_as_a_gpu(monkeypatch)
 
 
-# `make quick`: contracts, kernel twins and the command line. A file -> the tests of it, by how their
-# names begin; "" is all of them.
+# `make quick`: contracts, kernel twins and the command line. A file -> the tests of it, by how
+# their names begin; "" is all of them.
 QUICK = {
     "test_docs.py": "",
     "test_imports.py": "",
