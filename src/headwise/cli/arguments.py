@@ -258,6 +258,18 @@ def parser() -> Parser:
         "--dtype", default="float32", help="float32, bfloat16, float16 or float64; default float32"
     )
 
+    checker = add(
+        "check",
+        "Say in one line per rule whether a task or a model of your own keeps its contract.",
+        "headwise check my_task.py",
+    )
+    checker.add_argument(
+        "file", help="FILE.py, FILE.py:NAME or 'FILE.py:NAME(field=value)', with the task or model"
+    )
+    checker.add_argument(
+        "--task", metavar="FILE", help="the task of your own on which a model is checked"
+    )
+
     infer = add(
         "infer",
         "Measure prefill and decode of a shape with random weights: with a cache, and with "

@@ -21,7 +21,7 @@ def shape_for(task: Task, dim: int, depth: int, heads: int, rank: int, ffn_dim: 
     if not (task.vocab and decodes):
         ends["output_dim"] = task.answer_dim
     positions: dict[str, Any] = (
-        {} if task.squared else {"positions": "additive", "num_positions": task.tokens}
+        {"positions": "additive", "num_positions": task.tokens} if task.ordered else {}
     )
     return Shape(
         dim=dim,
