@@ -111,3 +111,10 @@ class Table(headwise.Classified):
     )
     found = check(load_task(f"{tmp_path}/table.py"), elsewhere=False)
     assert [finding for finding in found if finding.level != "ok"] == []
+
+
+def test_the_model_takes_the_place_of_headwises(task, model):
+    ours, own = trained([run_of(task), run_of(task, model)])
+    assert own["model"] == "Mixer"
+    assert own["held_out"] < 1.0
+    assert own["held_out"] != ours["held_out"]

@@ -323,6 +323,19 @@ def test_mistakes_of_a_file_are_one_line(file, name):
     assert expected.format(path) in message(path + behind.format())
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("def tokens", "def length", "task Sums: tokens is missing: give the class tokens"),
+        ("def vocab", "def ids", "either vocab (inputs are token ids) or in_dim"),
+        ("def sample", "def draw", "sample is missing: write sample(self, generator, batch, step)"),
+        ("(batch, 2)", "(batch, 3)", "ids (batch, tokens) = (1, 2), got (1, 3)"),
+    ],
+)
+def test_a_task_that_breaks_the_contract_is_refused_when_it_is_loaded(file, old, new, line):
+    assert line in message(file(TASK.replace(old, new)))
+
+
 def test_a_file_that_is_not_there(tmp_path):
     assert message(f"{tmp_path}/none.py") == f"there is no file {tmp_path}/none.py"
     assert "cannot be loaded: IsADirectoryError" in message(str(_folder(tmp_path / "a.py")))

@@ -53,8 +53,13 @@ def load_task(spec: str) -> Task:
     """The task that a user's file holds: `FILE.py`, `FILE.py:NAME` or `FILE.py:NAME(field=value)`.
 
     A file with one class that derives from `headwise.Task`, or with a value `TASK`, needs no name.
+    The cheap part of the contract is tested at once.
     """
-    return _load(spec, _task_kind())
+    from headwise.tasks.check import check_first_sample
+
+    task = _load(spec, _task_kind())
+    check_first_sample(task)
+    return task
 
 
 def load_model(spec: str) -> Model:

@@ -30,6 +30,7 @@ from headwise.device import memory, numerics, pick_device, provenance
 from headwise.model.geometry import score_geometry
 from headwise.progress import Free, Progress
 from headwise.rows import Row
+from headwise.tasks.check import check_first_sample
 from headwise.training import checkpoint
 from headwise.training.ensemble import Ensemble
 from headwise.training.packing import pack
@@ -60,6 +61,8 @@ def train(
     when it is not given). What `probe` says of a trained run and its weights is added to its row.
     """
     target = pick_device(device)
+    for task in {run.task for run in runs}:
+        check_first_sample(task)
     unique = {run.id: run for run in runs}
     rows: dict[str, Row] = {}
 
