@@ -430,10 +430,8 @@ def test_the_kernels_of_the_gpu_step_refuse_maps_at_the_ends():
     plain = paper_shape(16, 1, 8, 1, ffn_dim=64)
     assert refusal(plain, 16, 64) == ""
     for name in ("input_dim", "output_dim"):
-        assert (
-            refusal(plain.replace(**{name: 16}), 16, 64)
-            == "it has no maps that read vectors in or out"
-        )
+        message = refusal(plain.replace(**{name: 16}), 16, 64)
+        assert message.endswith("this shape has maps that read vectors in or out")
 
 
 # ---- runs
