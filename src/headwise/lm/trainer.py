@@ -55,7 +55,7 @@ from headwise.seeds import derive, generator_of
 CURVE_POINTS = 1000  # of a row's loss curve, at most
 
 
-# ---- the whole run
+# ---- one run, from start to row
 
 
 def pretrain(

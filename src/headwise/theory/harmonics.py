@@ -177,8 +177,8 @@ def singular_floor(dim: int, heads: int) -> float:
     check_heads(heads)
     left, floor, degree = heads + 1, 0.5, 1
     while left > 0 and floor > 1e-12:
-        count, whole = multiplicity(dim, degree), energy(dim, degree)
-        floor -= 0.5 * whole * min(1.0, left / count)
+        count = multiplicity(dim, degree)
+        floor -= 0.5 * energy(dim, degree) * min(1.0, left / count)
         left -= count
         degree += 2
     return max(floor, 0.0)

@@ -181,13 +181,15 @@ def extreme_singular_values(
     return found
 
 
-def _ritz(alphas: Tensor, betas: Tensor, whole: bool, floor: float, tolerance: float) -> Extremes:
+def _ritz(
+    alphas: Tensor, betas: Tensor, complete: bool, floor: float, tolerance: float
+) -> Extremes:
     """Extremes of the bidiagonal matrix: alphas on its diagonal, betas but the last below it."""
     left, s, _ = torch.linalg.svd(torch.diag(alphas) + torch.diag(betas[:-1], -1))
     rest = betas[-1] * alphas[-1] * left[-1].abs() / s.square().clamp_min(TINY)
     zero = bool(s[-1] <= floor * s[0])
-    residual = 0.0 if whole or zero else rest[-1].item()
-    done = whole or max(rest[0].item(), residual) <= tolerance
+    residual = 0.0 if complete or zero else rest[-1].item()
+    done = complete or max(rest[0].item(), residual) <= tolerance
     return Extremes(s[0].item(), 0.0 if zero else s[-1].item(), residual, len(s), done)
 
 
