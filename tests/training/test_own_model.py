@@ -289,3 +289,28 @@ def test_own_model_counts_what_it_trains() -> None:
     assert run.params == width * hidden + hidden + 2 * hidden + (hidden + 1) * run.task.answer_dim
     assert math.isfinite(run.params)
     assert isinstance(run.task, Farthest)
+
+
+class Settled(nn.Module):
+    """Batch statistics that stay as they are, since the factory says so."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.map, self.norm = linear(task), nn.BatchNorm1d(task.tokens)
+        self.norm.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.map(x))
+        return out
+
+
+def test_own_model_keeps_the_modes_that_its_factory_chose(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Chosen(Model):
+        def build(self, shape: Shape, task: Task) -> nn.Module:
+            return Settled(task)
+
+    run = own_run(Chosen())
+    together([run], folder=tmp_path, keep_weights=True)
+    weights = load_file(tmp_path / run.id / "weights.safetensors")
+    assert weights["norm.running_mean"].abs().sum() == 0, "evaluated three times, never trained"

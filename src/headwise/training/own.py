@@ -115,11 +115,13 @@ class OwnModule(Modules):
         return seeded(self.run, "steps", block, device=self.rows.weights.device)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             return self._outputs(inputs)
         finally:
-            self.model.train()
+            for module, training in modes:  # a part may be meant to stay in evaluation mode
+                module.training = training
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         """(1, batch, tokens, ...) -> (1, batch, tokens, width); what the module may get wrong is
