@@ -21,7 +21,7 @@ import math
 import re
 from pathlib import Path
 
-from headwise.experiments.rank_paper import fig1, length, positions
+from headwise.experiments.rank_paper import fig1_figures, length, positions
 from headwise.rows import Row
 from headwise.stats import group
 from headwise.training.run import REPLAYED
@@ -46,15 +46,15 @@ def table(rows: list[Row]) -> list[dict]:
     a step then took per layer."""
     known = {
         ("none", 16, layers, rank): value
-        for (layers, width, rank), value in fig1.published().items()
+        for (layers, width, rank), value in fig1_figures.published_errors().items()
         if width == WIDTH
     }
     known |= {
-        ("none", points, 2, rank): value for (points, rank), value in length.published().items()
+        ("none", points, 2, rank): value for (points, rank), value in length.published_errors().items()
     }
     known |= {
         (kind, 16, layers, rank): value
-        for (layers, kind, rank), value in positions.published().items()
+        for (layers, kind, rank), value in positions.published_errors().items()
         if kind != "none"
     }
     large = [
@@ -98,7 +98,7 @@ def agreeing(
     published one, and the others, if steps of budget d^3 took so long (of ranks 8 and more, of 4
     and 2, of 1) and runs ended with their jobs; with 0 as they end. A run that diverged counts
     until then, as it would in the paper's statistic."""
-    known, best = fig1.published(), dict[tuple, float]()
+    known, best = fig1_figures.published_errors(), dict[tuple, float]()
     for row in rows:
         point = row["depth"], row["average"], row["head_dim"]
         if row["positions"] == "none" and row["protocol"] in REPLAYED and point in known:

@@ -17,11 +17,9 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.store import Store
 
     experiment = find(args.experiment)
-    settings = settings_of(experiment, args.preset, args.changes, args.seeds)
-    if tasks := [*args.tasks, *([args.task] if args.task else [])]:
-        settings = settings.with_tasks(tasks_of(tasks))
-    if args.model:
-        settings = settings.with_model(model_of(args.model))
+    tasks = tasks_of([*args.tasks, *([args.task] if args.task else [])])
+    model = model_of(args.model) if args.model else None
+    settings = settings_of(experiment, args.preset, args.changes, args.seeds, tasks, model)
     made = make(
         experiment,
         settings,

@@ -51,6 +51,20 @@ class Settings:
         """Settings that would have no effect beside the others, each with the reason."""
         return {}
 
+    def changed(self, **changes: Any) -> Self:
+        """The same settings with some changed. Unknown names are refused with the nearest ones,
+        and settings that would have no effect with the reason."""
+        known = [f.name for f in dataclasses.fields(self)]
+        for key in changes:
+            if key not in known:
+                raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
+        given = {key: tuple(v) if isinstance(v, list) else v for key, v in changes.items()}
+        settings = dataclasses.replace(self, **given)
+        for key, reason in settings.idle().items():
+            if key in changes:
+                raise UsageError(f"{key} has no effect here: {reason}")
+        return settings
+
     def with_tasks(self, tasks: Sequence[str | Task]) -> Self:
         """The same settings for other tasks, built-in ones by name; refused unless overridden."""
         raise UsageError(
@@ -122,17 +136,7 @@ class Experiment(Generic[S, P]):
         """A preset with some settings changed; unknown names are refused with the nearest ones."""
         if name not in self.presets:
             raise UsageError(f"unknown preset {name!r}; {nearest(name, self.presets)}")
-        base = self.presets[name]
-        known = [f.name for f in dataclasses.fields(base)]
-        for key in changes:
-            if key not in known:
-                raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
-        given = {key: tuple(v) if isinstance(v, list) else v for key, v in changes.items()}
-        settings = dataclasses.replace(base, **given)
-        for key, why in settings.idle().items():
-            if key in changes:
-                raise UsageError(f"{key} has no effect here: {why}")
-        return settings
+        return self.presets[name].changed(**changes)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,12 @@ from headwise.show.figure import of_dict
 class DictPoint(dict[str, Any]):
     """A point that is still a dict."""
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
     def cell(self, key: str) -> str:
         value = self[key]
         if value is None:
@@ -91,5 +97,9 @@ def cell(point: Any, key: str) -> str:
 def settings_of(module: Any, preset: str, changes: Any = (), seeds: int | None = None) -> Any:
     from headwise.experiments import settings
 
+    if isinstance(module, Experiment):
+        return settings.settings_of(module, preset, changes, seeds)
+    if "EXPERIMENT" in vars(module):
+        return settings.settings_of(module.EXPERIMENT, preset, changes, seeds)
     name = next(n for n, m in EXPERIMENTS.items() if m is module)
     return settings.settings_of(converted(name, module), preset, changes, seeds)

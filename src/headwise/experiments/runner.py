@@ -136,14 +136,14 @@ def run(
     """
     if not isinstance(experiment, Experiment):
         experiment = find(str(experiment))
-    chosen = experiment.preset(preset, **settings)
+    chosen = experiment.preset(preset)
     if task is not None:
         chosen = chosen.with_tasks(tasks_of(task))
     if model is not None:
         chosen = chosen.with_model(model_of(model))
     return make(
         experiment,
-        chosen,
+        chosen.changed(**settings),
         store if isinstance(store, Store) else Store(store),
         preset=preset,
         device=device,

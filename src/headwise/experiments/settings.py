@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CHOICES = ("farthest", "recall", "text", "images", "listops", "sentences")
 SOURCED = ("text", "images", "sentences")  # those that read data from `source`
+BY_OPTION = {"model": "--model FILE", "task": "a name or a file behind the experiment"}
 MEANINGS = {
     "dim": "width of the model",
     "depth": "layers",
@@ -88,7 +89,8 @@ class Training(Settings):
         names = {f.name for f in dataclasses.fields(Recipe)}
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
         start = {} if self.model is None else {"init": "library"}
-        return Recipe(**{**own, **start, **changes})
+        values: dict[str, Any] = {**own, **start, **changes}
+        return Recipe(**values)
 
     def run(self, shape: Shape, task: Task, seed: int, **changes: Any) -> Run:
         """One model to train by the settings' recipe with changes."""
@@ -217,10 +219,20 @@ def without_effect(
 
 
 def settings_of(
-    experiment: Experiment[S, Any], preset: str, typed: Sequence[str] = (), seeds: int | None = None
+    experiment: Experiment[S, Any],
+    preset: str,
+    typed: Sequence[str] = (),
+    seeds: int | None = None,
+    tasks: Sequence[str | Task] = (),
+    model: Model | None = None,
 ) -> S:
-    """A preset with `key=value` words as they are typed after --set."""
+    """A preset with other tasks, a model of one's own, and `key=value` words as they are typed
+    after --set."""
     base = experiment.preset(preset)
+    if tasks:
+        base = base.with_tasks(tasks)
+    if model is not None:
+        base = base.with_model(model)
     known = [f.name for f in dataclasses.fields(base)]
     values: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
     for word in typed:
@@ -229,16 +241,17 @@ def settings_of(
             raise UsageError(f"--set takes key=value, got {word!r}")
         if key not in known:
             raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
-        if key == "model":
-            raise UsageError("a model of your own is given by --model FILE")
+        if key in BY_OPTION:
+            raise UsageError(f"{key} is given by {BY_OPTION[key]}, not by --set")
         values[key] = _parse(key, text, getattr(base, key))
-    return experiment.preset(preset, **values)
+    return base.changed(**values)
 
 
 def _parse(key: str, text: str, like: Any) -> Any:
     """Text as a value of the same kind as the preset's: a number, a word, or a comma-separated list
     of them."""
     if isinstance(like, tuple):
+        like = [one if isinstance(one, str | int | float) else "" for one in like]
         return tuple(_parse(key, part, like[0] if like else "") for part in text.split(",") if part)
     if isinstance(like, str) or like is None:
         return text

@@ -1,8 +1,10 @@
 """The dimension sweep that the rank paper's code contains and the paper does not show: what does a
 head count cost as d grows?
 
-    headwise run dimension                   quick: d = 8, 16, 32, N=8, one layer, 36 models; 2 CPU cores, about 3 minutes
-    headwise run dimension --preset paper    d = 16, 64, 128, 256, N=16, two layers, width 8, 200,000 steps; one GPU, hours
+    headwise run dimension                   quick: d = 8, 16, 32, N=8, one layer, 36 models;
+                                             2 CPU cores, about 3 minutes
+    headwise run dimension --preset paper    d = 16, 64, 128, 256, N=16, two layers, width 8,
+                                             200,000 steps; one GPU, hours
 
 Nothing was published for it. Expected, quick, held out: one head a module (of two) 0.046, 0.066,
 0.103 at d = 8, 16, 32; two of half the rank 0.41, 0.45, 0.49; eight 0.59, 0.69, 0.74.
@@ -10,35 +12,24 @@ Nothing was published for it. Expected, quick, held out: one head a module (of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headwise.errors import UsageError
-from headwise.experiments.common import Training, check_lists, errors_of, recipe_of, solid
+from headwise.experiments.base import Experiment
+from headwise.experiments.figure_parts import error_line
+from headwise.experiments.points import Errors, errors_of, groups
 from headwise.experiments.rank_paper.shapes import paper_shape
+from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
+from headwise.show.figure import LineFigure, LinePanel, Reference
 from headwise.stats import group
-from headwise.tasks import Farthest
 from headwise.training.run import Run
 
 CAPTION = (
     "Error on fresh data that no run has seen, mean over seeds with its 95 % interval, against "
-    "the rank of a head over the dimension. "
-    "Models of one dimension have the same number of parameters."
-)
-QUESTION = "Does cutting a layer into more heads cost more in higher dimension?"
-COLUMNS = (
-    ("protocol", "data"),
-    ("dim", "d"),
-    ("split", "heads a module"),
-    ("rank", "rank"),
-    ("heads", "heads"),
-    ("params", "parameters"),
-    ("held_out", "held-out error"),
-    ("n", "n"),
-    ("diverged", "diverged"),
-    ("zero", "predict zero"),
-    ("train_best", "paper's statistic"),
+    "the rank of a head over the dimension. Models of one dimension have the same number of "
+    "parameters."
 )
 
 
@@ -47,7 +38,7 @@ class Settings(Training):
     """What the sweep varies and what it holds."""
 
     dims: tuple[int, ...]
-    splits: tuple[int, ...]  # heads a module, each of rank dim / split
+    splits: tuple[int, ...]  # heads per module, each of rank dim / split
     points: int
     depth: int
     width: int
@@ -102,6 +93,8 @@ PRESETS = {
 
 def runs(settings: Settings) -> list[Run]:
     """Every model of the sweep, seeds innermost."""
+    from headwise.tasks import Farthest
+
     s, out = settings, []
     for protocol in s.protocols:
         for dim in s.dims:
@@ -114,62 +107,100 @@ def runs(settings: Settings) -> list[Run]:
                     ffn_dim=s.ffn_dim,
                     points=s.points,
                 )
-                out += [
-                    Run(shape, Farthest(dim, s.points), recipe_of(s, protocol=protocol), seed)
-                    for seed in range(s.seeds)
-                ]
+                task = Farthest(dim, s.points)
+                out += [s.run(shape, task, seed, protocol=protocol) for seed in range(s.seeds)]
     return out
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class Point(Errors):
+    """One dimension and rank."""
+
+    protocol: str
+    dim: int
+    rank: int
+    split: int
+    heads: int
+    params: int
+
+
+def summary(rows: list[Row]) -> list[Point]:
     """One point per (protocol, dimension, rank)."""
-    out = []
-    for (protocol, dim, rank), same in group(rows, "protocol", "dim", "head_dim").items():
-        first = same[0]
-        out.append(
-            {
-                "protocol": protocol,
-                "dim": dim,
-                "rank": rank,
-                "split": dim // rank,
-                "heads": first["num_heads"],
-                "params": first["params"],
-                **errors_of(same),
-            }
+    return [
+        Point(
+            protocol=protocol,
+            dim=dim,
+            rank=rank,
+            split=dim // rank,
+            heads=same[0]["num_heads"],
+            params=same[0]["params"],
+            **errors_of(same),
         )
-    return out
+        for (protocol, dim, rank), same in group(rows, "protocol", "dim", "head_dim").items()
+    ]
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def headline(points: Sequence[Point]) -> list[str]:
     """One head against two, by dimension."""
     lines = []
-    for (protocol, dim), same in group(points, "protocol", "dim").items():
-        by = {p["split"]: p["held_out"] for p in same}
-        if by.get(1) and by.get(2):
+    for (protocol, dim), same in groups(points, "protocol", "dim").items():
+        errors = {p.split: p.held_out for p in same}
+        one, two = errors.get(1), errors.get(2)
+        if one and two:
             lines.append(
-                f"d={dim}, {protocol}, a module: one head {by[1]:.4f}, two heads {by[2]:.4f}, "
-                f"{by[2] / by[1]:.1f} times as large"
+                f"d={dim}, {protocol}, per module: one head {one:.4f}, two heads {two:.4f}, "
+                f"{two / one:.1f} times as large"
             )
     return lines
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def figure(points: Sequence[Point]) -> LineFigure:
     """A panel per protocol, a line per dimension, over the rank's share of it."""
-    panels, dims = [], sorted({p["dim"] for p in points})
-    for (protocol,), same in group(points, "protocol").items():
+    panels, dims = [], sorted({p.dim for p in points})
+    for (protocol,), same in groups(points, "protocol").items():
         lines = []
         for colour, dim in enumerate(dims):
-            line = [p for p in same if p["dim"] == dim and p["held_out"] is not None]
+            line = [p for p in same if p.dim == dim and p.held_out is not None]
+            shares = [p.rank / dim for p in line]
             if line:
-                lines.append(
-                    solid(f"held out, d={dim}", colour, [p["rank"] / dim for p in line], line)
-                )
-        panels.append({"title": protocol, "lines": lines})
-    return {
-        "title": ("Farthest neighbour: error against rank by dimension"),
-        "x_label": "rank of a head / d",
-        "y_label": "squared error",
-        "reference": {"label": "predicting zero", "y": 1.0},
-        "panels": panels,
-        "columns": len(panels),
-    }
+                lines.append(error_line(f"held out, d={dim}", colour, shares, line))
+        panels.append(LinePanel(title=protocol, lines=lines))
+    return LineFigure(
+        title="Farthest neighbour: error against rank by dimension",
+        x_label="rank of a head / d",
+        y_label="squared error",
+        reference=Reference(label="predicting zero", y=1.0),
+        panels=panels,
+        columns=len(panels),
+    )
+
+
+EXPERIMENT: Experiment[Settings, Point] = Experiment(
+    name="dimension",
+    question="Does cutting a layer into more heads cost more in higher dimension?",
+    about="error against rank, by the dimension of the points",
+    presets=PRESETS,
+    columns=(
+        ("protocol", "data"),
+        ("dim", "d"),
+        ("split", "heads per module"),
+        ("rank", "rank"),
+        ("heads", "heads"),
+        ("params", "parameters"),
+        ("held_out", "held-out error"),
+        ("n", "n"),
+        ("diverged", "diverged"),
+        ("zero", "predict zero"),
+        ("train_best", "paper's statistic"),
+    ),
+    runs=runs,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    caption=CAPTION,
+    meanings={
+        "dims": "dimensions of the points",
+        "splits": "heads per attention module, each of rank dim / split",
+        "width": "attention modules, averaged",
+    },
+)

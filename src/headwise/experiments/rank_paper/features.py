@@ -1,8 +1,10 @@
 """The rank paper's random-features figure: how little do H random rank-1 heads with the best
 weights err?
 
-    headwise run features                    quick: up to 2,048 heads, 3 draws; 2 CPU cores, about 20 seconds
-    headwise run features --preset paper     up to 16,384 heads, 5 draws, as published; 2 cores about 45 minutes, a GPU seconds
+    headwise run features                    quick: up to 2,048 heads, 3 draws; 2 CPU cores, about
+                                             20 seconds
+    headwise run features --preset paper     up to 16,384 heads, 5 draws, as published; 2 cores
+                                             about 45 minutes, a GPU seconds
 
 Nothing is trained: the error of the best weights is 1 - b.C^-1 b in closed form
 (headwise.theory.features). Expected at 512 heads: d=8 0.186 with unit keys, 0.175 with keys
@@ -14,39 +16,30 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from headwise.errors import UsageError
 from headwise.experiments import base
-from headwise.experiments.common import Computed, check_lists, published
+from headwise.experiments.base import Computed, Experiment
+from headwise.experiments.figure_parts import error_line, published_line
+from headwise.experiments.points import Measured
+from headwise.experiments.published import published_values
+from headwise.experiments.settings import check_lists
 from headwise.rows import Row
 from headwise.seeds import derive
+from headwise.show.figure import Line, LineFigure, LinePanel
 from headwise.stats import group, mean
 
-QUESTION = "How many random heads of rank 1 does a given error take, as the dimension grows?"
 CAPTION = (
     "Solid lines: the least error of the drawn heads, mean over draws with its 95 % interval. "
-    "Dashed: left the published figure, right "
-    "known values."
-)
-COLUMNS = (
-    ("dim", "d"),
-    ("draw", "keys"),
-    ("heads", "heads"),
-    ("held_out", "error"),
-    ("n", "n"),
-    ("floor", "floor"),
-    ("published", "published"),
-    ("recomputed", "known"),
+    "Dashed: left the published figure, right known values."
 )
 NOTE = (
     "The published figure is too low: after its query's part is removed, a key is not scaled back "
-    "to length 1, so two equal heads do "
-    "not agree with certainty and the error's formula rewards that. With unit keys every error is "
-    "higher, by 0.01 at d=8 and 512 heads."
+    "to length 1, so two equal heads do not agree with certainty and the error's formula rewards "
+    "that. With unit keys every error is higher, by 0.01 at d=8 and 512 heads."
 )
-NOTES = {"quick": NOTE, "paper": NOTE}
 DRAWS = {"cos-uniform": "unit", "published": "shortened, as published"}
 
 
@@ -127,119 +120,148 @@ def make(layer: Layer, device: str) -> Row:
     }
 
 
-def _known(name: str, column: str) -> dict[tuple[int, int], float]:
-    return {(int(r["dim"]), int(r["heads"])): float(r[column]) for r in published(name)}
+@dataclass(frozen=True, kw_only=True)
+class Point(Measured):
+    """One kind of keys, dimension and number of heads."""
+
+    draw: str
+    kind: str
+    dim: int
+    heads: int
+    floor: float
+    spread: float | None  # standard deviation over draws
+    published: float | None
+    recomputed: float | None  # known for unit keys
+
+    @property
+    def known(self) -> float | None:
+        """What it is compared with: the published figure, or what is known for unit keys."""
+        return self.published if self.kind == "published" else self.recomputed
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
+def _known_values(name: str, column: str) -> dict[tuple[int, int], float]:
+    return {(int(r["dim"]), int(r["heads"])): float(r[column]) for r in published_values(name)}
+
+
+def summary(rows: list[Row]) -> list[Point]:
     """One point per (keys, dimension, heads): mean over draws with its interval, the floor, the
     known values."""
-    figure, again = (
-        _known("random_features", "mse"),
-        _known("random_features_recomputed", "mse_cosuniform"),
-    )
+    paper = _known_values("random_features", "mse")
+    known = _known_values("random_features_recomputed", "mse_cosuniform")
     out = []
     for (draw, dim, heads), same in group(rows, "draw", "dim", "heads").items():
         errors = [r["error"] for r in same]
         found = mean(errors)
         out.append(
-            {
-                "draw": DRAWS[draw],
-                "kind": draw,
-                "dim": dim,
-                "heads": heads,
-                "n": len(same),
-                "held_out": found.mean,
-                "low": found.low,
-                "high": found.high,
-                "floor": same[0]["floor"],
-                "spread": statistics.stdev(errors) if len(errors) > 1 else None,
-                "published": figure.get((dim, heads)) if draw == "published" else None,
-                "recomputed": again.get((dim, heads)) if draw == "cos-uniform" else None,
-            }
+            Point(
+                draw=DRAWS[draw],
+                kind=draw,
+                dim=dim,
+                heads=heads,
+                n=len(same),
+                held_out=found.mean,
+                low=found.low,
+                high=found.high,
+                floor=same[0]["floor"],
+                spread=statistics.stdev(errors) if len(errors) > 1 else None,
+                published=paper.get((dim, heads)) if draw == "published" else None,
+                recomputed=known.get((dim, heads)) if draw == "cos-uniform" else None,
+            )
         )
     return out
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def headline(points: Sequence[Point]) -> list[str]:
     """How far from the published figure, in its form and in the corrected one, and how much of it
     is the luck of their draws."""
     lines = []
-    for kind, key, what in (
-        ("published", "published", "the published figure"),
-        ("cos-uniform", "recomputed", "the values known for unit keys"),
+    for kind, what in (
+        ("published", "the published figure"),
+        ("cos-uniform", "the values known for unit keys"),
     ):
-        known = [
-            p
+        compared = [
+            (p, p.held_out, p.known, p.spread)
             for p in points
-            if p["kind"] == kind and p[key] is not None and p["spread"] is not None
+            if p.kind == kind
+            and p.held_out is not None
+            and p.known is not None
+            and p.spread is not None
         ]
-        if not known:
+        if not compared:
             continue
-        axis = max(p[key] for p in known) - min(p[key] for p in known)
-        far = [p for p in known if abs(p["held_out"] - p[key]) > 0.03 * axis]
+        values = [known for _, _, known, _ in compared]
+        axis = max(values) - min(values)
+        far = [one for one in compared if abs(one[1] - one[2]) > 0.03 * axis]
         odd = [
-            p
-            for p in far
-            if abs(p["held_out"] - p[key]) > 3 * p["spread"] * math.sqrt(1 / 5 + 1 / p["n"])
+            (p, error, known)
+            for p, error, known, spread in far
+            if abs(error - known) > 3 * spread * math.sqrt(1 / 5 + 1 / p.n)
         ]
-        near = f"{len(known) - len(far)} of {len(known)} points within 3 % of the axis of {what}"
+        near = len(compared) - len(far)
         lines.append(
-            f"keys {DRAWS[kind]}: {near}, {len(far) - len(odd)} more within what five draws scatter"
+            f"keys {DRAWS[kind]}: {near} of {len(compared)} points within 3 % of the axis of "
+            f"{what}, {len(far) - len(odd)} more within what five draws scatter"
         )
         lines += [
-            f"  farther: d={p['dim']}, {p['heads']:,} heads: {p['held_out']:.4f} against "
-            f"{p[key]:.4f} (n={p['n']})"
-            for p in odd
+            f"  farther: d={p.dim}, {p.heads:,} heads: {error:.4f} against {known:.4f} (n={p.n})"
+            for p, error, known in odd
         ]
     return lines
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def figure(points: Sequence[Point]) -> LineFigure:
     """A panel per kind of keys, a line per dimension, known values dashed."""
-    panels = []
-    for kind, label in (
-        ("published", "keys as in the published code"),
-        ("cos-uniform", "keys of length 1"),
+    panels, dims = [], sorted({p.dim for p in points})
+    for kind, title, word in (
+        ("published", "keys as in the published code", "published"),
+        ("cos-uniform", "keys of length 1", "known"),
     ):
-        lines = []
-        for colour, dim in enumerate(sorted({p["dim"] for p in points})):
-            line = sorted(
-                (p for p in points if p["dim"] == dim and p["kind"] == kind),
-                key=lambda p: p["heads"],
-            )
-            if not line:
-                continue
-            known = [
-                p
-                for p in line
-                if p["published" if kind == "published" else "recomputed"] is not None
-            ]
-            values = {
-                key: [p[of] for p in line]
-                for key, of in (("x", "heads"), ("y", "held_out"), ("low", "low"), ("high", "high"))
-            }
-            lines.append({"label": f"d={dim}", "colour": colour, "style": "solid", **values})
+        lines: list[Line] = []
+        for colour, dim in enumerate(dims):
+            line = [p for p in points if p.dim == dim and p.kind == kind]
+            line.sort(key=lambda p: p.heads)
+            if line:
+                lines.append(error_line(f"d={dim}", colour, [p.heads for p in line], line))
+            known = [(p.heads, p.known) for p in line if p.known is not None]
             if known:
-                there = {
-                    "x": [p["heads"] for p in known],
-                    "y": [p["published" if kind == "published" else "recomputed"] for p in known],
-                }
-                lines.append(
-                    {
-                        "label": f"published, d={dim}"
-                        if kind == "published"
-                        else f"known, d={dim}",
-                        "colour": colour,
-                        "style": "dashed",
-                        **there,
-                    }
-                )
+                lines.append(published_line(f"{word}, d={dim}", colour, known))
         if lines:
-            panels.append({"title": label, "lines": lines})
-    return {
-        "title": (
-            "Random rank-1 heads with the best weights, nearest of two points"
-        ), "x_label": "heads", "y_label": "squared error",
-        "y_scale": "linear", "panels": panels, "columns": 2,
-    }  # fmt: skip
+            panels.append(LinePanel(title=title, lines=lines))
+    return LineFigure(
+        title="Random rank-1 heads with the best weights, nearest of two points",
+        x_label="heads",
+        y_label="squared error",
+        y_scale="linear",
+        panels=panels,
+        columns=2,
+    )
+
+
+EXPERIMENT: Experiment[Settings, Point] = Experiment(
+    name="features",
+    question="How many random heads of rank 1 does a given error take, as the dimension grows?",
+    about="random rank-1 heads with the best weights, in closed form",
+    presets=PRESETS,
+    columns=(
+        ("dim", "d"),
+        ("draw", "keys"),
+        ("heads", "heads"),
+        ("held_out", "error"),
+        ("n", "n"),
+        ("floor", "floor"),
+        ("published", "published"),
+        ("recomputed", "known"),
+    ),
+    runs=runs,
+    make=make,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    caption=CAPTION,
+    notes={"quick": NOTE, "paper": NOTE},
+    meanings={
+        "dims": "dimensions of the points",
+        "seeds": "draws per point; small layers have more",
+        "draws": "keys: cos-uniform (unit length) or published (shortened)",
+    },
+)

@@ -1,8 +1,10 @@
 """The rank paper's learned-weights figure: do heads of full rank learn a large negative multiple of
 the identity?
 
-    headwise run learned                     quick: d=16, N=8, 1, 4 and 8 heads of full rank, 9 models; 2 CPU cores, about 1 minute
-    headwise run learned --preset paper      d=64, N=16, 1, 8 and 64 heads, 30 models, both protocols; one GPU, minutes
+    headwise run learned                     quick: d=16, N=8, 1, 4 and 8 heads of full rank, 9
+                                             models; 2 CPU cores, about 1 minute
+    headwise run learned --preset paper      d=64, N=16, 1, 8 and 64 heads, 30 models, both
+                                             protocols; one GPU, minutes
 
 Expected, paper, published form under `replay`, medians over heads: published/fig_perfect.csv
 (angles 179.6, 176.3, 168.5 degrees); measured 179.6, 176.1, 169.0, and on fresh data (`stream`)
@@ -12,36 +14,39 @@ too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Self
 
 from headwise.errors import UsageError
-from headwise.experiments.common import errors_of, plural, published
+from headwise.experiments.base import Experiment
+from headwise.experiments.figure_parts import published_line
+from headwise.experiments.points import Errors, errors_of, groups, plural
+from headwise.experiments.published import published_values
 from headwise.experiments.rank_paper import fig1
-from headwise.experiments.rank_paper.fig1 import Settings
 from headwise.rows import Row
+from headwise.show.figure import Line, LineFigure, LinePanel
 from headwise.stats import group
 from headwise.training.run import REPLAYED, Run
 
-QUESTION = "What does a head of full rank learn in order to find the farthest point?"
+if TYPE_CHECKING:
+    from headwise.tasks.task import Task
+
 CAPTION = (
     "Solid: the median over heads, and over runs the widest quartiles. Crosses: the same with the "
-    "published code's transposed product. "
-    "Dashed: published."
+    "published code's transposed product. Dashed: published."
 )
-COLUMNS = (
-    ("protocol", "data"),
-    ("heads", "heads"),
-    ("held_out", "held-out error"),
-    ("n", "n"),
-    ("diverged", "diverged"),
-    ("angle", "median angle, degrees"),
-    ("norm", "median norm"),
-    ("angle_published_form", "angle, published form"),
-    ("norm_published_form", "norm, published form"),
-    ("published_angle", "published angle"),
-    ("published_norm", "published norm"),
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(fig1.Settings):
+    """The main figure's settings, of its own task alone."""
+
+    def with_tasks(self, tasks: Sequence[str | Task]) -> Self:
+        raise UsageError("learned is about the farthest point alone; own tasks go with fig1")
+
+
 PRESETS = {
     "quick": Settings(
         dim=16,
@@ -80,11 +85,10 @@ PRESETS = {
 
 
 def runs(settings: Settings) -> list[Run]:
-    """The main figure's runs with one layer and one head a module."""
+    """The main figure's runs with one layer and heads of full rank."""
     if settings.ranks != (settings.dim,) or len(settings.depths) > 1:
-        ranks, depths = (
-            ", ".join(map(str, values)) for values in (settings.ranks, settings.depths)
-        )
+        ranks = ", ".join(map(str, settings.ranks))
+        depths = ", ".join(map(str, settings.depths))
         raise UsageError(
             f"heads of full rank at one depth: ranks must be dim, {settings.dim}, got ranks "
             f"{ranks} and depths {depths}"
@@ -97,110 +101,147 @@ def runs(settings: Settings) -> list[Run]:
     return fig1.runs(settings)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Point(Errors):
+    """One number of heads: angles of the score matrices to the identity, in degrees, and their
+    norms over sqrt(d)."""
+
+    protocol: str
+    heads: int
+    dim: int
+    angle: float | None
+    norm: float | None
+    angle_low: float | None
+    angle_high: float | None
+    angle_published_form: float | None
+    norm_published_form: float | None
+    published_angle: float | None
+    published_norm: float | None
+
+
 def _median(rows: list[Row], key: str) -> float | None:
     """Over the runs, of each run's median over the heads of its first layer."""
     values = [r[key][0][2] for r in rows if r.get(key)]
     return median(values) if values else None
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point per (protocol, heads): the medians in both forms, the published ones."""
-    paper = {
-        (int(r["num_heads"]), r["quantity"]): float(r["median"]) for r in published("fig_perfect")
-    }
-    out = []
+def summary(rows: list[Row]) -> list[Point]:
+    """One point per (protocol, heads): the medians in both forms, the published ones. The main
+    figure's rows may be given as they are."""
     least = min((r["depth"] for r in rows), default=1)
-    rows = [
-        r for r in rows if (r["depth"], r["head_dim"]) == (least, r["dim"])
-    ]  # the main figure's may be given as they are
-    for (protocol, heads), same in group(rows, "protocol", "num_heads").items():
-        first = same[0]
-        match = first["dim"] == 64 and first["task_points"] == 16 and protocol in REPLAYED
-        spread = [r["score_angle"][0] for r in same if r.get("score_angle")]
-        out.append(
-            {
-                "protocol": protocol,
-                "heads": heads,
-                "dim": first["dim"],
-                **errors_of(same),
-                "angle": _median(same, "score_angle"),
-                "norm": _median(same, "score_norm"),
-                "angle_low": min((s[1] for s in spread), default=None),
-                "angle_high": max((s[3] for s in spread), default=None),
-                "angle_published_form": _median(same, "score_angle_transposed"),
-                "norm_published_form": _median(same, "score_norm_transposed"),
-                "published_angle": paper.get((heads, "angle_deg")) if match else None,
-                "published_norm": paper.get((heads, "norm")) if match else None,
-            }
-        )
-    return out
+    full = [r for r in rows if (r["depth"], r["head_dim"]) == (least, r["dim"])]
+    found = group(full, "protocol", "num_heads")
+    return [_point(same, protocol, heads) for (protocol, heads), same in found.items()]
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def _point(rows: list[Row], protocol: str, heads: int) -> Point:
+    first = rows[0]
+    as_published = (first["dim"], first["task_points"]) == (64, 16) and protocol in REPLAYED
+    paper = {
+        (int(r["num_heads"]), r["quantity"]): float(r["median"])
+        for r in published_values("fig_perfect")
+        if as_published
+    }
+    quartiles = [r["score_angle"][0] for r in rows if r.get("score_angle")]
+    return Point(
+        protocol=protocol,
+        heads=heads,
+        dim=first["dim"],
+        angle=_median(rows, "score_angle"),
+        norm=_median(rows, "score_norm"),
+        angle_low=min((q[1] for q in quartiles), default=None),
+        angle_high=max((q[3] for q in quartiles), default=None),
+        angle_published_form=_median(rows, "score_angle_transposed"),
+        norm_published_form=_median(rows, "score_norm_transposed"),
+        published_angle=paper.get((heads, "angle_deg")),
+        published_norm=paper.get((heads, "norm")),
+        **errors_of(rows),
+    )
+
+
+def headline(points: Sequence[Point]) -> list[str]:
     """How near to -c I, and how large c."""
     lines = []
     for p in points:
-        if p["angle"] is None and p["n"]:
+        if p.angle is not None:
             lines.append(
-                f"{p['heads']} heads, {p['protocol']}: no angles in these rows; a version made "
+                f"{plural(p.heads, 'head')}, {p.protocol}: median angle to the identity "
+                f"{p.angle:.2f} degrees (180 is -c I), norm over sqrt(d) {p.norm:.4g}, held out "
+                f"{p.held_out:.4f}"
+            )
+        elif p.n:
+            lines.append(
+                f"{p.heads} heads, {p.protocol}: no angles in these rows; a version made "
                 "them that did not measure any"
-            )
-        elif p["angle"] is not None:
-            near = (
-                f"median angle to the identity {p['angle']:.2f} degrees (180 is -c I), norm over "
-                f"sqrt(d) {p['norm']:.4g}"
-            )
-            lines.append(
-                f"{plural(p['heads'], 'head')}, {p['protocol']}: {near}, held out "
-                f"{p['held_out']:.4f}"
             )
     return lines
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def _left_to_opposite(angle: float | None) -> float | None:
+    """Degrees from -c I, which has an angle of 180 to the identity."""
+    return None if angle is None else 180 - angle
+
+
+def figure(points: Sequence[Point]) -> LineFigure:
     """A panel per protocol: the angle left to -c I over the number of heads, the published medians
     dashed."""
     panels = []
-    for (protocol,), same in group(points, "protocol").items():
-        line = [p for p in same if p["angle"] is not None]
-        xs = [p["heads"] for p in line]
-        lines = [
-            {
-                "label": "ours",
-                "colour": 0,
-                "style": "solid",
-                "x": xs,
-                "y": [180 - p["angle"] for p in line],
-                "low": [180 - p["angle_high"] for p in line],
-                "high": [180 - p["angle_low"] for p in line],
-            },
-            {
-                "label": "ours, published form",
-                "colour": 1,
-                "style": "dots",
-                "x": xs,
-                "y": [
-                    None if p["angle_published_form"] is None else 180 - p["angle_published_form"]
-                    for p in line
-                ],
-            },
-        ]
-        known = [p for p in line if p["published_angle"] is not None]
-        if known:
-            there = {
-                "x": [p["heads"] for p in known],
-                "y": [180 - p["published_angle"] for p in known],
-            }
-            lines.append({"label": "published", "colour": 1, "style": "dashed", **there})
-        panels.append({"title": protocol, "lines": lines})
-    return {
-        "title": (
+    for (protocol,), same in groups(points, "protocol").items():
+        known = [p for p in same if p.angle is not None]
+        heads = [p.heads for p in known]
+        ours = Line(
+            label="ours",
+            colour=0,
+            x=heads,
+            y=[_left_to_opposite(p.angle) for p in known],
+            low=[_left_to_opposite(p.angle_high) for p in known],
+            high=[_left_to_opposite(p.angle_low) for p in known],
+        )
+        form = Line(
+            label="ours, published form",
+            colour=1,
+            style="dots",
+            x=heads,
+            y=[_left_to_opposite(p.angle_published_form) for p in known],
+        )
+        paper = [(p.heads, 180 - p.published_angle) for p in known if p.published_angle is not None]
+        theirs = [published_line("published", 1, paper)] if paper else []
+        panels.append(LinePanel(title=protocol, lines=[ours, form, *theirs]))
+    return LineFigure(
+        title=(
             "Learned queries and keys: degrees from a negative multiple of the identity "
-            f"(d={points[0]['dim']})"
+            f"(d={points[0].dim})"
         ),
-        "x_label": "heads",
-        "y_label": "degrees from -c I",
-        "y_scale": "linear",
-        "panels": panels,
-        "columns": len(panels),
-    }
+        x_label="heads",
+        y_label="degrees from -c I",
+        y_scale="linear",
+        panels=panels,
+        columns=len(panels),
+    )
+
+
+EXPERIMENT: Experiment[Settings, Point] = Experiment(
+    name="learned",
+    question="What does a head of full rank learn in order to find the farthest point?",
+    about="what full-rank heads learn: the angle of their scores to -c I",
+    presets=PRESETS,
+    columns=(
+        ("protocol", "data"),
+        ("heads", "heads"),
+        ("held_out", "held-out error"),
+        ("n", "n"),
+        ("diverged", "diverged"),
+        ("angle", "median angle, degrees"),
+        ("norm", "median norm"),
+        ("angle_published_form", "angle, published form"),
+        ("norm_published_form", "norm, published form"),
+        ("published_angle", "published angle"),
+        ("published_norm", "published norm"),
+    ),
+    runs=runs,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    caption=CAPTION,
+    meanings=fig1.EXPERIMENT.meanings,
+)

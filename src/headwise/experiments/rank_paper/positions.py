@@ -1,8 +1,10 @@
 """The rank paper's positional-encoding figure: do positions repair low rank, or do the recipe and
 the parameters that come with them?
 
-    headwise run positions                   quick: d=16, N=8, equal arms, 54 models; 2 CPU cores, about 4 minutes
-    headwise run positions --preset paper    d=64, N=16, both as published and with equal arms; one GPU, hours
+    headwise run positions                   quick: d=16, N=8, equal arms, 54 models; 2 CPU cores,
+                                             about 4 minutes
+    headwise run positions --preset paper    d=64, N=16, both as published and with equal arms;
+                                             one GPU, hours
 
 As published, the arms differ in more than positions: none trains 100,000 steps at 0.01, additive
 and concatenated 200,000 at 0.005, and concatenated is twice as wide, with four times the query and
@@ -15,57 +17,29 @@ paper, `published`, training statistic under `replay`: published/fig3.csv.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headwise.errors import UsageError, nearest
-from headwise.experiments.common import (
-    Training,
-    beside,
-    check_lists,
-    errors_of,
-    plural,
-    recipe_of,
-    trained,
-    whole,
-)
-from headwise.experiments.common import published as known
+from headwise.experiments.base import Experiment
+from headwise.experiments.figure_parts import lines_beside
+from headwise.experiments.points import Errors, errors_of, groups, plural
+from headwise.experiments.probes import trained_model
+from headwise.experiments.published import published_values
 from headwise.experiments.rank_paper.shapes import paper_shape
+from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
 from headwise.shape import WIDENING, Shape
+from headwise.show.figure import LineFigure, LinePanel, Reference
 from headwise.stats import group
-from headwise.tasks import Farthest
 from headwise.training.run import REPLAYED, Run
 
-QUESTION = "Do positions let heads of low rank find the farthest point?"
-FIGURE, ARMS = ("none", "additive", "concatenated"), ("published", "equal")
+ARMS = ("published", "equal")
+FIGURE = ("none", "additive", "concatenated")
 ENCODINGS = (*FIGURE, "room")  # room: as wide as concatenated, the same at every place
 PUBLISHED = (64, 100_000)  # dim and steps; with positions twice as many
-COLUMNS = (
-    ("arms", "arms"),
-    ("protocol", "data"),
-    ("layers", "layers"),
-    ("encoding", "positions"),
-    ("rank", "rank"),
-    ("heads", "heads"),
-    ("params", "parameters"),
-    ("steps", "steps"),
-    ("held_out", "held-out error"),
-    ("n", "n"),
-    ("diverged", "diverged"),
-    ("zero", "predict zero"),
-    ("one_place", "times as bad at one place"),
-    ("train_best", "paper's statistic"),
-    ("published", "published"),
-)
-PROBED = 256  # sequences
-
-NOTES = {
-    "quick": "Additive positions start four times as long as the points they are added to, and at this length the models have not yet "
-    "learned to see past them; compare concatenated with none, and before a gain is put down to "
-    "places with room, which is as wide "
-    "and the same at every place (--set encodings=none,concatenated,room).",
-}
+SEQUENCES = 256  # of the probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +52,8 @@ class Settings(Training):
     width: int
     ranks: tuple[int, ...]
     encodings: tuple[str, ...]
-    arms: tuple[
-        str, ...
-    ]  # published: the paper's recipes and sizes; equal: one recipe and one parameter count
+    # published: the paper's recipes and sizes; equal: one recipe and one parameter count
+    arms: tuple[str, ...]
     lr: float
 
     def __post_init__(self) -> None:
@@ -94,15 +67,15 @@ class Settings(Training):
                 "equal arms with concatenated positions or room need a width in fours, got "
                 f"{self.width}"
             )
-        told = (
+        told_apart = (
             "none" in self.encodings
             or {"additive", "concatenated"} <= set(self.encodings)
             or (self.dim, self.steps) == PUBLISHED
         )
-        if "published" in self.arms and not told:
+        if "published" in self.arms and not told_apart:
             raise UsageError(
-                "published arms are told by what they stand beside: encodings must hold none, "
-                f"got {self.encodings[0]}"
+                "published arms are told apart by what they stand beside: encodings must hold "
+                f"none, got {self.encodings[0]}"
             )
 
 
@@ -165,18 +138,20 @@ def _shape(s: Settings, depth: int, rank: int, encoding: str, arm: str) -> Shape
 def runs(settings: Settings) -> list[Run]:
     """Every model of the figure, seeds innermost; an arm that is the same both ways is there
     once."""
+    from headwise.tasks import Farthest
+
     s, out = settings, {}
+    task = Farthest(s.dim, s.points)
     for arm in s.arms:
         for protocol in s.protocols:
             for depth in s.depths:
                 for encoding in s.encodings:
                     longer = arm == "published" and encoding != "none"
-                    change = {"lr": s.lr / 2, "steps": 2 * s.steps} if longer else {}
-                    recipe = recipe_of(s, protocol=protocol, **change)
+                    changes = {"lr": s.lr / 2, "steps": 2 * s.steps} if longer else {}
                     for rank in s.ranks:
                         shape = _shape(s, depth, rank, encoding, arm)
                         for seed in range(s.seeds):
-                            run = Run(shape, Farthest(s.dim, s.points), recipe, seed)
+                            run = s.run(shape, task, seed, protocol=protocol, **changes)
                             out[run.id] = run
     return list(out.values())
 
@@ -187,9 +162,9 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
     is room to work in and says nothing of places."""
     import torch
 
-    if run.shape.positions in ("none", "room"):
+    if run.model is not None or run.shape.positions in ("none", "room"):
         return {}
-    model, x, target = trained(run, weights, PROBED)
+    model, x, target = trained_model(run, weights, SEQUENCES)
 
     def error(rows: Any) -> float:
         model.positions.copy_(rows)
@@ -204,18 +179,38 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
     return found if all(map(math.isfinite, found.values())) else {}
 
 
+# ---- points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Errors):
+    """One arm, number of layers, kind of positions and rank."""
+
+    arms: str
+    protocol: str
+    layers: int
+    encoding: str
+    rank: int
+    heads: int
+    dim: int
+    params: int
+    steps: int
+    published: float | None
+    one_place: float | None  # how many times as bad with one row of the table at every place
+
+
 def _arm(row: Row, rows: list[Row]) -> str:
-    """Which arm a row belongs to: those without positions to both. Where added and concatenated
-    positions are there, it is told by the width: one for both as published, a quarter where arms
-    are equal. Else by length, and beside no others by the paper's own recipe."""
+    """Which arm a row belongs to: those without positions to both.
+
+    Where added and concatenated positions are there, the width tells: one for both as published, a
+    quarter where arms are equal. Else the length does, and beside no others the paper's own recipe.
+    """
     if row["positions"] == "none":
         return "both"
-    added, beside = (
-        {r["average"] for r in rows if r["positions"] in kinds}
-        for kinds in (("additive",), WIDENING)
-    )
+    added = {r["average"] for r in rows if r["positions"] == "additive"}
+    widened = {r["average"] for r in rows if r["positions"] in WIDENING}
     one = len({r["steps"] for r in rows if r["positions"] != "none"}) == 1
-    if added and beside and (row["positions"] in WIDENING or (one and beside <= added)):
+    if added and widened and (row["positions"] in WIDENING or (one and widened <= added)):
         return "published" if row["average"] in added else "equal"
     paper = PRESETS["paper"]
     longer = row["steps"] > min(r["steps"] for r in rows)
@@ -226,77 +221,74 @@ def _arm(row: Row, rows: list[Row]) -> str:
 def _of_the_figure(rows: list[Row]) -> list[Row]:
     """Without positions only what those with them can stand beside: the main figure's rows may be
     given as they are."""
-    placed, bare = (
-        [r for r in rows if r["positions"] != "none"],
-        [r for r in rows if r["positions"] == "none"],
-    )
-    widths = {r["average"] for r in placed} | {
-        4 * r["average"] for r in placed if r["positions"] in WIDENING
-    }  # equal arms: a quarter
-    depths, width = (
-        {r["depth"] for r in placed},
-        max((r["average"] for r in bare if r["average"] in widths), default=0),
-    )
-    return placed + [
-        r for r in bare if not placed or (r["depth"] in depths and r["average"] == width)
-    ]
+    placed = [r for r in rows if r["positions"] != "none"]
+    bare = [r for r in rows if r["positions"] == "none"]
+    if not placed:
+        return bare
+    widths = {r["average"] for r in placed}
+    widths |= {4 * r["average"] for r in placed if r["positions"] in WIDENING}  # a quarter, equal
+    depths = {r["depth"] for r in placed}
+    width = max((r["average"] for r in bare if r["average"] in widths), default=0)
+    return placed + [r for r in bare if r["depth"] in depths and r["average"] == width]
 
 
-def published() -> dict[tuple[int, str, int], float]:
+def published_errors() -> dict[tuple[int, str, int], float]:
     """The paper's values by (layers, positions, rank), d=64, N=16, width 8: smallest training loss
     of any epoch of any seed."""
     return {
-        (int(r["layers"]), r["encoding"], int(r["rank"])): float(r["mse"]) for r in known("fig3")
+        (int(r["layers"]), r["encoding"], int(r["rank"])): float(r["mse"])
+        for r in published_values("fig3")
     }
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
+def summary(rows: list[Row]) -> list[Point]:
     """One point per (arms, protocol, layers, positions, rank)."""
-    paper, out, rows = published(), [], _of_the_figure(rows)
-    told = [{**r, "arms": _arm(r, rows)} for r in rows]
-    for (arms, protocol, depth, encoding, rank), same in group(
-        told, "arms", "protocol", "depth", "positions", "head_dim"
-    ).items():
-        first = same[0]
-        moved = [
-            r["one_place"] / r["own_places"]
-            for r in same
-            if r["status"] == "done" and r.get("own_places")
-        ]
-        match = (
-            (first["task_dim"], first["task_points"]) == (64, 16)
-            and protocol in REPLAYED
-            and arms != "equal"
-        )
-        out.append(
-            {
-                "arms": arms,
-                "protocol": protocol,
-                "layers": depth,
-                "encoding": encoding,
-                "rank": rank,
-                "heads": first["num_heads"],
-                "dim": first["task_dim"],
-                "params": first["params"],
-                "steps": first["steps"],
-                **errors_of(same),
-                "published": paper.get((depth, encoding, rank)) if match else None,
-                "one_place": sum(moved) / len(moved) if moved else None,
-            }
-        )
-    return out
+    shown = _of_the_figure(rows)
+    by_arm = [{**row, "arms": _arm(row, shown)} for row in shown]
+    places = group(by_arm, "arms", "protocol", "depth", "positions", "head_dim")
+    paper = published_errors()
+    return [_point(same, paper) for same in places.values()]
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def _point(rows: list[Row], paper: dict[tuple[int, str, int], float]) -> Point:
+    first = rows[0]
+    place = (first["depth"], first["positions"], first["head_dim"])
+    as_published = (
+        (first["task_dim"], first["task_points"]) == (64, 16)
+        and first["protocol"] in REPLAYED
+        and first["arms"] != "equal"
+    )
+    moved = [
+        r["one_place"] / r["own_places"]
+        for r in rows
+        if r["status"] == "done" and r.get("own_places")
+    ]
+    return Point(
+        arms=first["arms"],
+        protocol=first["protocol"],
+        layers=first["depth"],
+        encoding=first["positions"],
+        rank=first["head_dim"],
+        heads=first["num_heads"],
+        dim=first["task_dim"],
+        params=first["params"],
+        steps=first["steps"],
+        published=paper.get(place) if as_published else None,
+        one_place=sum(moved) / len(moved) if moved else None,
+        **errors_of(rows),
+    )
+
+
+def headline(points: Sequence[Point]) -> list[str]:
     """What positions change at the lowest rank."""
     lines = []
-    for (protocol, layers), same in group(points, "protocol", "layers").items():
-        low = min(p["rank"] for p in same)
+    for (protocol, layers), same in groups(points, "protocol", "layers").items():
+        low = min(p.rank for p in same)
         found = [
-            f"{p['encoding']}{'' if p['arms'] == 'both' else ' (' + p['arms'] + ' arms)'} "
-            f"{p['held_out']:.4f}"
-            for p in same if p["rank"] == low and p["held_out"] is not None
-        ]  # fmt: skip
+            f"{p.encoding}{'' if p.arms == 'both' else f' ({p.arms} arms)'} {p.held_out:.4f}"
+            for p in same
+            if p.rank == low and p.held_out is not None
+        ]
         if found:
             lines.append(
                 f"{plural(layers, 'layer')}, rank {low}, {protocol}, held out: {', '.join(found)}"
@@ -304,45 +296,88 @@ def headline(points: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def figure(points: Sequence[Point]) -> LineFigure:
     """A panel per protocol, layers and arms, a line per encoding, the published values dashed."""
-    dim, panels, ranks, paper = (
-        points[0]["dim"],
-        [],
-        sorted({p["rank"] for p in points}),
-        published(),
-    )
-    shares = [rank / dim for rank in ranks]
-    arms = [arm for arm in ARMS if any(p["arms"] == arm for p in points)] or ["both"]
-    for (protocol, layers), same in group(points, "protocol", "layers").items():
+    panels = []
+    arms = [arm for arm in ARMS if any(p.arms == arm for p in points)] or ["both"]
+    ranks = sorted({p.rank for p in points})
+    for (protocol, layers), same in groups(points, "protocol", "layers").items():
         for arm in arms:
-            lines = []
-            for colour, encoding in enumerate(ENCODINGS):
-                line = [
-                    p
-                    for p in same
-                    if p["encoding"] == encoding
-                    and p["arms"] in (arm, "both")
-                    and p["held_out"] is not None
-                ]
-                if not line:
-                    continue
-                line = whole(line, ranks)
-                theirs = sorted(
-                    (rank / dim, value)
-                    for (n, kind, rank), value in paper.items()
-                    if (n, kind) == (layers, encoding)
-                )
-                known_here = arm != "equal" and any(p.get("published") is not None for p in line)
-                lines += beside(encoding, colour, shares, line, theirs if known_here else [])
-            panels.append(
-                {"title": f"{plural(layers, 'layer')}, {protocol}, {arm} arms", "lines": lines}
-            )
-    return {
-        "title": (f"Farthest neighbour: error against rank by positions (d={dim})"),
-        "x_label": "rank of a head / d",
-        "y_label": "squared error",
-        "reference": {"label": "predicting zero", "y": 1.0},
-        "panels": panels,
-        "columns": min(2, len(panels)),
-    }
+            of_arm = [p for p in same if p.arms in (arm, "both") and p.held_out is not None]
+            title = f"{plural(layers, 'layer')}, {protocol}, {arm} arms"
+            lines = [
+                line
+                for colour, encoding in enumerate(ENCODINGS)
+                for line in _lines(of_arm, encoding, colour, arm, ranks)
+            ]
+            panels.append(LinePanel(title=title, lines=lines))
+    return LineFigure(
+        title=f"Farthest neighbour: error against rank by positions (d={points[0].dim})",
+        x_label="rank of a head / d",
+        y_label="squared error",
+        reference=Reference(label="predicting zero", y=1.0),
+        panels=panels,
+        columns=min(2, len(panels)),
+    )
+
+
+def _lines(
+    points: list[Point], encoding: str, colour: int, arm: str, ranks: list[int]
+) -> list[Any]:
+    """One encoding's lines in one panel."""
+    line = {p.rank: p for p in points if p.encoding == encoding}
+    if not line:
+        return []
+    first = next(iter(line.values()))
+    theirs = []
+    if arm != "equal" and any(p.published is not None for p in line.values()):
+        theirs = sorted(
+            (rank / first.dim, error)
+            for (layers, kind, rank), error in published_errors().items()
+            if (layers, kind) == (first.layers, encoding)
+        )
+    shares = [rank / first.dim for rank in ranks]
+    return lines_beside(encoding, colour, shares, [line.get(rank) for rank in ranks], theirs)
+
+
+EXPERIMENT: Experiment[Settings, Point] = Experiment(
+    name="positions",
+    question="Do positions let heads of low rank find the farthest point?",
+    about="error against rank, without positions and with each kind",
+    presets=PRESETS,
+    columns=(
+        ("arms", "arms"),
+        ("protocol", "data"),
+        ("layers", "layers"),
+        ("encoding", "positions"),
+        ("rank", "rank"),
+        ("heads", "heads"),
+        ("params", "parameters"),
+        ("steps", "steps"),
+        ("held_out", "held-out error"),
+        ("n", "n"),
+        ("diverged", "diverged"),
+        ("zero", "predict zero"),
+        ("one_place", "times as bad at one place"),
+        ("train_best", "paper's statistic"),
+        ("published", "published"),
+    ),
+    runs=runs,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    probe=probe,
+    notes={
+        "quick": (
+            "Additive positions start four times as long as the points they are added to, and at "
+            "this length the models have not yet learned to see past them; compare concatenated "
+            "with none, and before a gain is put down to places with room, which is as wide and "
+            "the same at every place (--set encodings=none,concatenated,room)."
+        )
+    },
+    meanings={
+        "width": "attention modules, averaged",
+        "encodings": "none, additive, concatenated, or room (as wide, without places)",
+        "arms": "equal: one recipe and budget for all; published: as in the paper",
+    },
+)

@@ -1,9 +1,12 @@
 """The rank paper's last experiment (ICLR version): linear regression in context, width 48 cut into
 1 to 16 heads.
 
-    headwise run regression                    quick: 3 dimensions, 8 pairs, width 16, 3 layers, 12 models; 2 CPU cores, minutes
-    headwise run regression --preset paper     20 dimensions, 41 pairs, width 48, 12 layers, 500,000 steps; an H200, half an hour
-    headwise run regression --preset garg      the shapes of Garg et al. (width 64, 128, 256; heads of 32); one GPU, hours
+    headwise run regression                    quick: 3 dimensions, 8 pairs, width 16, 3 layers,
+                                               12 models; 2 CPU cores, minutes
+    headwise run regression --preset paper     20 dimensions, 41 pairs, width 48, 12 layers,
+                                               500,000 steps; an H200 GPU, half an hour
+    headwise run regression --preset garg      the shapes of Garg et al. (width 64, 128, 256; heads
+                                               of 32); one GPU, hours
 
 Expected, paper (published/icl_regression.csv): two heads beat one, and the error grows once the
 rank falls below the 20 dimensions of the data. The paper does not say whether its error is divided
@@ -12,52 +15,34 @@ by the dimension; ours agree with it if it is not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headwise.errors import UsageError
-from headwise.experiments.common import (
-    Training,
-    check_alike,
-    check_lists,
-    plural,
-    published,
-    recipe_of,
-    solid,
-    trained,
-)
+from headwise.experiments.base import Experiment
+from headwise.experiments.figure_parts import error_line, published_line
+from headwise.experiments.points import Measured, check_one_model, groups, plural
+from headwise.experiments.probes import trained_model
+from headwise.experiments.published import published_values
+from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
 from headwise.shape import Shape
+from headwise.show.figure import Line, LineFigure, LinePanel, Reference
 from headwise.stats import difference, group, mean
-from headwise.tasks import Regression
 from headwise.training.run import Run
 
-QUESTION = "How many heads does it take to learn linear regression in context, and of what rank?"
-COLUMNS = (
-    ("protocol", "data"),
-    ("width", "width"),
-    ("depth", "layers"),
-    ("heads", "heads"),
-    ("rank", "rank"),
-    ("params", "parameters"),
-    ("held_out", "error after all pairs / d"),
-    ("n", "n"),
-    ("diverged", "diverged"),
-    ("average", "mean over prompt / d"),
-    ("squared", "error after all pairs"),
-    ("published", "published"),
-    ("used", "coordinates used"),
-)
-PROBED = 512  # prompts
-FEW = (
-    5  # seeds that are drawn one by one: some learn and some do not, and a mean of both is neither
-)
+if TYPE_CHECKING:
+    from headwise.tasks import Regression
+
+PROMPTS = 512  # of the probe
+# Up to so many seeds are drawn one by one: some learn and some do not, and a mean is neither.
+FEW = 5
 CAPTION = (
     "Held-out squared error divided by the data's dimension, so that predicting zero scores 1. "
-    "After k pairs least squares errs by "
-    "1 - k/d, and by nothing once k reaches d. Published values are divided too: it is not said "
-    "whether they already were, but at the "
-    "published length ours are of their size before the division."
+    "After k pairs least squares errs by 1 - k/d, and by nothing once k reaches d. Published "
+    "values are divided too: it is not said whether they already were, but at the published length "
+    "ours are of their size before the division."
 )
 
 
@@ -70,7 +55,7 @@ class Settings(Training):
     shapes: tuple[str, ...]  # width x layers x heads
     lr: float
     beta2: float
-    curriculum: int  # steps a stage lasts; 0: none
+    curriculum: int  # steps per stage; 0: none
     first_dim: int = 5
     first_points: int = 11
     ffn_dim: int = 0  # four times the width where 0
@@ -171,16 +156,15 @@ def decoder(width: int, depth: int, heads: int, task: Regression, ffn_dim: int =
 
 def runs(settings: Settings) -> list[Run]:
     """Every model, seeds innermost."""
+    from headwise.tasks import Regression
+
     s, out = settings, []
-    task = Regression(
-        s.dim, s.points, s.curriculum, min(s.first_dim, s.dim), min(s.first_points, s.points)
-    )
+    first = (min(s.first_dim, s.dim), min(s.first_points, s.points))
+    task = Regression(s.dim, s.points, s.curriculum, *first)
     for protocol in s.protocols:
         for word in s.shapes:
             shape = decoder(*_sizes(word), task, s.ffn_dim)
-            out += [
-                Run(shape, task, recipe_of(s, protocol=protocol), seed) for seed in range(s.seeds)
-            ]
+            out += [s.run(shape, task, seed, protocol=protocol) for seed in range(s.seeds)]
     return out
 
 
@@ -190,179 +174,232 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
     as it should, 0 where it is ignored."""
     import torch
 
+    from headwise.tasks import Regression
+
     assert isinstance(run.task, Regression)
     pairs = run.task.points - 1
-    if pairs < run.task.dim:
-        return {}  # w does not follow from the pairs
-    model, inputs, targets = trained(run, weights, PROBED)
+    if run.model is not None or pairs < run.task.dim:
+        return {}  # with fewer pairs w does not follow from them
+    model, inputs, targets = trained_model(run, weights, PROMPTS)
     with torch.no_grad():
         answers = torch.cat([model(some)[0][:, -2, 0] for some in inputs.split(64)]).double()
     x_BPD, y_BP = inputs[:, ::2].double(), targets[..., 0].double()
     w_BD = torch.linalg.lstsq(x_BPD[:, :pairs], y_BP[:, :pairs, None]).solution[..., 0]
     slopes = torch.linalg.lstsq(w_BD * x_BPD[:, -1], answers[:, None]).solution[:, 0]
-    return (
-        {"slopes": [round(slope, 4) for slope in slopes.tolist()]}
-        if slopes.isfinite().all()
-        else {}
+    if not slopes.isfinite().all():
+        return {}
+    return {"slopes": [round(slope, 4) for slope in slopes.tolist()]}
+
+
+# ---- points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Measured):
+    """One shape: the error after all pairs, and by number of pairs, divided by the dimension."""
+
+    protocol: str
+    width: int
+    depth: int
+    heads: int
+    rank: int
+    params: int
+    task_dim: int
+    task_points: int
+    average: float | None  # over the prompt
+    squared: float | None  # after all pairs, not divided
+    profile: list[float]
+    profile_low: list[float | None]
+    profile_high: list[float | None]
+    profiles: list[list[float]]  # by seed
+    published: float | None
+    used: float | None  # coordinates that count as they should
+
+
+def summary(rows: list[Row]) -> list[Point]:
+    """One point per shape, with intervals over seeds."""
+    keys = ("protocol", "dim", "depth", "num_heads", "task_dim", "task_points")
+    return [_point(same) for same in group(rows, *keys).values()]
+
+
+def _point(rows: list[Row]) -> Point:
+    check_one_model(rows)
+    first = rows[0]
+    done = sorted((r for r in rows if r["status"] == "done"), key=lambda r: r["seed"])
+    d, count = first["task_dim"], first["task_points"]
+    profiles = [[error / d for error in r["held_out_profile"]] for r in done]
+    profile = [mean([p[k] for p in profiles]) for k in range(count)] if done else []
+    last = profile[-1] if profile else None
+    paper = {int(r["num_heads"]): float(r["mse"]) for r in published_values("icl_regression")}
+    as_published = (d, count, first["dim"], first["depth"]) == (20, 41, 48, 12)
+    used = [sum(slope > 0.5 for slope in r["slopes"]) for r in done if "slopes" in r]
+    return Point(
+        protocol=first["protocol"],
+        width=first["dim"],
+        depth=first["depth"],
+        heads=first["num_heads"],
+        rank=first["head_dim"],
+        params=first["params"],
+        task_dim=d,
+        task_points=count,
+        n=len(done),
+        diverged=len(rows) - len(done),
+        held_out=last.mean if last else None,
+        low=last.low if last else None,
+        high=last.high if last else None,
+        average=mean([r["held_out"] / d for r in done]).mean if done else None,
+        squared=last.mean * d if last else None,
+        profile=[m.mean for m in profile],
+        profile_low=[m.low for m in profile],
+        profile_high=[m.high for m in profile],
+        profiles=profiles,
+        published=paper.get(first["num_heads"]) if as_published else None,
+        used=sum(used) / len(used) if used else None,
     )
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point per shape: the error after all pairs and by number of pairs, with intervals over
-    seeds."""
-    paper, out = {int(r["num_heads"]): float(r["mse"]) for r in published("icl_regression")}, []
-    for (protocol, width, depth, heads, d, count), same in group(
-        rows, "protocol", "dim", "depth", "num_heads", "task_dim", "task_points"
-    ).items():
-        check_alike(same)
-        first, good = same[0], [r for r in same if r["status"] == "done"]
-        profile = (
-            [mean([r["held_out_profile"][k] / d for r in good]) for k in range(count)]
-            if good
-            else []
-        )
-        last = profile[-1] if profile else None
-        match = (d, count, width, depth) == (20, 41, 48, 12)
-        used = [sum(slope > 0.5 for slope in r["slopes"]) for r in good if "slopes" in r]
-        out.append(
-            {
-                "protocol": protocol,
-                "width": width,
-                "depth": depth,
-                "heads": heads,
-                "rank": first["head_dim"],
-                "params": first["params"],
-                "task_dim": d,
-                "task_points": count,
-                "n": len(good),
-                "diverged": len(same) - len(good),
-                "held_out": last.mean if last else None,
-                "low": last.low if last else None,
-                "high": last.high if last else None,
-                "average": mean([r["held_out"] / d for r in good]).mean if good else None,
-                "squared": last.mean * d if last else None,
-                "profile": [m.mean for m in profile],
-                "profile_low": [m.low for m in profile],
-                "profile_high": [m.high for m in profile],
-                "profiles": [
-                    [error / d for error in r["held_out_profile"]]
-                    for r in sorted(good, key=lambda r: r["seed"])
-                ],
-                "published": paper.get(heads) if match else None,
-                "used": sum(used) / len(used) if used else None,
-            }
-        )
-    return out
+# ---- words and figures
 
 
-def _where(p: dict[str, Any], points: list[dict[str, Any]]) -> str:
+def _place(p: Point, points: Sequence[Point]) -> str:
     """A point's width and depth, and its protocol where there are several."""
-    several = len({q["protocol"] for q in points}) > 1
-    return f"width {p['width']}, {plural(p['depth'], 'layer')}" + (
-        f", {p['protocol']}" if several else ""
-    )
+    place = f"width {p.width}, {plural(p.depth, 'layer')}"
+    several = len({q.protocol for q in points}) > 1
+    return f"{place}, {p.protocol}" if several else place
 
 
-def _beside(p: dict[str, Any], best: dict[str, Any]) -> str:
-    """A point against the best: how much worse, or that the seeds do not tell or that there is but
-    one."""
-    found = difference(*([profile[-1] for profile in q["profiles"]] for q in (p, best)))
-    doubt = (
-        ", by one seed" if found.low is None else ", no difference found" if found.low <= 0 else ""
-    )
-    return f"{plural(p['heads'], 'head')} {p['held_out'] / best['held_out']:.1f} times{doubt}"
+def _against_best(p: Point, best: Point) -> str:
+    """How much worse than the best; or that the seeds do not tell, or that there is but one."""
+    assert p.held_out is not None
+    assert best.held_out is not None
+    gap = difference(*([profile[-1] for profile in q.profiles] for q in (p, best)))
+    doubt = ""
+    if gap.low is None:
+        doubt = ", by one seed"
+    elif gap.low <= 0:
+        doubt = ", no difference found"
+    return f"{plural(p.heads, 'head')} {p.held_out / best.held_out:.1f} times{doubt}"
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def headline(points: Sequence[Point]) -> list[str]:
     """The best number of heads of each width and depth, and what the others lose."""
     lines = []
-    for same in group(points, "protocol", "width", "depth").values():
-        known = [p for p in same if p["held_out"] is not None]
+    for same in groups(points, "protocol", "width", "depth").values():
+        known = [p for p in same if p.held_out is not None]
         if not known:
             continue
-        best = min(known, key=lambda p: p["held_out"])
-        where = (
-            f"{_where(best, points)}: {plural(best['heads'], 'head')} of rank {best['rank']}, "
-            f"error {best['held_out']:.4f}"
+        best = min(known, key=lambda p: p.held_out or 0.0)
+        claim = (
+            f"{_place(best, points)}: {plural(best.heads, 'head')} of rank {best.rank}, error "
+            f"{best.held_out:.4f}"
         )
-        lines.append("; ".join([where, *(_beside(p, best) for p in known if p is not best)]))
+        others = [_against_best(p, best) for p in known if p is not best]
+        lines.append("; ".join([claim, *others]))
     return lines
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def figure(points: Sequence[Point]) -> LineFigure:
     """Error after all pairs against the rank of a head, a line per width and depth."""
-    lines, known = [], [p for p in points if p["held_out"] is not None]
-    for colour, same in enumerate(group(known, "protocol", "width", "depth").values()):
-        lines.append(solid(_where(same[0], points), colour, [p["rank"] for p in same], same))
-        each = [
-            (p["rank"], profile[-1])
-            for p in same
-            for profile in p["profiles"]
-            if len(p["profiles"]) > 1
+    lines: list[Line] = []
+    known = [p for p in points if p.held_out is not None]
+    for colour, same in enumerate(groups(known, "protocol", "width", "depth").values()):
+        place = _place(same[0], points)
+        lines.append(error_line(place, colour, [p.rank for p in same], same))
+        singles = [
+            (p.rank, profile[-1]) for p in same if len(p.profiles) > 1 for profile in p.profiles
         ]
-        if each:
-            at = {"x": [x for x, _ in each], "y": [y for _, y in each]}
+        if singles:
             lines.append(
-                {
-                    "label": f"single seeds, {_where(same[0], points)}",
-                    "colour": colour,
-                    "style": "dots",
-                    **at,
-                }
+                Line(
+                    label=f"single seeds, {place}",
+                    colour=colour,
+                    style="dots",
+                    x=[x for x, _ in singles],
+                    y=[y for _, y in singles],
+                )
             )
-        there = [p for p in same if p["published"] is not None]
-        if there:
-            at = {
-                "x": [p["rank"] for p in there],
-                "y": [p["published"] / p["task_dim"] for p in there],
-            }
-            lines.append(
-                {"label": "published, divided by d", "colour": colour, "style": "dashed", **at}
-            )
+        paper = [(p.rank, p.published / p.task_dim) for p in same if p.published is not None]
+        if paper:
+            lines.append(published_line("published, divided by d", colour, paper))
     return _described(points, lines, "rank of a head", "log")
 
 
-def by_examples(points: list[dict[str, Any]]) -> dict[str, Any]:
+def by_examples(points: Sequence[Point]) -> LineFigure:
     """Error against the number of pairs seen, a line per shape and seed (of many seeds their mean
     and its interval), and least squares."""
-    lines, several = [], len({(p["protocol"], p["width"], p["depth"]) for p in points}) > 1
-    for colour, p in enumerate(p for p in points if p["held_out"] is not None):
-        label = f"{plural(p['heads'], 'head')} of rank {p['rank']}" + (
-            f", {_where(p, points)}" if several else ""
-        )
-        line = {
-            "label": label,
-            "colour": colour,
-            "style": "line",
-            "x": list(range(len(p["profile"]))),
-        }
-        if len(p["profiles"]) <= FEW:
-            alone = [None] * len(p["profile"])
+    lines: list[Line] = []
+    several = len({(p.protocol, p.width, p.depth) for p in points}) > 1
+    for colour, p in enumerate(p for p in points if p.held_out is not None):
+        label = f"{plural(p.heads, 'head')} of rank {p.rank}"
+        if several:
+            label += f", {_place(p, points)}"
+        pairs = range(len(p.profile))
+        if len(p.profiles) <= FEW:
             lines += [
-                {**line, "y": profile, "low": alone, "high": alone} for profile in p["profiles"]
+                Line(label=label, colour=colour, style="line", x=pairs, y=one) for one in p.profiles
             ]
         else:
-            lines.append(
-                {**line, "y": p["profile"], "low": p["profile_low"], "high": p["profile_high"]}
+            low, high = p.profile_low, p.profile_high
+            mean_line = Line(
+                label=label, colour=colour, style="line", x=pairs, y=p.profile, low=low, high=high
             )
-    d, count = points[0]["task_dim"], points[0]["task_points"]
+            lines.append(mean_line)
+    d, count = points[0].task_dim, points[0].task_points
     exact = [(k, 1 - k / d) for k in range(min(d, count))]
-    at = {"x": [k for k, _ in exact], "y": [y for _, y in exact]}
-    lines.append({"label": "least squares", "colour": len(points), "style": "dashed", **at})
+    lines.append(published_line("least squares", len(points), exact))
     return _described(points, lines, "pairs seen", "linear")
 
 
 def _described(
-    points: list[dict[str, Any]], lines: list[dict[str, Any]], x_label: str, x_scale: str
-) -> dict[str, Any]:
-    d, count = points[0]["task_dim"], points[0]["task_points"]
-    return {
-        "title": (
-            f"Linear regression in context: {d} dimensions, {count - 1} pairs and a query"
-        ), "x_label": x_label, "x_scale": x_scale,
-        "y_label": "squared error / d", "reference": {"label": "predicting zero", "y": 1.0},
-        "panels": [{"title": "", "lines": lines}], "columns": 1,
-    }  # fmt: skip
+    points: Sequence[Point], lines: list[Line], x_label: str, x_scale: Literal["log", "linear"]
+) -> LineFigure:
+    d, count = points[0].task_dim, points[0].task_points
+    return LineFigure(
+        title=f"Linear regression in context: {d} dimensions, {count - 1} pairs and a query",
+        x_label=x_label,
+        x_scale=x_scale,
+        y_label="squared error / d",
+        reference=Reference(label="predicting zero", y=1.0),
+        panels=[LinePanel(title="", lines=lines)],
+    )
 
 
-VIEWS = {"examples": by_examples}
+EXPERIMENT: Experiment[Settings, Point] = Experiment(
+    name="regression",
+    question=(
+        "How many heads does it take to learn linear regression in context, and of what rank?"
+    ),
+    about="linear regression in context: one width cut into heads",
+    presets=PRESETS,
+    columns=(
+        ("protocol", "data"),
+        ("width", "width"),
+        ("depth", "layers"),
+        ("heads", "heads"),
+        ("rank", "rank"),
+        ("params", "parameters"),
+        ("held_out", "error after all pairs / d"),
+        ("n", "n"),
+        ("diverged", "diverged"),
+        ("average", "mean over prompt / d"),
+        ("squared", "error after all pairs"),
+        ("published", "published"),
+        ("used", "coordinates used"),
+    ),
+    runs=runs,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    views={"examples": by_examples},
+    probe=probe,
+    caption=CAPTION,
+    meanings={
+        "dim": "dimensions of the data",
+        "points": "pairs and the query",
+        "shapes": "width x layers x heads, such as 48x12x2",
+        "curriculum": "steps per stage of growing data; 0: none",
+        "first_dim": "dimensions of the first stage",
+        "first_points": "pairs and query of the first stage",
+        "ffn_dim": "width of the feed-forward; 0: four times the width",
+    },
+)

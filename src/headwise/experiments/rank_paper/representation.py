@@ -12,37 +12,28 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from headwise.errors import UsageError
 from headwise.experiments import base
-from headwise.experiments.common import Computed, published
+from headwise.experiments.base import Computed, Experiment
+from headwise.experiments.points import Point as BasePoint
+from headwise.experiments.published import published_values
 from headwise.rows import Row
+from headwise.show.figure import Line, LineFigure, LinePanel
 
-QUESTION = (
-    "How large are the weights that a continuum of rank-1 heads needs to find the nearest of two "
-    "points?"
-)
 CAPTION = (
     "The size of the weight over the angle between a head's query and key, odd degrees up to the "
     "given one."
 )
-COLUMNS = (
-    ("dim", "d"),
-    ("form", "form"),
-    ("degree", "degree"),
-    ("peak", "peak"),
-    ("published", "published"),
-    ("known", "known"),
+NOTE = (
+    "The published code multiplies the degree-l term by an extra square root of the number of "
+    "harmonics of that degree, so that the integral no longer gives the target; the corrected "
+    "weights are smaller (at degree 49 by a factor of 50 to 7,700 for d = 4 to 8) and explode all "
+    "the same."
 )
-NOTES = {
-    "quick": "The published code multiplies the degree-l term by an extra square root of the number of harmonics of that degree, so that "
-    "the integral no longer gives the target; the corrected weights are smaller (at degree 49 by "
-    "a factor of 50 to 7,700 for d = 4 to 8) "
-    "and explode all the same."
-}
-NOTES["paper"] = NOTES["quick"]
+FORMS = ("published", "corrected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +80,7 @@ class Curve(Computed):
 def runs(settings: Settings) -> list[Curve]:
     """Every curve, in the published form and in the corrected one."""
     return [
-        Curve(d, form, settings.degree, settings.angles)
-        for form in ("published", "corrected")
-        for d in settings.dims
+        Curve(d, form, settings.degree, settings.angles) for form in FORMS for d in settings.dims
     ]
 
 
@@ -111,76 +100,119 @@ def make(curve: Curve, device: str) -> Row:
         )
     angle = [*(-half[::-1]).tolist(), *half[1:].tolist()]
     return {
-        "id": curve.id, "status": "done", **asdict(curve), "peak": float(u[0]), "angle": angle,
-        "size": [*u[::-1].tolist(), *u[1:].tolist()], "seconds": round(time.monotonic() - began, 3),
-    }  # fmt: skip
-
-
-def _known() -> dict[int, dict[str, float]]:
-    return {
-        int(r["dim"]): {key: float(r[key]) for key in r if key.startswith("peak")}
-        for r in published("feature_representation")
+        "id": curve.id,
+        "status": "done",
+        **asdict(curve),
+        "peak": float(u[0]),
+        "angle": angle,
+        "size": [*u[::-1].tolist(), *u[1:].tolist()],
+        "seconds": round(time.monotonic() - began, 3),
     }
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point a curve: its peak beside the one read off the figure and the one known."""
-    known, out = _known(), []
+@dataclass(frozen=True, kw_only=True)
+class Point(BasePoint):
+    """One curve and its peak."""
+
+    dim: int
+    form: str
+    degree: int
+    peak: float
+    angle: list[float]
+    size: list[float]
+    published: float | None  # read off the figure
+    known: float | None  # by the formula
+
+
+def _known_peaks() -> dict[int, dict[str, float]]:
+    return {
+        int(r["dim"]): {key: float(r[key]) for key in r if key.startswith("peak")}
+        for r in published_values("feature_representation")
+    }
+
+
+def summary(rows: list[Row]) -> list[Point]:
+    """One point per curve: its peak beside the one read off the figure and the one known."""
+    peaks, out = _known_peaks(), []
     for r in rows:
-        there = known.get(r["dim"], {}) if r["degree"] == 49 else {}
-        loud = r["form"] == "published"
+        known = peaks.get(r["dim"], {}) if r["degree"] == 49 else {}
+        as_published = r["form"] == "published"
+        formula = "peak_formula_published" if as_published else "peak_formula_correct"
         out.append(
-            {
-                **{key: r[key] for key in ("dim", "form", "degree", "peak", "angle", "size")},
-                "published": there.get("peak_published") if loud else None,
-                "known": there.get("peak_formula_published" if loud else "peak_formula_correct"),
-            }
+            Point(
+                dim=r["dim"],
+                form=r["form"],
+                degree=r["degree"],
+                peak=r["peak"],
+                angle=r["angle"],
+                size=r["size"],
+                published=known.get("peak_published") if as_published else None,
+                known=known.get(formula),
+            )
         )
     return out
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def headline(points: Sequence[Point]) -> list[str]:
     """The peaks against the figure, and what the correction changes."""
-    lines, peaks = [], {(p["form"], p["dim"]): p["peak"] for p in points}
-    for p in points:
-        if p["published"]:
-            ratio = peaks.get(("corrected", p["dim"]), math.nan)
-            gap = f"{abs(p['peak'] / p['published'] - 1):.1%} from the figure"
-            lines.append(
-                f"d={p['dim']}: published form {p['peak']:.4g}, {gap}; corrected {ratio:.4g}"
-            )
-    return lines
+    corrected = {p.dim: p.peak for p in points if p.form == "corrected"}
+    return [
+        f"d={p.dim}: published form {p.peak:.4g}, {abs(p.peak / p.published - 1):.1%} from the "
+        f"figure; corrected {corrected.get(p.dim, math.nan):.4g}"
+        for p in points
+        if p.published
+    ]
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def figure(points: Sequence[Point]) -> LineFigure:
     """A panel per form, |u| over the angle."""
+    several = len({p.degree for p in points}) > 1
     panels = []
-    for form in ("published", "corrected"):
+    for form in FORMS:
         lines = []
-        for colour, p in enumerate(
-            sorted((p for p in points if p["form"] == form), key=lambda p: p["dim"])
-        ):
-            none = [None] * len(p["angle"])
-            values = [
-                v if v >= 1 else None for v in p["size"]
-            ]  # it vanishes at right angles, which a log axis has not
-            label = f"d={p['dim']}" + (
-                f", degree {p['degree']}" if len({q["degree"] for q in points}) > 1 else ""
-            )
-            lines.append(
-                {
-                    "label": label,
-                    "colour": colour,
-                    "style": "line",
-                    "x": p["angle"],
-                    "y": values,
-                    "low": none,
-                    "high": none,
-                }
-            )
-        panels.append({"title": f"{form} form", "lines": lines})
-    return {
-        "title": "The weight of a rank-1 head in the representation of the nearest of two points",
-        "x_label": "angle between query and key, radians",
-        "y_label": "|u|", "x_scale": "linear", "panels": panels, "columns": 2,
-    }  # fmt: skip
+        of_form = sorted((p for p in points if p.form == form), key=lambda p: p.dim)
+        for colour, p in enumerate(of_form):
+            label = f"d={p.dim}" + (f", degree {p.degree}" if several else "")
+            # It vanishes at right angles, which a log axis does not have.
+            sizes = [size if size >= 1 else None for size in p.size]
+            lines.append(Line(label=label, colour=colour, style="line", x=p.angle, y=sizes))
+        panels.append(LinePanel(title=f"{form} form", lines=lines))
+    return LineFigure(
+        title="The weight of a rank-1 head in the representation of the nearest of two points",
+        x_label="angle between query and key, radians",
+        y_label="|u|",
+        x_scale="linear",
+        panels=panels,
+        columns=2,
+    )
+
+
+EXPERIMENT: Experiment[Settings, Point] = Experiment(
+    name="representation",
+    question=(
+        "How large are the weights that a continuum of rank-1 heads needs to find the nearest of "
+        "two points?"
+    ),
+    about="the weight of rank-1 heads that add up to the nearest point",
+    presets=PRESETS,
+    columns=(
+        ("dim", "d"),
+        ("form", "form"),
+        ("degree", "degree"),
+        ("peak", "peak"),
+        ("published", "published"),
+        ("known", "known"),
+    ),
+    runs=runs,
+    make=make,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    caption=CAPTION,
+    notes={"quick": NOTE, "paper": NOTE},
+    meanings={
+        "dims": "dimensions of the points",
+        "degree": "harmonics up to this degree",
+        "angles": "points of a curve",
+    },
+)

@@ -1,6 +1,8 @@
-"""The rank paper's encoder as a shape."""
+"""The rank paper's encoder as a shape, and its budgets as the paper writes them."""
 
 from __future__ import annotations
+
+import math
 
 from headwise.errors import UsageError
 from headwise.shape import WIDENING, Shape
@@ -43,3 +45,14 @@ def paper_shape(
         num_positions=0 if positions in ("none", "room") else points,
         position_dim=wide - dim,
     )
+
+
+def budget(width: int, dim: int) -> str:
+    """A width as the paper writes it: the power of d that is the number of query/key parameters per
+    layer.
+
+    >>> budget(1, 64), budget(8, 64), budget(3, 64)
+    ('d^2', 'd^2.5', '3 d^2')
+    """
+    power = 2 + math.log(width) / math.log(dim)
+    return f"d^{power:g}" if abs(power * 2 - round(power * 2)) < 1e-9 else f"{width} d^2"

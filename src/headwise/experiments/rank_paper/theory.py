@@ -10,31 +10,21 @@ standard errors.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from headwise.errors import UsageError, nearest
 from headwise.experiments import base
-from headwise.experiments.common import Computed
+from headwise.experiments.base import Computed, Experiment
+from headwise.experiments.points import Point as BasePoint
+from headwise.experiments.points import groups
 from headwise.rows import Row
-from headwise.stats import group
+from headwise.show.figure import Line, LineFigure, LinePanel, Reference
 
-QUESTION = "Does what the paper states hold when it is computed?"
 CAPTION = (
     "Exact: left the least error that any hard rank-1 heads in one layer can have, right the "
-    "error of random ones that vote in two "
-    "layers; two points."
-)
-COLUMNS = (
-    ("statement", "statement"),
-    ("what", "what is compared"),
-    ("parameters", "at"),
-    ("kind", "must be"),
-    ("bound", "bound"),
-    ("measured", "measured"),
-    ("margin", "margin"),
-    ("holds", "holds"),
-    ("source", "whose"),
+    "error of random ones that vote in two layers; two points."
 )
 NAMES = (
     "full-rank-head",
@@ -103,77 +93,117 @@ def make(check: Check, device: str) -> Row:
     }
 
 
-def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One point a check."""
-    return [
-        {"group": r["name"], **check, "parameters": _told(check["parameters"])}
-        for r in rows
-        for check in r["checks"]
-    ]
+@dataclass(frozen=True, kw_only=True)
+class Point(BasePoint):
+    """One check: `holds` says whether it does, `margin` how far it is from failing."""
+
+    group: str
+    statement: str
+    what: str
+    parameters: str
+    kind: str
+    bound: float
+    measured: float
+    margin: float
+    holds: bool
+    source: str
+    low: float | None = None
+    high: float | None = None
+    allowed: float | None = None
 
 
-def _told(parameters: dict[str, Any]) -> str:
-    def value(v: Any) -> str:
-        if isinstance(v, list):
-            return f"{value(v[0])}..{value(v[-1])}"
-        return f"{v:.4g}" if isinstance(v, float) else f"{v:,}"
-
-    return ", ".join(f"{key}={value(v)}" for key, v in parameters.items())
+def summary(rows: list[Row]) -> list[Point]:
+    """One point per check."""
+    return [_point(row["name"], check) for row in rows for check in row["checks"]]
 
 
-def headline(points: list[dict[str, Any]]) -> list[str]:
+def _point(name: str, check: dict[str, Any]) -> Point:
+    values: dict[str, Any] = {**check, "group": name, "parameters": _in_words(check["parameters"])}
+    return Point(**values)
+
+
+def _in_words(parameters: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={_value(v)}" for key, v in parameters.items())
+
+
+def _value(v: Any) -> str:
+    if isinstance(v, list):
+        return f"{_value(v[0])}..{_value(v[-1])}"
+    return f"{v:.4g}" if isinstance(v, float) else f"{v:,}"
+
+
+def headline(points: Sequence[Point]) -> list[str]:
     """How many hold, by statement."""
     lines = []
-    for (statement,), same in group(points, "statement").items():
-        bad = [p for p in same if not p["holds"]]
-        closest = min(same, key=lambda p: p["margin"])
+    for (statement,), same in groups(points, "statement").items():
+        bad = [p for p in same if not p.holds]
+        closest = min(same, key=lambda p: p.margin)
         lines.append(
             f"{statement}: {len(same) - len(bad)} of {len(same)} hold, least margin "
-            f"{closest['margin']:.3g} ({closest['what']})"
+            f"{closest.margin:.3g} ({closest.what})"
         )
         lines += [
-            f"  FAILS: {p['what']} at {p['parameters']}: {p['measured']:.6g} against "
-            f"{p['bound']:.6g}"
+            f"  FAILS: {p.what} at {p.parameters}: {p.measured:.6g} against {p.bound:.6g}"
             for p in bad
         ]
     return lines
 
 
-def figure(points: list[dict[str, Any]]) -> dict[str, Any]:
+def figure(points: Sequence[Point]) -> LineFigure:
     """One layer of rank-1 heads against two: the floor of the one, the votes of the other, over the
     number of heads."""
     from headwise.theory.constructions import vote_error
     from headwise.theory.harmonics import singular_floor
 
+    def odd_vote(dim: int, heads: int) -> float:
+        return vote_error(dim, heads + 1 - heads % 2)
+
     counts, panels = [4**i for i in range(9)], []
     for title, error in (
         ("one layer: the least error of any hard rank-1 heads", singular_floor),
-        (
-            "two layers: random rank-1 heads vote",
-            lambda dim, heads: vote_error(dim, heads + 1 - heads % 2),
-        ),
+        ("two layers: random rank-1 heads vote", odd_vote),
     ):
-        lines = []
-        for colour, dim in enumerate((8, 16, 64)):
-            none = [None] * len(counts)
-            values = [max(error(dim, heads), 1e-4) for heads in counts]
-            lines.append(
-                {
-                    "label": f"d={dim}",
-                    "colour": colour,
-                    "style": "solid",
-                    "x": counts,
-                    "y": values,
-                    "low": none,
-                    "high": none,
-                }
+        lines = [
+            Line(
+                label=f"d={dim}",
+                colour=colour,
+                x=counts,
+                y=[max(error(dim, heads), 1e-4) for heads in counts],
             )
-        panels.append({"title": title, "lines": lines})
-    return {
-        "title": (
-            "The nearest of two points by heads of rank 1"
-        ), "x_label": "heads", "y_label": "squared error",
-        "reference": {"label": (
-            "predicting the mean of the points"
-        ), "y": 0.5}, "panels": panels, "columns": 2,
-    }  # fmt: skip
+            for colour, dim in enumerate((8, 16, 64))
+        ]
+        panels.append(LinePanel(title=title, lines=lines))
+    return LineFigure(
+        title="The nearest of two points by heads of rank 1",
+        x_label="heads",
+        y_label="squared error",
+        reference=Reference(label="predicting the mean of the points", y=0.5),
+        panels=panels,
+        columns=2,
+    )
+
+
+EXPERIMENT: Experiment[Settings, Point] = Experiment(
+    name="theory",
+    question="Does what the paper states hold when it is computed?",
+    about="every statement of the rank paper as a check with a margin",
+    presets=PRESETS,
+    columns=(
+        ("statement", "statement"),
+        ("what", "what is compared"),
+        ("parameters", "at"),
+        ("kind", "must be"),
+        ("bound", "bound"),
+        ("measured", "measured"),
+        ("margin", "margin"),
+        ("holds", "holds"),
+        ("source", "whose"),
+    ),
+    runs=runs,
+    make=make,
+    summary=summary,
+    headline=headline,
+    figure=figure,
+    caption=CAPTION,
+    meanings={"only": "groups of checks", "seed": "of the samples"},
+)
