@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from support.processes import started
 
 from headwise.execute.sweep import MOST_RUNS, chunks_of, cost, sweep
-from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import fig1
 from headwise.experiments.rank_paper.shapes import paper_shape
+from headwise.experiments.settings import settings_of
 from headwise.rows import MEASURED
 from headwise.store import Store
 from headwise.tasks import Farthest
@@ -39,7 +39,7 @@ CHANGES = [
     "held_out=128",
     "evals=3",
 ]
-RUNS = fig1.runs(settings_of(fig1, "quick", CHANGES, seeds=2))
+RUNS = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", CHANGES, seeds=2))
 HALF = ["depths=1", "lr=0.05"]  # the eight of them with one layer
 SMALL = ["depths=1", "widths=1,2", "lr=0.01", "steps=20"]  # eight runs in two stacks, a moment
 
@@ -75,7 +75,7 @@ def command(
 
 
 def half() -> list[Run]:
-    runs = fig1.runs(settings_of(fig1, "quick", [*CHANGES, *HALF], seeds=2))
+    runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *HALF], seeds=2))
     assert {run.id for run in runs} < {run.id for run in RUNS}
     return runs
 
@@ -246,7 +246,7 @@ def test_a_worker_that_dies_gives_one_line_and_the_same_command_goes_on(
 
 
 def test_a_finished_sweep_repeated_trains_nothing(tmp_path: Path) -> None:
-    runs = fig1.runs(settings_of(fig1, "quick", [*CHANGES, *SMALL], seeds=2))
+    runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=2))
     first = sweep(runs, Store(tmp_path), device="cpu", workers=1)
     stamps = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in tmp_path.rglob("*") if p.is_file()}
     assert sweep(runs, Store(tmp_path), device="cpu", workers=1) == first
@@ -259,7 +259,7 @@ def test_a_finished_sweep_repeated_trains_nothing(tmp_path: Path) -> None:
 def test_a_checkpoint_that_outlived_its_run_is_removed(tmp_path: Path) -> None:
     """As after a kill between the row and the end of its checkpoint; one of an unfinished run is
     not touched."""
-    runs = fig1.runs(settings_of(fig1, "quick", [*CHANGES, *SMALL], seeds=1))
+    runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=1))
     sweep(runs[:2], Store(tmp_path), device="cpu", workers=1)
     for run in runs[1:3]:
         folder = tmp_path / "runs" / run.id
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_outlived_its_run_is_removed(tmp_path: Path) -> None:
 
 def test_a_wider_sweep_makes_only_what_is_missing(tmp_path: Path) -> None:
     some, more = (
-        fig1.runs(settings_of(fig1, "quick", [*CHANGES, *SMALL], seeds=n)) for n in (1, 2)
+        fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=n)) for n in (1, 2)
     )
     before = {row["id"]: row for row in sweep(some, Store(tmp_path), device="cpu", workers=1)}
     after = {row["id"]: row for row in sweep(more, Store(tmp_path), device="cpu", workers=1)}
@@ -296,7 +296,7 @@ def test_two_sweeps_on_one_store_make_each_run_once(
 
 def test_what_another_process_held_when_it_died_is_made(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    runs = fig1.runs(settings_of(fig1, "quick", [*CHANGES, *SMALL], seeds=2))
+    runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=2))
     code = """
 import json, sys, time
 from headwise.training.run import Run
@@ -319,7 +319,7 @@ with Store(sys.argv[1]).claim([Run.of(json.loads(sys.argv[2]))]):
 
 
 def test_a_pool_gives_the_rows_of_one_process(tmp_path: Path) -> None:
-    runs = fig1.runs(settings_of(fig1, "quick", [*CHANGES, *SMALL], seeds=2))
+    runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=2))
     alone = sweep(runs, Store(tmp_path / "one"), device="cpu", workers=1)
     answer = finish(command(tmp_path / "two", "--keep-weights", workers=2, changes=SMALL))
     assert answer["made"] == 8

@@ -1,9 +1,10 @@
-"""One contract for every experiment, and figure 1's own numbers."""
+"""One contract for every experiment, and the numbers of positions and length."""
 
 import dataclasses
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from support.tolerance import seeded
 
 from headwise.errors import UsageError
 from headwise.execute.sweep import cost
-from headwise.experiments.legacy import EXPERIMENTS, PARTS, cell, find, settings_of
+from headwise.experiments import EXPERIMENTS, PAGES, find, page
+from headwise.experiments.points import plain_point
 from headwise.experiments.rank_paper import length, positions
+from headwise.experiments.settings import meaning_of, settings_of
 from headwise.model.geometry import score_geometry
 from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
+from headwise.show.figure import HeatFigure, LineFigure, from_json, to_json
 from headwise.show.matplotlib_figure import save
 from headwise.tasks import Farthest
 from headwise.training.engine import row_of
@@ -27,13 +31,9 @@ from headwise.training.ensemble import Ensemble
 from headwise.training.run import Run
 from headwise.training.state import State, begin
 
-NAMES = sorted(
-    name for name, module in EXPERIMENTS.items() if not hasattr(module, "make")
-)  # those that train
-LARGE = {
-    "nanochat_heads"
-}  # of these, those that train one model at a time; test_nanochat_heads has rows for them
-STACKED = [name for name in NAMES if name not in LARGE]
+NAMES = [name for name in EXPERIMENTS if find(name).trains]
+LARGE = {"nanochat_heads"}  # of these, one model at a time; test_nanochat_heads has rows for them
+ENSEMBLES = [name for name in NAMES if name not in LARGE]
 QUICK_COST = 4e12  # floating-point operations: minutes on two cores
 
 
@@ -42,29 +42,48 @@ def price(run: Any) -> float:
     return cost(run) if isinstance(run, Run) else run.flops * run.steps
 
 
-def once(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def once(points: list[Any]) -> list[Any]:
     """Points of different runs: an arm that has two names is one model."""
-    return list(
-        {
-            tuple(p[k] for k in ("task", "depth", "heads", "rank", "ffn")) if "arm" in p else i: p
-            for i, p in enumerate(points)
-        }.values()
-    )
+    names = ("task", "depth", "heads", "rank", "ffn")
+    plain = [plain_point(p) for p in points]
+    keys = [tuple(p[k] for k in names) if "arm" in p else i for i, p in enumerate(plain)]
+    return list(dict(zip(keys, points, strict=True)).values())
 
 
 # ---- the contract
 
 
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *PAGES])
+def test_experiment_says_what_it_is(name: str) -> None:
+    experiment = page(name)
+    assert experiment.name == name
+    assert experiment.question.endswith("?")
+    assert "\n" not in experiment.question
+    assert 0 < len(experiment.about) <= 64
+    assert experiment.about == experiment.about.strip(".")
+    headings = [heading for _, heading in experiment.columns]
+    assert len(headings) == len(experiment.columns) > 2
+    assert set(experiment.notes) <= set(experiment.presets)
+    assert list(experiment.summary([])) == []
+    assert experiment.headline([]) == []
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_explains_every_setting(name: str) -> None:
+    experiment = find(name)
+    assert {"quick", "paper"} <= set(experiment.presets)
+    for settings in experiment.presets.values():
+        for field in dataclasses.fields(settings):
+            assert meaning_of(experiment, field.name), field.name
+        json.dumps(settings.plain(), allow_nan=False)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            settings.seeds = 7
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_it_has_all_parts_and_says_how_it_is_made(name: str) -> None:
-    module = EXPERIMENTS[name]
-    assert find(name) is module
-    assert all(hasattr(module, part) for part in PARTS)
-    assert module.QUESTION.endswith("?")
-    assert "\n" not in module.QUESTION
-    assert {"quick", "paper"} <= set(module.PRESETS)
-    text = module.__doc__ or ""
-    assert len(text.splitlines()[0]) < 140
+def test_experiment_file_says_command_hardware_time_and_expected_numbers(name: str) -> None:
+    experiment = find(name)
+    text = sys.modules[type(experiment.presets["quick"]).__module__].__doc__ or ""
     assert f"headwise run {name}" in text
     assert f"headwise run {name} --preset paper" in text
     assert "Expected" in text, "the expected numbers"
@@ -75,42 +94,40 @@ def test_it_has_all_parts_and_says_how_it_is_made(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("preset", ["quick", "paper"])
-def test_its_presets_are_frozen_values_that_make_different_runs(name: str, preset: str) -> None:
-    module = EXPERIMENTS[name]
-    settings = module.PRESETS[preset]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        settings.seeds = 7
-    json.dumps(dataclasses.asdict(settings), allow_nan=False)
-    runs = module.runs(settings)
+def test_experiment_presets_make_different_runs(name: str, preset: str) -> None:
+    experiment = find(name)
+    settings = experiment.presets[preset]
+    runs = experiment.runs(settings)
     ids = [run.id for run in runs]
     assert len(set(ids)) == len(ids)
-    assert [run.id for run in module.runs(settings)] == ids
+    assert [run.id for run in experiment.runs(settings)] == ids
     assert settings.seeds >= 3, "an interval needs seeds"
-    if in_rounds(module, settings) and not getattr(module, "KEEP", False):
+    if in_rounds(experiment, settings) and not experiment.keep_weights:
         assert {run.seed for run in runs} == {0}, "a seed to tune on"
         return
     assert {run.seed for run in runs} == set(range(settings.seeds))
-    more = module.runs(dataclasses.replace(settings, seeds=settings.seeds + 1))
+    more = experiment.runs(settings.changed(seeds=settings.seeds + 1))
     assert set(ids) < {run.id for run in more}, "more seeds keep the runs that are there"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_quick_preset_is_quick(name: str) -> None:
-    module = EXPERIMENTS[name]
+def test_experiment_quick_preset_is_quick(name: str) -> None:
+    experiment = find(name)
     quick, paper = (
-        sum(map(price, module.runs(module.PRESETS[preset]))) for preset in ("quick", "paper")
+        sum(map(price, experiment.runs(experiment.presets[preset])))
+        for preset in ("quick", "paper")
     )
     assert 0 < quick < QUICK_COST
     assert quick < paper
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_settings_are_changed_by_name_and_checked(name: str) -> None:
-    module = EXPERIMENTS[name]
-    assert settings_of(module, "quick") == module.PRESETS["quick"]
-    assert settings_of(module, "paper", ["seeds=9"]).seeds == 9
-    assert settings_of(module, "paper", seeds=8).seeds == 8
-    assert settings_of(module, "quick", ["steps=1_000"]).steps == 1000
+def test_experiment_settings_are_changed_by_name_and_checked(name: str) -> None:
+    experiment = find(name)
+    assert settings_of(experiment, "quick") == experiment.presets["quick"]
+    assert settings_of(experiment, "paper", ["seeds=9"]).seeds == 9
+    assert settings_of(experiment, "paper", seeds=8).seeds == 8
+    assert settings_of(experiment, "quick", ["steps=1_000"]).steps == 1000
     for changes, message in (
         (["speed=1"], "unknown setting 'speed'; "),
         (["steps"], "--set takes key=value, got 'steps'"),
@@ -118,66 +135,61 @@ def test_its_settings_are_changed_by_name_and_checked(name: str) -> None:
         (["seeds=0"], "seeds must be at least 1, got 0"),
     ):
         with pytest.raises(UsageError) as caught:
-            settings_of(module, "quick", changes)
+            settings_of(experiment, "quick", changes)
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
     with pytest.raises(UsageError) as caught:
-        settings_of(module, "papr")
+        settings_of(experiment, "papr")
     assert str(caught.value).startswith("unknown preset 'papr'; did you mean paper")
-    assert str(caught.value).endswith(f"? choices: {', '.join(sorted(module.PRESETS))}")
+    assert str(caught.value).endswith(f"? choices: {', '.join(sorted(experiment.presets))}")
 
 
-@pytest.mark.parametrize("name", STACKED)
-def test_its_points_columns_headline_and_figure_fit_together(name: str, tmp_path: Path) -> None:
-    module = EXPERIMENTS[name]
-    rows, others = some_rows(module)
-    points = module.summary(others + rows)
-    json.dumps(points, allow_nan=False)
-    assert sum(p["n"] for p in once(points)) == len(rows)
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_experiment_points_columns_headline_and_figure_fit_together(
+    name: str, tmp_path: Path
+) -> None:
+    experiment = find(name)
+    rows, others = some_rows(experiment)
+    points = list(experiment.summary(others + rows))
+    json.dumps([plain_point(p) for p in points], allow_nan=False)
+    assert sum(p.n for p in once(points)) == len(rows)
     for p in points:
-        assert p["low"] < p["held_out"] < p["high"]
-        assert all(isinstance(cell(p, key), str) for key, _ in module.COLUMNS)
-    assert module.summary((others + rows)[::-1]) == points, "the order of rows matters"
-    headings = [heading for _, heading in module.COLUMNS]
-    assert len(set(headings)) == len(headings)
-    assert all("\n" not in line for line in module.headline(points))
-    assert module.headline(points)
-    description = module.figure(points)
-    json.dumps(description, allow_nan=False)
-    assert 1 <= description["columns"] <= len(description["panels"])
-    if description.get("kind") == "heat":
-        shown = {value for panel in description["panels"] for row in panel["z"] for value in row}
+        assert p.low < p.held_out < p.high
+        assert all(isinstance(p.cell(key), str) for key, _ in experiment.columns)
+    assert list(experiment.summary((others + rows)[::-1])) == points, "the order of rows matters"
+    assert all("\n" not in line for line in experiment.headline(points))
+    assert experiment.headline(points)
+    described = experiment.figure(points)
+    assert from_json(json.loads(json.dumps(to_json(described), allow_nan=False))) == described
+    assert 1 <= described.columns <= len(described.panels)
+    if isinstance(described, HeatFigure):
+        shown = {value for panel in described.panels for row in panel.cells for value in row}
     else:
-        lines = [line for panel in description["panels"] for line in panel["lines"]]
-        assert all(
-            len(line["x"]) == len(line["y"]) == len(line.get("text", line["x"])) for line in lines
-        )
-        assert all(line["style"] in ("solid", "dashed", "dots") for line in lines)
-        shown = {y for line in lines for y in line["y"]}
-    assert (
-        name == "learned" or {p["held_out"] for p in points} <= shown
-    )  # that figure is of weights
-    save(description, tmp_path / "a.png")
-    assert module.summary([]) == []
-    assert module.headline([]) == []
+        assert isinstance(described, LineFigure)
+        shown = {y for panel in described.panels for line in panel.lines for y in line.y}
+    if name != "learned":  # that figure is of weights
+        assert {p.held_out for p in points} <= shown
+    save(described, tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("name", STACKED)
-def test_diverged_runs_are_counted_and_left_out_of_the_mean(name: str, tmp_path: Path) -> None:
-    module = EXPERIMENTS[name]
-    runs, others = counted(module, settings_of(module, "quick", seeds=2))
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_experiment_counts_diverged_runs_and_leaves_them_out_of_the_mean(
+    name: str, tmp_path: Path
+) -> None:
+    experiment = find(name)
+    runs, others = counted(experiment, experiment.preset("quick", seeds=2))
     rows = [a_row(run, None if i < 3 else 0.5) for i, run in enumerate(runs)]
-    points = module.summary(others + rows)
-    assert sum(p["diverged"] for p in once(points)) == 3
-    assert sum(p["n"] for p in once(points)) == len(rows) - 3
-    gone = [p for p in once(points) if p["n"] == 0]
+    points = list(experiment.summary(others + rows))
+    assert sum(p.diverged for p in once(points)) == 3
+    assert sum(p.n for p in once(points)) == len(rows) - 3
+    gone = [p for p in once(points) if p.n == 0]
     assert len(gone) == 1
-    assert gone[0]["held_out"] is gone[0]["low"] is gone[0]["high"] is None
-    assert cell(gone[0], "held_out") == "diverged"
-    save(module.figure(points), tmp_path / "some.png")
-    all_gone = module.summary(others + [a_row(run, None) for run in runs])
-    assert module.headline(all_gone) == []
-    save(module.figure(all_gone), tmp_path / "none.png")
+    assert gone[0].held_out is gone[0].low is gone[0].high is None
+    assert gone[0].cell("held_out") == "diverged"
+    save(experiment.figure(points), tmp_path / "some.png")
+    all_gone = experiment.summary(others + [a_row(run, None) for run in runs])
+    assert experiment.headline(all_gone) == []
+    save(experiment.figure(all_gone), tmp_path / "none.png")
 
 
 # ---- what heads learn
@@ -277,10 +289,10 @@ def test_a_row_of_the_paper_is_told_its_arm_also_beside_no_others(
         for run in positions.runs(s)
     ]
     found = positions.summary(rows)
-    assert {p["arms"] for p in found} == {
+    assert {p.arms for p in found} == {
         "both" if e == "none" else a for e in encodings for a in arms
     }
-    assert all((p["published"] is None) == (p["arms"] == "equal") for p in found)
+    assert all((p.published is None) == (p.arms == "equal") for p in found)
 
 
 def test_errors_of_other_lengths_stand_beside_what_needs_no_attention() -> None:
@@ -290,7 +302,7 @@ def test_errors_of_other_lengths_stand_beside_what_needs_no_attention() -> None:
     for points in s.lengths:
         x, target = Farthest(s.dim, points).sample(draw, 20_000)
         along = -(x * target).sum(-1).mean(1)  # the error of the best multiple c of -x is 1 - c^2
-        exact = math.sqrt(1 - next(p["alone"] for p in found if p["points"] == points))
+        exact = math.sqrt(1 - next(p.alone for p in found if p.points == points))
         assert abs(along.mean().item() - exact) < 4 * along.std().item() / math.sqrt(len(along))
     assert "from the point alone 0.9546 and 0.8179" in length.headline(found)[0]
 
@@ -310,7 +322,7 @@ def test_room_is_as_wide_as_concatenated_positions_and_has_their_recipe() -> Non
             assert placed.shape.replace(positions="room", num_positions=0) == room.shape
             assert placed.recipe == room.recipe
         rows = [a_row(run, 0.5) for run in made if run.shape.depth == 1]
-        assert {p["encoding"]: p["arms"] for p in positions.summary(rows)} == {
+        assert {p.encoding: p.arms for p in positions.summary(rows)} == {
             "none": "both",
             "concatenated": arm,
             "room": arm,
@@ -336,7 +348,7 @@ def test_what_a_model_makes_of_places_is_its_error_with_one_row_at_all_of_them(
     weights["positions"] = torch.randn(weights["positions"].shape, generator=seeded(3))
     told = positions.probe(run, weights)
     assert abs(told["one_place"] / told["own_places"] - 1) > 1e-3
-    x, target = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), positions.PROBED)
+    x, target = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), positions.SEQUENCES)
     model, rows = build(run.shape), weights["positions"]
     model.load_state_dict(weights)
     with torch.no_grad():
@@ -367,7 +379,7 @@ def test_a_point_says_how_much_worse_its_models_are_at_one_place() -> None:
         [r for r in rows if r["positions"] == "concatenated"], ((0.2, 0.4), (0.1, 0.4)), strict=True
     ):
         row |= {"own_places": own, "one_place": one}
-    assert {p["encoding"]: p["one_place"] for p in positions.summary(rows)} == {
+    assert {p.encoding: p.one_place for p in positions.summary(rows)} == {
         "none": None,
         "concatenated": pytest.approx(3.0),
     }

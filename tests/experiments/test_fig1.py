@@ -8,10 +8,12 @@ import pytest
 from support.experiment_rows import a_row, some_rows
 
 from headwise.errors import UsageError
-from headwise.experiments import find
-from headwise.experiments.legacy import settings_of
 from headwise.experiments.pages import page_of
-from headwise.experiments.rank_paper import fig1
+from headwise.experiments.rank_paper import fig1, fig1_figures
+from headwise.experiments.rank_paper.shapes import budget
+from headwise.experiments.settings import settings_of
+
+FIG1 = fig1.EXPERIMENT
 
 
 @pytest.mark.parametrize("preset", ["quick", "paper"])
@@ -51,12 +53,12 @@ def test_the_paper_preset_is_the_papers() -> None:
             "published",
         )
     assert {(r.shape.depth, r.shape.average, r.shape.head_dim) for r in runs} == set(
-        fig1.published()
+        fig1_figures.published_errors()
     )
 
 
 def test_all_63_published_values_are_there() -> None:
-    values = fig1.published()
+    values = fig1_figures.published_errors()
     assert set(values) == {
         (n, w, r) for n in (1, 3, 5) for w in (1, 8, 64) for r in (1, 2, 4, 8, 16, 32, 64)
     }
@@ -69,7 +71,7 @@ def test_all_63_published_values_are_there() -> None:
 
 def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
     settings = settings_of(
-        fig1, "paper", ["depths=3", "widths=1", "ranks=64,8", "protocols=replay"], seeds=3
+        FIG1, "paper", ["depths=3", "widths=1", "ranks=64,8", "protocols=replay"], seeds=3
     )
     rows = [
         a_row(run, error, best)
@@ -78,7 +80,7 @@ def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
         )
     ]
     low, full = fig1.summary(rows)
-    assert (low["rank"], low["heads"], low["n"], low["held_out"], low["low"], low["high"]) == (
+    assert (low.rank, low.heads, low.n, low.held_out, low.low, low.high) == (
         8,
         8,
         3,
@@ -86,47 +88,40 @@ def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
         4.0,
         4.0,
     )
-    assert (low["train_best"], low["published"], low["budget"]) == (2.0, 0.2165, "d^2")
-    assert (full["rank"], full["held_out"], full["train_best"], full["published"]) == (
+    assert (low.train_best, low.published, low.budget) == (2.0, 0.2165, "d^2")
+    assert (full.rank, full.held_out, full.train_best, full.published) == (
         64,
         2.0,
         2.0,
         0.003176,
     )
-    assert full["high"] - full["held_out"] == pytest.approx(4.302653 / math.sqrt(3))
-    assert full["params"] == low["params"]
+    assert full.high - full.held_out == pytest.approx(4.302653 / math.sqrt(3))
+    assert full.params == low.params
 
 
 @pytest.mark.parametrize("widths", ["8", "1,64", "64,8,1"])
 def test_a_budget_has_the_colour_of_its_published_values(widths: str) -> None:
     settings = settings_of(
-        fig1, "paper", ["depths=3", f"widths={widths}", "ranks=64,8", "protocols=replay"], seeds=1
+        FIG1, "paper", ["depths=3", f"widths={widths}", "ranks=64,8", "protocols=replay"], seeds=1
     )
-    (panel,) = fig1.figure(fig1.summary([a_row(run, 1.0, 0.5) for run in fig1.runs(settings)]))[
-        "panels"
-    ]
+    (panel,) = fig1_figures.figure(
+        fig1.summary([a_row(run, 1.0, 0.5) for run in fig1.runs(settings)])
+    ).panels
     colours = {
-        line["label"].rpartition(" ")[2]: line["colour"]
-        for line in panel["lines"]
-        if line["style"] == "solid"
+        line.label.rpartition(" ")[2]: line.colour for line in panel.lines if line.style == "solid"
     }
     published = {
-        line["label"].rpartition(" ")[2]: line["colour"]
-        for line in panel["lines"]
-        if line["style"] == "dashed"
+        line.label.rpartition(" ")[2]: line.colour for line in panel.lines if line.style == "dashed"
     }
     assert colours == published
     assert len(set(colours.values())) == len(colours) == len(widths.split(","))
 
 
 def test_published_values_stand_only_beside_the_papers_sizes() -> None:
-    assert all(p["published"] is None for p in fig1.summary(some_rows(fig1)[0]))
-    description = fig1.figure(fig1.summary(some_rows(fig1)[0]))
+    assert all(p.published is None for p in fig1.summary(some_rows(FIG1)[0]))
+    description = fig1_figures.figure(fig1.summary(some_rows(FIG1)[0]))
     dashed = [
-        line["label"]
-        for panel in description["panels"]
-        for line in panel["lines"]
-        if line["style"] == "dashed"
+        line.label for panel in description.panels for line in panel.lines if line.style == "dashed"
     ]
     assert dashed
     assert all(label.startswith("published (training, replay), d=64, ") for label in dashed)
@@ -134,7 +129,7 @@ def test_published_values_stand_only_beside_the_papers_sizes() -> None:
 
 def test_the_headline_compares_full_with_half_rank() -> None:
     settings = settings_of(
-        fig1, "paper", ["depths=1,3", "widths=1,8", "ranks=64,32,1", "protocols=stream"], seeds=1
+        FIG1, "paper", ["depths=1,3", "widths=1,8", "ranks=64,32,1", "protocols=stream"], seeds=1
     )
     errors = {64: 0.02, 32: 0.7, 1: 0.9}
     rows = [a_row(run, errors[run.shape.head_dim]) for run in fig1.runs(settings)]
@@ -149,25 +144,27 @@ def test_the_headline_compares_full_with_half_rank() -> None:
         "2 runs only predict zero, so this compares nothing" in line
         for line in fig1.headline(fig1.summary(dead))
     )
-    assert all(point["zero"] == 1 for point in fig1.summary(dead))
+    assert all(point.zero == 1 for point in fig1.summary(dead))
     quarter = [row for row in rows if row["head_dim"] != 32]
     assert fig1.headline(fig1.summary(quarter)) == []
 
 
 def test_budgets_are_written_as_the_paper_does() -> None:
-    assert [fig1.budget(w, 64) for w in (1, 8, 64, 512)] == ["d^2", "d^2.5", "d^3", "d^3.5"]
-    assert [fig1.budget(w, 16) for w in (1, 4, 16)] == ["d^2", "d^2.5", "d^3"]
-    assert [fig1.budget(w, 8) for w in (2, 4, 8)] == ["2 d^2", "4 d^2", "d^3"]
+    assert [budget(w, 64) for w in (1, 8, 64, 512)] == ["d^2", "d^2.5", "d^3", "d^3.5"]
+    assert [budget(w, 16) for w in (1, 4, 16)] == ["d^2", "d^2.5", "d^3"]
+    assert [budget(w, 8) for w in (2, 4, 8)] == ["2 d^2", "4 d^2", "d^3"]
 
 
 def test_a_protocol_gets_its_own_panel_and_both_depths_a_row() -> None:
-    settings = settings_of(fig1, "paper", ["depths=1,3", "widths=1", "ranks=64,1"], seeds=1)
-    description = fig1.figure(fig1.summary([a_row(run, 0.5) for run in fig1.runs(settings)]))
-    titles = [panel["title"] for panel in description["panels"]]
+    settings = settings_of(FIG1, "paper", ["depths=1,3", "widths=1", "ranks=64,1"], seeds=1)
+    description = fig1_figures.figure(
+        fig1.summary([a_row(run, 0.5) for run in fig1.runs(settings)])
+    )
+    titles = [panel.title for panel in description.panels]
     assert titles == ["1 layer, replay", "3 layers, replay", "1 layer, stream", "3 layers, stream"]
-    assert description["columns"] == 2
-    (solid,) = (line for line in description["panels"][0]["lines"] if line["style"] == "solid")
-    assert solid["x"] == [1 / 64, 1.0]
+    assert description.columns == 2
+    (solid,) = (line for line in description.panels[0].lines if line.style == "solid")
+    assert solid.x == (1 / 64, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -199,28 +196,28 @@ def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message
 
 
 def test_a_rate_belongs_to_a_depth_not_to_a_place() -> None:
-    settings = settings_of(fig1, "quick", ["depths=2,3", "lr=0.3,0.1"])
+    settings = settings_of(FIG1, "quick", ["depths=2,3", "lr=0.3,0.1"])
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(2, 0.1), (3, 0.1)}
-    assert {run.recipe.lr for run in fig1.runs(settings_of(fig1, "quick", ["depths=1"]))} == {
+    assert {run.recipe.lr for run in fig1.runs(settings_of(FIG1, "quick", ["depths=1"]))} == {
         fig1.PRESETS["quick"].lr[0]
     }
 
 
 def test_published_values_stand_beside_replayed_runs_alone() -> None:
-    settings = settings_of(fig1, "paper", ["depths=1", "widths=1", "ranks=64"], seeds=1)
+    settings = settings_of(FIG1, "paper", ["depths=1", "widths=1", "ranks=64"], seeds=1)
     points = fig1.summary([a_row(run, 0.5) for run in fig1.runs(settings)])
-    assert {p["protocol"]: p["published"] for p in points} == {"replay": 0.0153, "stream": None}
+    assert {p.protocol: p.published for p in points} == {"replay": 0.0153, "stream": None}
 
 
 def test_each_depth_has_its_own_rate() -> None:
-    settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.3,0.1"])
+    settings = settings_of(FIG1, "quick", ["depths=1,2", "lr=0.3,0.1"])
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.1)}
-    settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.3"])
+    settings = settings_of(FIG1, "quick", ["depths=1,2", "lr=0.3"])
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.3)}
 
 
 def test_every_point_is_tried_at_the_same_multiples_of_its_depths_rate_on_one_seed() -> None:
-    settings = settings_of(fig1, "quick", ["depths=1,2", "lr=0.05,0.01", "rates=1,0.3,3"], seeds=2)
+    settings = settings_of(FIG1, "quick", ["depths=1,2", "lr=0.05,0.01", "rates=1,0.3,3"], seeds=2)
     runs = fig1.runs(settings)
     assert {(run.shape.depth, run.recipe.lr) for run in runs} == {
         (1, 0.05),
@@ -240,7 +237,7 @@ def test_every_point_is_tried_at_the_same_multiples_of_its_depths_rate_on_one_se
 
 def test_the_best_rate_of_the_first_seed_goes_on_with_others() -> None:
     settings = settings_of(
-        fig1,
+        FIG1,
         "paper",
         ["depths=1", "widths=8", "ranks=64,32", "protocols=replay,stream", "rates=1,0.3"],
         seeds=2,
@@ -266,18 +263,18 @@ def test_the_best_rate_of_the_first_seed_goes_on_with_others() -> None:
 
 def test_a_rate_that_is_typed_is_the_rate_that_runs() -> None:
     """Ids of runs made before there were multiples must stay."""
-    settings = settings_of(fig1, "quick", ["lr=0.0123456789"])
+    settings = settings_of(FIG1, "quick", ["lr=0.0123456789"])
     assert {run.recipe.lr for run in fig1.runs(settings)} == {0.0123456789}
 
 
 def rated(
     errors: dict[tuple[int, int, float, int], float | None], protocol: str = "stream"
-) -> list[dict[str, Any]]:
+) -> list[fig1.Point]:
     """Points of d^2.5 whose runs by (layers, rank, rate, seed) have these errors."""
     out = []
     for (depth, rank, lr, seed), error in errors.items():
         settings = settings_of(
-            fig1,
+            FIG1,
             "paper",
             [f"depths={depth}", "widths=8", f"ranks={rank}", f"protocols={protocol}", f"lr={lr}"],
             seed + 1,
@@ -286,8 +283,10 @@ def rated(
     return fig1.summary(out)
 
 
-def chosen(point: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(point[key] for key in ("rank", "lr", "rates", "edge", "seed_0", "n", "held_out"))
+def chosen(point: fig1.Point) -> tuple[Any, ...]:
+    return tuple(
+        getattr(point, key) for key in ("rank", "lr", "rates", "edge", "seed_0", "n", "held_out")
+    )
 
 
 @pytest.mark.parametrize("protocol", ["stream", "replay"])
@@ -318,7 +317,7 @@ def test_a_best_rate_that_is_the_last_to_a_side_is_told(best: float, edge: bool)
     assert chosen(points[0]) == (32, best, 3, edge, True, 1, 0.4)
     told = (
         "1 of 2 points were tried at several learning rates on seed 0, and the best one there is "
-        "judged on other seeds"
+        "evaluated on other seeds"
     )
     assert fig1.headline(points) == [
         (
@@ -339,7 +338,7 @@ def test_a_best_rate_that_is_the_last_to_a_side_is_told(best: float, edge: bool)
         ),
     ]
     two = rated({(1, 32, 0.01, 0): 0.4, (1, 32, 0.003, 0): 0.5})
-    assert not two[0]["edge"], "of two one is always the last"
+    assert not two[0].edge, "of two one is always the last"
 
 
 def test_a_rate_that_diverges_is_not_the_best() -> None:
@@ -358,19 +357,19 @@ def test_several_rates_need_the_seed_by_which_one_is_chosen() -> None:
 
 
 def test_published_values_stand_beside_the_published_rate_alone() -> None:
-    assert [rated({(1, 32, lr, 0): 0.5}, "replay")[0]["published"] for lr in (0.01, 0.003)] == [
+    assert [rated({(1, 32, lr, 0): 0.5}, "replay")[0].published for lr in (0.01, 0.003)] == [
         0.4306,
         None,
     ]
 
 
 def test_the_figure_says_which_rate_a_point_has() -> None:
-    (panel,) = fig1.figure(
+    (panel,) = fig1_figures.figure(
         rated({(1, 32, 0.01, 0): 0.5, (1, 32, 0.003, 0): 0.4, (1, 64, 0.01, 0): 0.02})
-    )["panels"]
-    (held, *_) = panel["lines"]
-    assert held["y"] == [0.4, 0.02]
-    assert [text.rpartition(", ")[2] for text in held["text"]] == ["rate 0.003 of 2", "n=1"]
+    ).panels
+    (held, *_) = panel.lines
+    assert held.y == (0.4, 0.02)
+    assert [text.rpartition(", ")[2] for text in held.text] == ["rate 0.003 of 2", "n=1"]
 
 
 def test_the_view_by_layers_has_a_line_a_rank() -> None:
@@ -381,68 +380,68 @@ def test_the_view_by_layers_has_a_line_a_rank() -> None:
         (5, 8, 0.003, 0): 0.4,
     }
     points = rated(errors) + rated(errors, "replay")
-    described = fig1.by_layers(points)
-    left, right = described["panels"]
-    assert (described["x_label"], described["columns"], described["caption"]) == (
+    described = fig1_figures.by_layers(points)
+    left, right = described.panels
+    assert (described.x_label, described.columns, described.caption) == (
         "layers",
         2,
-        fig1.LAYERS,
+        fig1_figures.BY_LAYERS,
     )
-    assert [(line["label"], line["x"], line["y"]) for line in right["lines"]] == [
+    assert [(line.label, [*line.x], [*line.y]) for line in right.lines] == [
         ("rank 64", [1.0, 5.0], [0.02, None]),
         ("rank 8", [1.0, 5.0], [0.8, 0.4]),
     ]
-    assert right["lines"][1]["text"][1].endswith("rate 0.003 of 2")
-    known = fig1.published()
-    assert [(line["label"], line["x"], line["y"]) for line in left["lines"]] == [
+    assert right.lines[1].text[1].endswith("rate 0.003 of 2")
+    known = fig1_figures.published_errors()
+    assert [(line.label, [*line.x], [*line.y]) for line in left.lines] == [
         ("rank 64", [1.0, 5.0], [0.01, None]),
         ("published, rank 64", [1.0, 3.0, 5.0], [known[n, 8, 64] for n in (1, 3, 5)]),
         ("rank 8", [1.0, 5.0], [0.4, 0.2]),
         ("published, rank 8", [1.0, 3.0, 5.0], [known[n, 8, 8] for n in (1, 3, 5)]),
     ]
-    across = fig1.sides(points)
-    assert (across["x_label"], across["caption"]) == ("rank of a head / d", fig1.SIDES)
-    assert [(line["label"], line["x"], line["y"]) for line in across["panels"][1]["lines"]] == [
+    across = fig1_figures.by_rank(points)
+    assert (across.x_label, across.caption) == ("rank of a head / d", fig1_figures.BY_RANK)
+    assert [(line.label, [*line.x], [*line.y]) for line in across.panels[1].lines] == [
         ("1 layer", [0.125, 1.0], [0.8, 0.02]),
         ("5 layers", [0.125, 1.0], [0.4, None]),
     ]
-    elsewhere = [{**p, "dim": 16} for p in points]
+    elsewhere = [dataclasses.replace(p, dim=16) for p in points]
     assert not any(
-        "published" in line["label"] for line in fig1.by_layers(elsewhere)["panels"][0]["lines"]
+        "published" in line.label for line in fig1_figures.by_layers(elsewhere).panels[0].lines
     )
 
 
 def test_a_page_of_one_depth_leaves_the_view_by_layers_out() -> None:
-    settings = settings_of(fig1, "quick", ["depths=1", "protocols=replay,stream"], seeds=1)
-    points = find("fig1").summary([a_row(run, 0.5) for run in fig1.runs(settings)])
-    assert [f.caption for f in page_of(find("fig1"), "quick", points).figures] == [
+    settings = settings_of(FIG1, "quick", ["depths=1", "protocols=replay,stream"], seeds=1)
+    points = FIG1.summary([a_row(run, 0.5) for run in fig1.runs(settings)])
+    assert [f.caption for f in page_of(FIG1, "quick", points).figures] == [
         "",
-        fig1.SIDES,
+        fig1_figures.BY_RANK,
     ]
-    more = find("fig1").summary(
+    more = FIG1.summary(
         [a_row(run, 0.5) for run in fig1.runs(dataclasses.replace(settings, depths=(1, 2)))]
     )
-    assert [f.caption for f in page_of(find("fig1"), "quick", more).figures] == [
+    assert [f.caption for f in page_of(FIG1, "quick", more).figures] == [
         "",
-        fig1.SIDES,
-        fig1.LAYERS,
+        fig1_figures.BY_RANK,
+        fig1_figures.BY_LAYERS,
     ]
 
 
 def test_depths_are_set_side_by_side_on_fresh_data_alone_where_rates_were_tuned() -> None:
     points = rated({(1, 64, 0.01, 0): 0.02, (5, 64, 0.01, 0): 0.03, (5, 64, 0.003, 0): 0.01})
-    elsewhere = [{**p, "dim": 32} for p in points]
-    described = fig1.by_layers(elsewhere)
-    assert (described["columns"], len(described["panels"])) == (1, 1)
-    assert described["panels"][0]["title"].startswith("held out")
-    assert fig1.by_layers([{**p, "rates": 1} for p in elsewhere])["panels"] == []
-    assert fig1.sides(elsewhere)["panels"] == [], "nothing was replayed or published"
-    assert len(fig1.sides(points)["panels"]) == 2
+    elsewhere = [dataclasses.replace(p, dim=32) for p in points]
+    described = fig1_figures.by_layers(elsewhere)
+    assert (described.columns, len(described.panels)) == (1, 1)
+    assert described.panels[0].title.startswith("held out")
+    assert fig1_figures.by_layers([dataclasses.replace(p, rates=1) for p in elsewhere]).panels == ()
+    assert fig1_figures.by_rank(elsewhere).panels == (), "nothing was replayed or published"
+    assert len(fig1_figures.by_rank(points).panels) == 2
 
 
 def test_one_figure_is_of_one_dimension() -> None:
     rows = [
-        a_row(fig1.runs(settings_of(fig1, preset, seeds=1))[0], 0.5)
+        a_row(fig1.runs(settings_of(FIG1, preset, seeds=1))[0], 0.5)
         for preset in ("quick", "paper")
     ]
     with pytest.raises(UsageError, match="one figure is of one dim, got rows of 16 and 64"):
@@ -457,18 +456,18 @@ def test_rates_by_depth_are_not_taken_for_rates_to_try() -> None:
             r"them for depths up to 1; "
         ),
     ):
-        settings_of(fig1, "quick", ["depths=1", "lr=0.01,0.02"])
-    assert settings_of(fig1, "quick", ["depths=1"]).lr == fig1.PRESETS["quick"].lr, (
+        settings_of(FIG1, "quick", ["depths=1", "lr=0.01,0.02"])
+    assert settings_of(FIG1, "quick", ["depths=1"]).lr == fig1.PRESETS["quick"].lr, (
         "the preset's own are no mistake"
     )
-    assert settings_of(fig1, "quick", ["depths=2", "lr=0.01,0.02"]).lr == (0.01, 0.02)
+    assert settings_of(FIG1, "quick", ["depths=2", "lr=0.01,0.02"]).lr == (0.01, 0.02)
 
 
 def test_one_depth_says_nothing_about_depth() -> None:
     both = {(1, 64, 0.01, 0): 0.02, (5, 64, 0.01, 0): 0.03}
     points = rated(both) + rated(both, "replay")
-    shallow = [{**p, "width": 1} for p in points if p["layers"] == 1]
-    assert fig1.by_layers(shallow)["panels"] == []
-    assert len(fig1.by_layers(points + shallow)["panels"]) == 2, (
+    shallow = [dataclasses.replace(p, width=1) for p in points if p.layers == 1]
+    assert fig1_figures.by_layers(shallow).panels == ()
+    assert len(fig1_figures.by_layers(points + shallow).panels) == 2, (
         "the budget with one depth is left out"
     )

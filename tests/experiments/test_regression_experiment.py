@@ -1,6 +1,7 @@
 """The experiment on linear regression in context: presets, points, figures, a run end to end. The
 task itself: test_regression.py."""
 
+import dataclasses
 import json
 import math
 import os
@@ -16,8 +17,8 @@ from support.processes import started
 from support.small_runs import bits
 
 from headwise.cli import main
-from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import regression
+from headwise.experiments.settings import settings_of
 from headwise.model import transformer
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
@@ -90,7 +91,7 @@ def rows_of(
     return rows
 
 
-PAPER = settings_of(regression, "paper", ["shapes=48x12x2,48x12x1,48x12x4"], seeds=2)
+PAPER = settings_of(regression.EXPERIMENT, "paper", ["shapes=48x12x2,48x12x1,48x12x4"], seeds=2)
 
 
 def paper_rows() -> list[dict[str, Any]]:
@@ -113,27 +114,27 @@ def paper_rows() -> list[dict[str, Any]]:
 
 def test_a_point_is_the_error_after_all_pairs_over_the_dimension():
     one, two, four = regression.summary(paper_rows())
-    assert [(p["heads"], p["rank"], p["n"], p["diverged"]) for p in (one, two, four)] == [
+    assert [(p.heads, p.rank, p.n, p.diverged) for p in (one, two, four)] == [
         (1, 48, 2, 0),
         (2, 24, 1, 1),
         (4, 12, 0, 2),
     ]
-    assert one["held_out"] == pytest.approx((4 + 5) / 2 / 20)
-    assert one["squared"] == pytest.approx(4.5)
-    assert one["high"] - one["held_out"] == pytest.approx(
+    assert one.held_out == pytest.approx((4 + 5) / 2 / 20)
+    assert one.squared == pytest.approx(4.5)
+    assert one.high - one.held_out == pytest.approx(
         12.7062047 * 0.05 / 2
     )  # Student's t of two seeds
-    assert one["average"] == pytest.approx((12 + 13) / 2 / 20)
-    assert one["profile"] == pytest.approx([(20.5 - 0.4 * k) / 20 for k in range(41)])
-    assert [one["published"], two["published"], four["published"]] == [0.0421, 0.0308, 0.0817]
-    assert (two["held_out"], two["low"], two["high"], two["profile"]) == (
+    assert one.average == pytest.approx((12 + 13) / 2 / 20)
+    assert one.profile == pytest.approx([(20.5 - 0.4 * k) / 20 for k in range(41)])
+    assert [one.published, two.published, four.published] == [0.0421, 0.0308, 0.0817]
+    assert (two.held_out, two.low, two.high, two.profile) == (
         0.5,
         None,
         None,
         [0.5] * 41,
     )
-    assert four["held_out"] is four["squared"] is four["average"] is None
-    assert four["profile"] == []
+    assert four.held_out is four.squared is four.average is None
+    assert four.profile == []
     assert regression.headline([one, two, four]) == [
         "width 48, 12 layers: 1 head of rank 48, error 0.2250; 2 heads 2.2 times, by one seed",
     ]
@@ -158,33 +159,36 @@ class Least:
 
 def test_slopes_tell_which_coordinates_count(monkeypatch):
     (run,) = regression.runs(
-        settings_of(regression, "quick", ["shapes=16x3x2", "dim=4", "points=9"], seeds=1)
+        settings_of(regression.EXPERIMENT, "quick", ["shapes=16x3x2", "dim=4", "points=9"], seeds=1)
     )
     scale = [1.0, 0.0, 0.25, -1.0]
     monkeypatch.setattr(transformer, "build", lambda shape: Least(scale))
     assert regression.probe(run, {})["slopes"] == pytest.approx(scale, abs=2e-4)
     short = settings_of(
-        regression, "quick", ["shapes=16x3x2", "dim=4", "points=4", "first_points=4"], seeds=1
+        regression.EXPERIMENT,
+        "quick",
+        ["shapes=16x3x2", "dim=4", "points=4", "first_points=4"],
+        seeds=1,
     )
     assert regression.probe(regression.runs(short)[0], {}) == {}
 
 
 def test_coordinates_that_are_used_are_counted_where_they_were_probed():
     rows = paper_rows()
-    assert {p["used"] for p in regression.summary(rows)} == {None}
+    assert {p.used for p in regression.summary(rows)} == {None}
     for row in rows:
         row["slopes"] = [1.0] * (14 + 2 * row["seed"]) + [0.1] * (6 - 2 * row["seed"])
-    assert [p["used"] for p in regression.summary(rows)] == [15.0, 14.0, None]
+    assert [p.used for p in regression.summary(rows)] == [15.0, 14.0, None]
 
 
 def test_tasks_of_several_sizes_are_points_of_their_own():
     shorter = settings_of(
-        regression, "paper", ["shapes=48x12x1", "points=8", "first_points=8"], seeds=2
+        regression.EXPERIMENT, "paper", ["shapes=48x12x1", "points=8", "first_points=8"], seeds=2
     )
     rows = rows_of(shorter, {(1, seed): [3.0] * 8 for seed in range(2)})
     for both in (paper_rows() + rows, rows + paper_rows()):
-        points = [p for p in regression.summary(both) if p["heads"] == 1]
-        assert sorted((p["task_points"], p["n"], len(p["profile"])) for p in points) == [
+        points = [p for p in regression.summary(both) if p.heads == 1]
+        assert sorted((p.task_points, p.n, len(p.profile)) for p in points) == [
             (8, 2, 8),
             (41, 2, 41),
         ]
@@ -192,30 +196,30 @@ def test_tasks_of_several_sizes_are_points_of_their_own():
 
 def test_published_values_stand_beside_the_paper_s_sizes_alone():
     for changes in ("points=40", "dim=19"), ("shapes=48x11x1",), ("shapes=64x12x1",):
-        settings = settings_of(regression, "paper", list(changes), seeds=1)
+        settings = settings_of(regression.EXPERIMENT, "paper", list(changes), seeds=1)
         count = settings.points
         profiles: dict[tuple[int, int], list[float] | None] = {
             (h, 0): [1.0] * count for h in (1, 2, 4, 8, 16)
         }
-        assert {p["published"] for p in regression.summary(rows_of(settings, profiles))} == {None}
+        assert {p.published for p in regression.summary(rows_of(settings, profiles))} == {None}
 
 
 def lines_of(description: dict[str, Any], seeds: int = 1) -> dict[str, dict[str, Any]]:
     """By label; of a shape's seeds, drawn one by one, the last."""
-    (panel,) = description["panels"]
-    found = {line["label"]: line for line in panel["lines"]}
-    assert len(found) >= len(panel["lines"]) - (seeds - 1), "two lines have one label"
+    (panel,) = description.panels
+    found = {line.label: line for line in panel.lines}
+    assert len(found) >= len(panel.lines) - (seeds - 1), "two lines have one label"
     return found
 
 
 def test_both_figures_hold_the_points_and_draw(tmp_path):
     points = regression.summary(paper_rows())
-    by_rank, by_pairs = regression.figure(points), regression.VIEWS["examples"](points)
+    by_rank, by_pairs = regression.figure(points), regression.by_examples(points)
     for i, description in enumerate((by_rank, by_pairs)):
         json.dumps(description, allow_nan=False)
         for line in lines_of(description, 2).values():
-            assert len(line["x"]) == len(line["y"])
-            assert all(y > 0 for y in line["y"]), "a log axis has no zero"
+            assert len(line.x) == len(line.y)
+            assert all(y > 0 for y in line.y), "a log axis has no zero"
         save(description, tmp_path / f"{i}.png")
         assert (tmp_path / f"{i}.png").stat().st_size > 5000
         assert plotly_figure(description)["data"]
@@ -226,43 +230,46 @@ def test_both_figures_hold_the_points_and_draw(tmp_path):
         "published, divided by d",
     }
     single = ranks["single seeds, width 48, 12 layers"]
-    assert sorted(zip(single["x"], single["y"], strict=True)) == [
+    assert sorted(zip(single.x, single.y, strict=True)) == [
         (48, pytest.approx(4 / 20)),
         (48, pytest.approx(5 / 20)),
     ]
     assert sorted(
-        zip(ranks["width 48, 12 layers"]["x"], ranks["width 48, 12 layers"]["y"], strict=True)
+        zip(ranks["width 48, 12 layers"].x, ranks["width 48, 12 layers"].y, strict=True)
     ) == [
         (24, 0.5),
         (48, pytest.approx(0.225)),
     ]
     beside = ranks["published, divided by d"]
-    assert sorted(zip(beside["x"], beside["y"], strict=True)) == [
+    assert sorted(zip(beside.x, beside.y, strict=True)) == [
         (24, pytest.approx(0.00154)),
         (48, pytest.approx(0.002105)),
     ]
     pairs = lines_of(by_pairs, 2)
     assert set(pairs) == {"1 head of rank 48", "2 heads of rank 24", "least squares"}
-    one = [line for line in by_pairs["panels"][0]["lines"] if line["label"] == "1 head of rank 48"]
-    assert [line["x"] for line in one] == [list(range(41))] * 2
-    assert [line["y"] for line in one] == points[0]["profiles"]
-    assert [(a + b) / 2 for a, b in zip(*points[0]["profiles"], strict=True)] == pytest.approx(
-        points[0]["profile"]
+    one = [line for line in by_pairs.panels[0].lines if line.label == "1 head of rank 48"]
+    assert [line.x for line in one] == [list(range(41))] * 2
+    assert [line.y for line in one] == points[0].profiles
+    assert [(a + b) / 2 for a, b in zip(*points[0].profiles, strict=True)] == pytest.approx(
+        points[0].profile
     )
-    many = [{**p, "profiles": p["profiles"] * 6} for p in points]
+    many = [dataclasses.replace(p, profiles=p.profiles * 6) for p in points]
     several = lines_of(regression.by_examples(many))
-    assert (several["1 head of rank 48"]["y"], several["1 head of rank 48"]["low"]) == (
-        points[0]["profile"],
-        points[0]["profile_low"],
+    assert (several["1 head of rank 48"].y, several["1 head of rank 48"].low) == (
+        points[0].profile,
+        points[0].profile_low,
     )
     exact = Regression(20, 41).baseline_profile()["least squares"]
-    assert pairs["least squares"]["x"] == list(range(20))
-    assert pairs["least squares"]["y"] == pytest.approx([e / 20 for e in exact if e])
+    assert pairs["least squares"].x == list(range(20))
+    assert pairs["least squares"].y == pytest.approx([e / 20 for e in exact if e])
 
 
 def test_depths_and_protocols_are_told_apart(tmp_path):
     settings = settings_of(
-        regression, "quick", ["shapes=16x3x1,16x2x1,16x3x2", "protocols=stream,replay"], seeds=1
+        regression.EXPERIMENT,
+        "quick",
+        ["shapes=16x3x1,16x2x1,16x3x2", "protocols=stream,replay"],
+        seeds=1,
     )
     points = regression.summary(rows_of(settings, {(1, 0): [1.0] * 8, (2, 0): [2.0] * 8}))
     assert len(points) == 6
@@ -341,7 +348,7 @@ def test_it_runs_from_the_command_line_and_goes_on_after_a_kill(tmp_path, capsys
     assert len(rows) == 4
     assert all(row["resumed"] == 1 for row in rows.values())
     assert answers[0]["points"] == answers[1]["points"]
-    assert [(p["heads"], p["n"], len(p["profile"])) for p in answers[0]["points"]] == [
+    assert [(p.heads, p.n, len(p.profile)) for p in answers[0]["points"]] == [
         (1, 2, 3),
         (2, 2, 3),
     ]

@@ -1,12 +1,12 @@
 """Rows of experiments with results of our own, so that summaries have known answers."""
 
 import json
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from headwise.experiments.legacy import settings_of
+from headwise.experiments.base import Experiment
+from headwise.experiments.rank_paper import fig1
 from headwise.model.geometry import score_geometry
 from headwise.training.engine import row_of
 from headwise.training.ensemble import Ensemble
@@ -65,24 +65,31 @@ def profile_of(run: Run, error: float | None) -> dict[str, Any]:
     return {"held_out_profile": [error * share for share in falling.tolist()]}
 
 
-def counted(module: ModuleType, settings: Any) -> tuple[list[Run], list[dict[str, Any]]]:
+def counted(
+    experiment: Experiment[Any, Any], settings: Any
+) -> tuple[list[Run], list[dict[str, Any]]]:
     """The runs that points are made of, and the rows of those that only choose them, where there
     are two rounds."""
-    first = module.runs(settings)
-    if not in_rounds(module, settings):
+    first = list(experiment.runs(settings))
+    if not in_rounds(experiment, settings):
         return first, []
+    assert experiment.then is not None
     rows = [a_row(run, 0.3) for run in first]
-    return module.then(settings, rows), rows
+    return list(experiment.then(settings, rows)), rows
 
 
-def in_rounds(module: ModuleType, settings: Any) -> bool:
+def in_rounds(experiment: Experiment[Any, Any], settings: Any) -> bool:
     """Whether some runs depend on others' rows; those of fig1 where it is asked to try several
     rates."""
-    return hasattr(module, "then") and len(getattr(settings, "rates", (0.1, 1.0))) > 1
+    if isinstance(settings, fig1.Settings):
+        return len(settings.rates) > 1
+    return experiment.then is not None
 
 
-def some_rows(module: ModuleType) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def some_rows(
+    experiment: Experiment[Any, Any],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A few rows of every point of the quick preset, each error different, and those that are not
     counted."""
-    runs, others = counted(module, settings_of(module, "quick", seeds=2))
+    runs, others = counted(experiment, experiment.preset("quick", seeds=2))
     return [a_row(run, 0.1 + i / 1000) for i, run in enumerate(runs)], others

@@ -14,9 +14,9 @@ from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.experiments.legacy import settings_of
 from headwise.experiments.rank_paper import regression
 from headwise.experiments.rank_paper.shapes import paper_shape
+from headwise.experiments.settings import settings_of
 from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def print_made(made: Any, show: bool = False) -> dict[str, Any]:
     """The table, the claim and the files; returns what --json prints."""
-    from headwise.experiments.runner import plain_point
+    from headwise.experiments.points import plain_point
 
     print_points(made.experiment, made.points)
     for line in (*made.headline, *([made.note] if made.note else [])):

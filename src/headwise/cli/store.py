@@ -122,7 +122,8 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.experiments import page
-    from headwise.experiments.runner import plain_point, readable
+    from headwise.experiments.points import plain_point
+    from headwise.experiments.runner import readable
     from headwise.show.matplotlib_figure import save
 
     experiment = page(args.experiment)

@@ -95,6 +95,11 @@ class Tuned(Measured):
     edge: bool = False  # whether the best rate is the smallest or the largest of those tried
 
 
+def plain_point(point: Point) -> dict[str, Any]:
+    """A point as plain values, as `--json` prints it."""
+    return dict(point) if isinstance(point, dict) else dataclasses.asdict(point)
+
+
 def groups(points: Iterable[P], *names: str) -> dict[tuple[Any, ...], list[P]]:
     """Points by the values of some fields, in order of those values (`stats.group` for points)."""
     out: dict[tuple[Any, ...], list[P]] = {}

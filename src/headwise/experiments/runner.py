@@ -7,7 +7,6 @@ settings -> runs -> rows that are given -> note in the store -> train what is mi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import html
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.base import Experiment, Settings
 from headwise.experiments.pages import page_of, write_report
-from headwise.experiments.points import Point
+from headwise.experiments.points import Point, plain_point
 from headwise.rows import Row, Specified, check_row
 from headwise.store import Store, rows_by_id
 
@@ -280,11 +279,6 @@ def make(
         picture=picture,
         page=html_page,
     )
-
-
-def plain_point(point: Any) -> dict[str, Any]:
-    """A point as plain values."""
-    return dict(point) if isinstance(point, dict) else dataclasses.asdict(point)
 
 
 # ---- its steps

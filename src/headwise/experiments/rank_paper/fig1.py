@@ -344,7 +344,10 @@ def _tuning(tried: list[Point], of: int) -> list[str]:
     )
     if alone:
         line += f"; {alone} have no others and show that one"
-    return [line, *edge_line(sum(p.edge for p in many), len(many), "points with three rates or more")]
+    return [
+        line,
+        *edge_line(sum(p.edge for p in many), len(many), "points with three rates or more"),
+    ]
 
 
 EXPERIMENT: Experiment[Settings, Point] = Experiment(
@@ -353,7 +356,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         "At a fixed number of parameters, should attention have many heads of low rank or one head "
         "of full rank?"
     ),
-    about="the rank paper's main figure: error against rank, by depth and budget",
+    about="the rank paper's main figure: error against rank at one budget",
     presets=PRESETS,
     columns=(
         ("protocol", "data"),
