@@ -20,6 +20,7 @@ from headwise.cli import main
 from headwise.experiments.rank_paper import regression
 from headwise.experiments.settings import settings_of
 from headwise.model import transformer
+from headwise.show.figure import Line, LineFigure, to_json
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
@@ -204,7 +205,7 @@ def test_published_values_stand_beside_the_paper_s_sizes_alone():
         assert {p.published for p in regression.summary(rows_of(settings, profiles))} == {None}
 
 
-def lines_of(description: dict[str, Any], seeds: int = 1) -> dict[str, dict[str, Any]]:
+def lines_of(description: LineFigure, seeds: int = 1) -> dict[str, Line]:
     """By label; of a shape's seeds, drawn one by one, the last."""
     (panel,) = description.panels
     found = {line.label: line for line in panel.lines}
@@ -216,7 +217,7 @@ def test_both_figures_hold_the_points_and_draw(tmp_path):
     points = regression.summary(paper_rows())
     by_rank, by_pairs = regression.figure(points), regression.by_examples(points)
     for i, description in enumerate((by_rank, by_pairs)):
-        json.dumps(description, allow_nan=False)
+        json.dumps(to_json(description), allow_nan=False)
         for line in lines_of(description, 2).values():
             assert len(line.x) == len(line.y)
             assert all(y > 0 for y in line.y), "a log axis has no zero"
@@ -248,20 +249,20 @@ def test_both_figures_hold_the_points_and_draw(tmp_path):
     pairs = lines_of(by_pairs, 2)
     assert set(pairs) == {"1 head of rank 48", "2 heads of rank 24", "least squares"}
     one = [line for line in by_pairs.panels[0].lines if line.label == "1 head of rank 48"]
-    assert [line.x for line in one] == [list(range(41))] * 2
-    assert [line.y for line in one] == points[0].profiles
+    assert [line.x for line in one] == [tuple(range(41))] * 2
+    assert [[*line.y] for line in one] == points[0].profiles
     assert [(a + b) / 2 for a, b in zip(*points[0].profiles, strict=True)] == pytest.approx(
         points[0].profile
     )
     many = [dataclasses.replace(p, profiles=p.profiles * 6) for p in points]
     several = lines_of(regression.by_examples(many))
     assert (several["1 head of rank 48"].y, several["1 head of rank 48"].low) == (
-        points[0].profile,
-        points[0].profile_low,
+        tuple(points[0].profile),
+        tuple(points[0].profile_low),
     )
     exact = Regression(20, 41).baseline_profile()["least squares"]
-    assert pairs["least squares"].x == list(range(20))
-    assert pairs["least squares"].y == pytest.approx([e / 20 for e in exact if e])
+    assert pairs["least squares"].x == tuple(range(20))
+    assert pairs["least squares"].y == pytest.approx(tuple(e / 20 for e in exact if e))
 
 
 def test_depths_and_protocols_are_told_apart(tmp_path):
@@ -348,7 +349,7 @@ def test_it_runs_from_the_command_line_and_goes_on_after_a_kill(tmp_path, capsys
     assert len(rows) == 4
     assert all(row["resumed"] == 1 for row in rows.values())
     assert answers[0]["points"] == answers[1]["points"]
-    assert [(p.heads, p.n, len(p.profile)) for p in answers[0]["points"]] == [
+    assert [(p["heads"], p["n"], len(p["profile"])) for p in answers[0]["points"]] == [
         (1, 2, 3),
         (2, 2, 3),
     ]

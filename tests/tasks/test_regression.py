@@ -412,7 +412,9 @@ def test_answers_that_do_not_fit_in_the_outputs_are_refused_in_one_line(fields, 
     ],
 )
 def test_what_names_no_shape_is_refused_in_one_line(word):
-    told = refused(settings_of, module=regression, preset="quick", changes=[f"shapes={word}"])
+    told = refused(
+        settings_of, experiment=regression.EXPERIMENT, preset="quick", typed=[f"shapes={word}"]
+    )
     assert told == f"shapes are width x layers x heads like 48x12x2, got {word!r}"
 
 
@@ -423,7 +425,10 @@ def test_lists_of_shapes_that_make_no_sense_are_refused_in_one_line():
         (["protocols="], "protocols must not be empty"),
         (["shapes=16x3x3"], "heads must divide the width, got 3 heads and width 16 in '16x3x3'"),
     ):
-        assert refused(settings_of, module=regression, preset="quick", changes=changes) == message
+        assert (
+            refused(settings_of, experiment=regression.EXPERIMENT, preset="quick", typed=changes)
+            == message
+        )
 
 
 def test_the_kernels_of_the_gpu_step_refuse_maps_at_the_ends():

@@ -18,13 +18,13 @@ from support.tolerance import STANDARD_ERRORS, seeded
 
 from headwise.cli import main
 from headwise.execute import sweep
-from headwise.experiments.legacy import EXPERIMENTS
-from headwise.experiments.pages import write_report
+from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.rank_paper import features as features_experiment
 from headwise.experiments.rank_paper import representation as representation_experiment
 from headwise.experiments.rank_paper import theory as theory_experiment
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
+from headwise.show.report import write_report
 from headwise.store import Store
 from headwise.theory import constructions, features, harmonics
 from headwise.theory.checks import CHECKS
@@ -344,9 +344,7 @@ def test_theory_mistake_is_one_line(words: list[str], text: str, tmp_path: Path)
     assert not (tmp_path / "s").exists()
 
 
-def test_theory_makes_everything_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (theory_experiment, features_experiment, representation_experiment):
-        monkeypatch.setattr(module, "make", lambda *args: pytest.fail("made again"))
+def test_theory_makes_everything_once(copy: Path) -> None:
     before = {p: p.read_bytes() for p in copy.rglob("rows.jsonl")}
     for words in (FEATURES, REPRESENTATION, ["theory"]):
         code, out, err = command(*words, "--store", str(copy), "--json")
@@ -414,8 +412,8 @@ def test_report_has_a_section_for_each_computed_experiment(made: Made, tmp_path:
     sections = {part.partition('"')[0]: part for part in page.split('<section id="')[1:]}
     assert set(sections) == {"features", "representation", "theory"}
     for name, section in sections.items():
-        module = EXPERIMENTS[name]
-        assert module.QUESTION in section
+        experiment = find(name)
+        assert experiment.question in section
         assert f'id="plot-{name}"' in section
         assert "Not shown" not in page
         asked = len(Store(made.path).experiments()[name]["ids"])
@@ -425,7 +423,7 @@ def test_report_has_a_section_for_each_computed_experiment(made: Made, tmp_path:
         table = section.partition('data-name="points"')[2].partition("</table>")[0]
         points = made.answers[name]["checks" if name == "theory" else "points"]
         assert table.count("<tr>") == len(points) + 1
-        for _, heading in module.COLUMNS:
+        for _, heading in experiment.columns:
             assert f">{heading}</th>" in table
     assert "Theorem 5: 14 of 14 hold" in sections["theory"]
     assert "7.781e+12" in sections["representation"]
@@ -563,23 +561,23 @@ def test_features_summary_headline_and_figure() -> None:
         *layers("cos-uniform", 2, [0.66, 0.65]),
     ]
     points = features_experiment.summary(rows)
-    found = {(p["kind"], p["heads"]): p for p in points}
+    found = {(p.kind, p.heads): p for p in points}
     assert len(points) == len(found) == 6
     point = found["published", 512]
-    assert (point["published"], point["recomputed"], point["draw"]) == (
+    assert (point.published, point.recomputed, point.draw) == (
         0.175,
         None,
         "shortened, as published",
     )
-    assert (point["held_out"], point["n"], point["floor"]) == (pytest.approx(0.175), 2, 0.1)
-    assert point["low"] < 0.174 < 0.176 < point["high"]
-    assert point["spread"] == pytest.approx(math.sqrt(2) * 1e-3)
-    assert (found["cos-uniform", 512]["recomputed"], found["cos-uniform", 512]["published"]) == (
+    assert (point.held_out, point.n, point.floor) == (pytest.approx(0.175), 2, 0.1)
+    assert point.low < 0.174 < 0.176 < point.high
+    assert point.spread == pytest.approx(math.sqrt(2) * 1e-3)
+    assert (found["cos-uniform", 512].recomputed, found["cos-uniform", 512].published) == (
         0.1853,
         None,
     )
-    assert (found["cos-uniform", 1]["low"], found["cos-uniform", 1]["spread"]) == (None, None)
-    assert found["published", 3]["published"] is None, "the figure has no such point"
+    assert (found["cos-uniform", 1].low, found["cos-uniform", 1].spread) == (None, None)
+    assert found["published", 3].published is None, "the figure has no such point"
     published, farther, unit = features_experiment.headline(points)
     assert published.startswith(
         "keys shortened, as published: 1 of 2 points within 3 % of the axis of the published "
@@ -590,17 +588,17 @@ def test_features_summary_headline_and_figure() -> None:
         "keys unit: 2 of 2 points within 3 % of the axis of the values known for unit keys, 0 more"
     )
     drawn = features_experiment.figure(points)
-    assert [p["title"] for p in drawn["panels"]] == [
+    assert [p.title for p in drawn.panels] == [
         "keys as in the published code",
         "keys of length 1",
     ]
-    assert drawn["y_scale"] == "linear"
-    solid, dashed = drawn["panels"][0]["lines"]
-    assert (solid["label"], solid["x"]) == ("d=8", [1, 3, 512])
-    assert (dashed["label"], dashed["x"], dashed["y"]) == (
+    assert drawn.y_scale == "linear"
+    solid, dashed = drawn.panels[0].lines
+    assert (solid.label, solid.x) == ("d=8", (1, 3, 512))
+    assert (dashed.label, dashed.x, dashed.y) == (
         "published, d=8",
-        [1, 512],
-        [0.6855, 0.175],
+        (1, 512),
+        (0.6855, 0.175),
     )
     assert features_experiment.headline([]) == []
 
@@ -614,7 +612,7 @@ def test_representation_summary_headline_and_figure() -> None:
         {"dim": 5, "form": "published", "degree": 49, "peak": 1.0, **curve},
     ]
     points = representation_experiment.summary(rows)
-    assert [(p["published"], p["known"]) for p in points] == [
+    assert [(p.published, p.known) for p in points] == [
         (1.35e8, 1.34919e8),
         (None, 2.64954e6),
         (None, None),
@@ -627,10 +625,10 @@ def test_representation_summary_headline_and_figure() -> None:
         "d=4: published form 1.485e+08, 10.0% from the figure; corrected nan"
     ]
     drawn = representation_experiment.figure(points)
-    assert [len(panel["lines"]) for panel in drawn["panels"]] == [2, 2]
-    line = drawn["panels"][0]["lines"][0]
-    assert (line["label"], line["style"], line["y"]) == ("d=4, degree 49", "line", [9.0, None, 9.0])
-    assert drawn["x_scale"] == "linear"
+    assert [len(panel.lines) for panel in drawn.panels] == [2, 2]
+    line = drawn.panels[0].lines[0]
+    assert (line.label, line.style, line.y) == ("d=4, degree 49", "line", (9.0, None, 9.0))
+    assert drawn.x_scale == "linear"
 
 
 def test_theory_summary_headline_and_figure() -> None:
@@ -640,8 +638,8 @@ def test_theory_summary_headline_and_figure() -> None:
     points = theory_experiment.summary(
         [{"name": "one", "checks": [good]}, {"name": "two", "checks": [bad]}]
     )
-    assert [p["group"] for p in points] == ["one", "two"]
-    assert points[0]["parameters"] == "d=8, H=1,000,001, x=0.1235, N=3..12"
+    assert [p.group for p in points] == ["one", "two"]
+    assert points[0].parameters == "d=8, H=1,000,001, x=0.1235, N=3..12"
     assert theory_experiment.headline(points) == [
         "Fact 9: 1 of 2 hold, least margin -1 (that)",
         "  FAILS: that at d=8: 2 against 1",
@@ -650,12 +648,12 @@ def test_theory_summary_headline_and_figure() -> None:
         "Fact 9: 1 of 1 hold, least margin 0.5 (this)"
     ]
     drawn = theory_experiment.figure(points)
-    floor, votes = ({line["label"]: line for line in panel["lines"]} for panel in drawn["panels"])
+    floor, votes = ({line.label: line for line in panel.lines} for panel in drawn.panels)
     assert set(floor) == set(votes) == {"d=8", "d=16", "d=64"}
-    at = floor["d=8"]["x"].index(64)
-    assert floor["d=8"]["y"][at] == harmonics.singular_floor(8, 64)
-    assert votes["d=8"]["y"][at] == constructions.vote_error(8, 65)
-    assert votes["d=64"]["y"][0] == constructions.vote_error(64, 1)
+    at = floor["d=8"].x.index(64)
+    assert floor["d=8"].y[at] == harmonics.singular_floor(8, 64)
+    assert votes["d=8"].y[at] == constructions.vote_error(8, 65)
+    assert votes["d=64"].y[0] == constructions.vote_error(64, 1)
 
 
 def test_summary_separates_rows_by_everything_that_shapes_them() -> None:

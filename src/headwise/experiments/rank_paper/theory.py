@@ -110,6 +110,7 @@ class Point(BasePoint):
     low: float | None = None
     high: float | None = None
     allowed: float | None = None
+    residual: float | None = None  # of the linear system that was solved
 
 
 def summary(rows: list[Row]) -> list[Point]:
