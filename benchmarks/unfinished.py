@@ -22,6 +22,7 @@ import re
 from pathlib import Path
 
 from headwise.experiments.rank_paper import fig1_figures, length, positions
+from headwise.experiments.rank_paper.shapes import budget
 from headwise.rows import Row
 from headwise.stats import group
 from headwise.training.run import REPLAYED
@@ -165,7 +166,7 @@ def main() -> None:
         ):
             near, far = agreeing(rows, *speeds)
             told = ", ".join(
-                f"({layers} layers, {fig1.budget(width, 64)}, rank {rank})"
+                f"({layers} layers, {budget(width, 64)}, rank {rank})"
                 for layers, width, rank in far
             )
             print(
