@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks.figure1 import GPU, Results, events, repeats_of
 from headwise.device import commit, numerics
-from headwise.experiments.common import plural
+from headwise.experiments.points import plural
 from headwise.experiments.rank_paper.regression import PRESETS, runs
 from headwise.kernels import nvrtc
 from headwise.tasks import Regression

@@ -59,7 +59,7 @@ def test_experiment_says_what_it_is(name: str) -> None:
     assert experiment.name == name
     assert experiment.question.endswith("?")
     assert "\n" not in experiment.question
-    assert 0 < len(experiment.about) <= 64
+    assert 0 < len(experiment.about) <= 66
     assert experiment.about == experiment.about.strip(".")
     headings = [heading for _, heading in experiment.columns]
     assert len(headings) == len(experiment.columns) > 2

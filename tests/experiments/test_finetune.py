@@ -17,9 +17,9 @@ from support.tolerance import same
 from headwise.errors import UsageError
 from headwise.execute.sweep import sweep
 from headwise.experiments import find
-from headwise.experiments.common import shape_of
 from headwise.experiments.leaner_paper import finetune
 from headwise.experiments.settings import settings_of
+from headwise.experiments.shapes import shape_for
 from headwise.rows import MEASURED
 from headwise.show.figure import to_json
 from headwise.show.matplotlib_figure import save
@@ -39,7 +39,7 @@ RECIPE = {"steps": 4, "epoch": 2, "batch": 16, "held_out": 128, "evals": 1, "ini
 
 def run_of(task=SENTENCES, seed=3, dim=16, depth=2, ffn_dim=32, **recipe):
     return Run(
-        shape_of(task, dim, depth, 2, dim // 2, ffn_dim), task, Recipe(**RECIPE | recipe), seed
+        shape_for(task, dim, depth, 2, dim // 2, ffn_dim), task, Recipe(**RECIPE | recipe), seed
     )
 
 
@@ -162,7 +162,7 @@ def test_runs_from_several_starts_stack_bit_by_bit_and_go_on_after_a_kill(kept, 
 
 
 def test_ids_of_other_runs_are_what_they_were():
-    run = Run(shape_of(Farthest(8, 4), 8, 1, 2, 4, 16), Farthest(8, 4), Recipe(steps=100), 0)
+    run = Run(shape_for(Farthest(8, 4), 8, 1, 2, 4, 16), Farthest(8, 4), Recipe(steps=100), 0)
     assert run.id == "f6d823b393db656f"
     assert set(run.spec()["recipe"]) == {f.name for f in dataclasses.fields(Recipe)}
     assert Run.of(json.loads(json.dumps(after(run).spec()))) == after(run)

@@ -9,9 +9,9 @@ from support.experiment_rows import rows_with_losses
 
 from headwise.errors import UsageError
 from headwise.experiments import find
-from headwise.experiments.common import CHOICES, shape_of, task_of
 from headwise.experiments.leaner_paper import leaner
-from headwise.experiments.settings import settings_of
+from headwise.experiments.settings import CHOICES, settings_of
+from headwise.experiments.shapes import shape_for
 from headwise.show.figure import to_json
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
@@ -26,8 +26,8 @@ BASES = [
 
 
 def base_of(settings):
-    return shape_of(
-        task_of(settings.tasks[0], settings),
+    return shape_for(
+        settings.task(settings.tasks[0]),
         settings.dim,
         settings.depth,
         settings.heads,

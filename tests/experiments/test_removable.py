@@ -16,9 +16,9 @@ from support.tolerance import close, same, seeded
 
 from headwise.errors import UsageError
 from headwise.experiments import find
-from headwise.experiments.common import CHOICES, change
 from headwise.experiments.leaner_paper import removable
-from headwise.experiments.settings import settings_of
+from headwise.experiments.points import gap_in_words
+from headwise.experiments.settings import CHOICES, settings_of
 from headwise.model.init import fresh, initialise
 from headwise.model.transformer import build
 from headwise.seeds import derive
@@ -521,7 +521,7 @@ def test_a_task_of_fewer_layers_is_compared_with_its_own_most():
     assert {key: p.cost for key, p in by_cell(points).items() if p.cost} == COSTS
     costs = {key: p.cost for key, p in by_cell(points, "recall").items() if p.cost}
     assert costs == {
-        (init, 2): change(difference(LOSSES[init, 2], LOSSES[init, 3])) for init in ALL
+        (init, 2): gap_in_words(difference(LOSSES[init, 2], LOSSES[init, 3])) for init in ALL
     }
     lines = [line for line in removable.headline(points) if line.startswith("recall")]
     assert lines[0].startswith("recall, loss with 3 layers: ")
@@ -531,8 +531,8 @@ def test_a_task_of_fewer_layers_is_compared_with_its_own_most():
 def test_a_seed_that_diverged_is_left_out():
     p = by_cell(points_of(gone("spectral", 3, seeds=(3,))))["spectral", 3]
     assert (p.n, p.diverged, p.values) == (2, 1, [1.005, 1.000])
-    assert p.cost == change(difference([1.005, 1.000], [0.895, 0.900, 0.905]))
-    assert p.gain == change(difference([0.11, 0.10], [0.29, 0.30, 0.31]))
+    assert p.cost == gap_in_words(difference([1.005, 1.000], [0.895, 0.900, 0.905]))
+    assert p.gain == gap_in_words(difference([0.11, 0.10], [0.29, 0.30, 0.31]))
     assert p.gain.startswith("-0.1950 ± ")
 
 

@@ -11,7 +11,7 @@ from support.data import forget, letters, refused, written
 from support.small_runs import bits
 from support.tolerance import STANDARD_ERRORS, seeded
 
-from headwise.experiments.common import shape_of
+from headwise.experiments.shapes import shape_for
 from headwise.tasks import Masked, Sentences
 from headwise.tasks.ids import BLANK, BYTE_IDS, SEPARATOR
 from headwise.tasks.sentences import WORDS, encoded, generated, split_words
@@ -405,7 +405,7 @@ def run_of(task, heads=2, seed=0, **recipe):
         "lr": 0.01,
         "init": "normal",
     } | recipe
-    return Run(shape_of(task, 16, 1, heads, 16 // heads, 32), task, Recipe(**settings), seed)
+    return Run(shape_for(task, 16, 1, heads, 16 // heads, 32), task, Recipe(**settings), seed)
 
 
 def together(runs, **options):

@@ -19,12 +19,12 @@ from support.tolerance import STANDARD_ERRORS, seeded
 from headwise.cli import main
 from headwise.execute import sweep
 from headwise.experiments import EXPERIMENTS, find
+from headwise.experiments.pages import write_report
 from headwise.experiments.rank_paper import features as features_experiment
 from headwise.experiments.rank_paper import representation as representation_experiment
 from headwise.experiments.rank_paper import theory as theory_experiment
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
-from headwise.show.report import write_report
 from headwise.store import Store
 from headwise.theory import constructions, features, harmonics
 from headwise.theory.checks import CHECKS

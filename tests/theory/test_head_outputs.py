@@ -13,8 +13,8 @@ from support.tolerance import STANDARD_ERRORS, close, same, seeded
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.experiments.common import published
 from headwise.experiments.leaner_paper.conditioning import INVERSE
+from headwise.experiments.published import published_values
 from headwise.model.attention import Attention
 from headwise.model.init import initialise
 from headwise.model.transformer import Decoder, Encoder, build
@@ -29,7 +29,7 @@ from headwise.theory.conditioning import (
 )
 from headwise.theory.spectrum import MEASURES, spectrum
 
-INIT = published("leaner_kappa_init_attention")
+INIT = published_values("leaner_kappa_init_attention")
 
 
 @pytest.mark.parametrize("at", [2, 8, 9, 18])

@@ -14,7 +14,7 @@ from support.tolerance import close, examples, seeded
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.experiments.common import published
+from headwise.experiments.published import published_values
 from headwise.model.attention import Attention
 from headwise.shape import Shape
 from headwise.theory import jacobian as jacobians
@@ -27,7 +27,7 @@ from headwise.theory.jacobian import (
 )
 from headwise.theory.spectrum import spectrum
 
-TOY = published("leaner_kappa_jacobian_toy")
+TOY = published_values("leaner_kappa_jacobian_toy")
 
 
 def block_kappa(blocks: Tensor) -> float:

@@ -15,11 +15,11 @@ from support.tolerance import close, examples, same, seeded
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.experiments.common import published
+from headwise.experiments.published import published_values
 from headwise.theory.gaussian import gaussian_kappa
 from headwise.theory.spectrum import MEASURES, spectrum
 
-GAUSSIAN = published("leaner_kappa_gaussian")
+GAUSSIAN = published_values("leaner_kappa_gaussian")
 NAN = torch.tensor([[0.0, math.nan], [1.0, 2.0]])
 
 

@@ -169,8 +169,10 @@ def parser() -> Parser:
     draw.add_argument(
         "--view",
         metavar="NAME",
-        help="another view of the same rows: fig1 has depth (published against held out, by rank) and layers (the same by depth), "
-        "map summary (all tasks), regression examples",
+        help=(
+            "another view of the same rows: fig1 has depth (published against held out, by rank) "
+            "and layers (the same by depth), map summary (all tasks), regression examples"
+        ),
     )
 
     cost = add(

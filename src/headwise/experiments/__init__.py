@@ -82,10 +82,4 @@ def from_file(path: Path) -> Experiment[Any, Any]:
 
 
 def _built_in(module: str) -> Experiment[Any, Any]:
-    found = importlib.import_module(f"headwise.experiments.{module}")
-    if "EXPERIMENT" in vars(found):
-        return found.EXPERIMENT
-    from headwise.experiments.legacy import converted
-
-    name = next(name for name, its in {**EXPERIMENTS, **PAGES}.items() if its == module)
-    return converted(name, found)
+    return importlib.import_module(f"headwise.experiments.{module}").EXPERIMENT

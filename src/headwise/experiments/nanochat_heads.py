@@ -288,7 +288,7 @@ def _range(p: Arm, gap: Gap) -> Range:
 EXPERIMENT = Experiment(
     name="nanochat_heads",
     question="At one budget of arithmetic, which heads does a language model want?",
-    about="Fewer, larger heads, fewer KV heads or a latent at one exact budget of arithmetic?",
+    about="heads, KV heads and latents of a decoder at equal FLOPs",
     presets=PRESETS,
     columns=(
         ("family", "varied"),
@@ -324,4 +324,22 @@ EXPERIMENT = Experiment(
     summary=summary,
     headline=headline,
     figure=figure,
+    meanings={
+        "rank": "rank of the base's heads",
+        "families": "what is varied: split, logit, scale, unnormed, query, kv, latent, mla",
+        "ranks": "split: heads are dim / rank",
+        "controls": "ranks of logit, scale and unnormed, beside the base's",
+        "logits": "other largest scores than max_logit",
+        "queries": "query/key ranks of the base's heads",
+        "kv_heads": "numbers of KV heads",
+        "latents": "widths of the latent",
+        "max_logit": "largest score of the base",
+        "tokenizer": "a tokenizers file; bytes where empty",
+        "vocab": "ids of the tables",
+        "length": "tokens per sequence",
+        "batch_tokens": "tokens per step",
+        "optimiser": "muon or adamw",
+        "eval_tokens": "tokens that the held-out loss is measured on",
+        "source": "a text file or a folder of them; generated where empty",
+    },
 )

@@ -97,7 +97,7 @@ class Tuned(Measured):
 
 def plain_point(point: Point) -> dict[str, Any]:
     """A point as plain values, as `--json` prints it."""
-    return dict(point) if isinstance(point, dict) else dataclasses.asdict(point)
+    return dataclasses.asdict(point)
 
 
 def groups(points: Iterable[P], *names: str) -> dict[tuple[Any, ...], list[P]]:

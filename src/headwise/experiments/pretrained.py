@@ -220,7 +220,7 @@ def _no_runs(settings: Settings) -> list[Pretraining]:
 EXPERIMENT = Experiment(
     name="pretrain",
     question="Which of the decoders trained here says its text in the fewest bits?",
-    about="Decoders trained one by one with headwise pretrain, side by side.",
+    about="decoders trained one by one with headwise pretrain",
     presets={},
     columns=(
         ("text", "text"),

@@ -414,7 +414,7 @@ def _changes(task: str, cells: list[Cell]) -> list[Range]:
 EXPERIMENT = Experiment(
     name="map",
     question="At one exact budget, how many heads, of what rank, how deep?",
-    about="More heads or fewer? Held-out loss over heads x rank x depth at one exact budget.",
+    about="loss over heads x rank x depth at one exact budget",
     presets=PRESETS,
     columns=(
         ("task", "task"),
@@ -447,4 +447,9 @@ EXPERIMENT = Experiment(
     headline=headline,
     figure=figure,
     views={"summary": over_tasks},
+    meanings={
+        "base": "layers,heads,rank,feed-forward: the shape that sets the budget",
+        "budget": "params or flops",
+        "ffn_dim": "follows from the budget",
+    },
 )

@@ -415,7 +415,7 @@ def figure(points: Sequence[Condition]) -> LineFigure:
 EXPERIMENT = Experiment(
     name="conditioning",
     question="Do more heads make attention better conditioned?",
-    about="Do more heads make attention better conditioned? Condition numbers at random weights.",
+    about="condition numbers of attention by heads, at random weights",
     presets=PRESETS,
     columns=(
         ("matrix", "matrix"),
@@ -447,4 +447,16 @@ EXPERIMENT = Experiment(
     summary=summary,
     headline=headline,
     figure=figure,
+    meanings={
+        "weights": "standard deviations of weights, or 1/sqrt(D)",
+        "tokens": "tokens",
+        "head_dim": "rank of a head where it is kept (widen)",
+        "gaussian_heads": "numbers of heads of the Gaussian matrices",
+        "policies": "split (rank falls), widen (rank kept)",
+        "small_tokens": "tokens of the layer whose Jacobian is written out",
+        "small_dim": "its width",
+        "small_head_dim": "its rank of a head",
+        "small_heads": "its numbers of heads",
+        "seeds": "draws per matrix",
+    },
 )

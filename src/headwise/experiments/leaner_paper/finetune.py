@@ -379,7 +379,7 @@ def figure(points: Sequence[Cut]) -> LineFigure:
 EXPERIMENT = Experiment(
     name="finetune",
     question=("Does the number of heads that is best in pre-training stay best after fine-tuning?"),
-    about="Does the number of heads that is best in pre-training stay best after fine-tuning?",
+    about="heads before and after fine-tuning, at equal parameters",
     presets=PRESETS,
     columns=(
         ("start", "start"),
@@ -407,4 +407,13 @@ EXPERIMENT = Experiment(
     summary=summary,
     headline=headline,
     figure=figure,
+    meanings={
+        "text": "a file to pre-train on; generated where empty",
+        "examples": "labelled sentences; 0: all",
+        "lr": "learning rate of pre-training",
+        "tune_steps": "steps of fine-tuning",
+        "tune_lr": "learning rate of fine-tuning",
+        "scratch_lr": "learning rate from scratch",
+        "length": "bytes per sequence",
+    },
 )

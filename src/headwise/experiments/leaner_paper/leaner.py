@@ -298,7 +298,7 @@ def _instead(known: list[Arm]) -> list[Line]:
 EXPERIMENT = Experiment(
     name="leaner",
     question="Do more heads let you drop layers?",
-    about="Do more heads let you drop layers? The leaner paper's trade with every control.",
+    about="more heads for fewer layers, every arm beside its control",
     presets=PRESETS,
     columns=(
         ("task", "task"),
@@ -325,4 +325,8 @@ EXPERIMENT = Experiment(
     summary=summary,
     headline=headline,
     figure=figure,
+    meanings={
+        "heads": "heads of the base",
+        "more": "times the heads of the base",
+    },
 )

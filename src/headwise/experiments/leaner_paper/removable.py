@@ -236,7 +236,7 @@ def _lines(points: list[Start]) -> list[Line]:
 EXPERIMENT = Experiment(
     name="removable",
     question="Heads and sizes kept, do layers become removable once attention is well conditioned?",
-    about="Do layers become removable once attention is well conditioned? Three starts compared.",
+    about="fewer layers from three starts, by condition number",
     presets=PRESETS,
     columns=(
         ("task", "task"),
@@ -266,4 +266,8 @@ EXPERIMENT = Experiment(
     summary=summary,
     headline=headline,
     figure=figure,
+    meanings={
+        "heads": "heads",
+        "starts": "how weights start: normal, spectral, orthogonal",
+    },
 )
