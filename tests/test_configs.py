@@ -394,33 +394,33 @@ PUBLIC = {
     ),
 }
 ROWS = """
-Llama-2-7B           llama        32000   4096  11008  32  32   32  -    6738415616
-Llama-2-13B          llama        32000   5120  13824  40  40   40  -    13015864320
-Llama-2-70B          llama        32000   8192  28672  80  64   8   -    68976648192
-Llama-3-8B           llama        128256  4096  14336  32  32   8   -    8030261248   rope_theta=500000.0
-Llama-3-70B          llama        128256  8192  28672  80  64   8   -    70553706496  rope_theta=500000.0
-Llama-3.2-1B         llama        128256  2048  8192   16  32   8   64   1235814400   tie_word_embeddings=true rope_theta=500000.0
-Mistral-7B-v0.1      mistral      32000   4096  14336  32  32   8   -    7241732096   sliding_window=4096
-Mistral-Nemo-12B     mistral      131072  5120  14336  40  32   8   128  12247782400  sliding_window=null rope_theta=1000000.0
-Qwen2-7B             qwen2        152064  3584  18944  28  28   4   -    7615616512   use_sliding_window=false rope_theta=1000000.0
-Qwen2.5-0.5B         qwen2        151936  896   4864   24  14   2   -    494032768    tie_word_embeddings=true rope_theta=1000000.0
-Qwen2.5-1.5B         qwen2        151936  1536  8960   28  12   2   -    1543714304   tie_word_embeddings=true rope_theta=1000000.0
-Qwen3-0.6B           qwen3        151936  1024  3072   28  16   8   128  596049920    tie_word_embeddings=true rope_theta=1000000
-Qwen3-8B             qwen3        151936  4096  12288  36  32   8   128  8190735360   tie_word_embeddings=false rope_theta=1000000
-gemma-2b             gemma        256000  2048  16384  18  8    1   256  2506172416
-gemma-7b             gemma        256000  3072  24576  28  16   16  256  8537680896
-gemma-2-2b           gemma2       256000  2304  9216   26  8    4   256  2614341888   query_pre_attn_scalar=256
-gemma-2-9b           gemma2       256000  3584  14336  42  16   8   256  9241705984   query_pre_attn_scalar=256
-gemma-2-27b          gemma2       256000  4608  36864  46  32   16  128  27227128320  query_pre_attn_scalar=144
-gemma-3-1b           gemma3_text  262144  1152  6912   26  4    1   256  999885952    sliding_window=512 sliding_window_pattern=6
-phi-1.5              phi          51200   2048  8192   24  32   32  -    1418270720   partial_rotary_factor=0.5
-phi-2                phi          51200   2560  10240  32  32   32  -    2779683840   partial_rotary_factor=0.4
-phi-3-mini-4k        phi3         32064   3072  8192   32  32   32  -    3821079552   sliding_window=2047
-phi-4                phi3         100352  5120  17920  40  40   10  -    14659507200  sliding_window=null rope_theta=250000
-phi-4-mini           phi3         200064  3072  8192   32  24   8   -    3836021760   tie_word_embeddings=true partial_rotary_factor=0.75
-bert-large-uncased   bert         30522   1024  4096   24  16   -   -    335141888
-vit-large-patch16    vit          -       1024  4096   24  16   -   -    304326632    num_labels=1000
-nanochat-d20         nanochat     65536   1280  5120   20  10   10  -    560988160
+Llama-2-7B         llama       32000  4096 11008 32 32 32 -   6738415616
+Llama-2-13B        llama       32000  5120 13824 40 40 40 -   13015864320
+Llama-2-70B        llama       32000  8192 28672 80 64 8  -   68976648192
+Llama-3-8B         llama       128256 4096 14336 32 32 8  -   8030261248  theta=500000.0
+Llama-3-70B        llama       128256 8192 28672 80 64 8  -   70553706496 theta=500000.0
+Llama-3.2-1B       llama       128256 2048 8192  16 32 8  64  1235814400  tied=true theta=500000.0
+Mistral-7B-v0.1    mistral     32000  4096 14336 32 32 8  -   7241732096  window=4096
+Mistral-Nemo-12B   mistral     131072 5120 14336 40 32 8  128 12247782400 window=null theta=1000000.0
+Qwen2-7B           qwen2       152064 3584 18944 28 28 4  -   7615616512  windowed=false theta=1000000.0
+Qwen2.5-0.5B       qwen2       151936 896  4864  24 14 2  -   494032768   tied=true theta=1000000.0
+Qwen2.5-1.5B       qwen2       151936 1536 8960  28 12 2  -   1543714304  tied=true theta=1000000.0
+Qwen3-0.6B         qwen3       151936 1024 3072  28 16 8  128 596049920   tied=true theta=1000000
+Qwen3-8B           qwen3       151936 4096 12288 36 32 8  128 8190735360  tied=false theta=1000000
+gemma-2b           gemma       256000 2048 16384 18 8  1  256 2506172416
+gemma-7b           gemma       256000 3072 24576 28 16 16 256 8537680896
+gemma-2-2b         gemma2      256000 2304 9216  26 8  4  256 2614341888  scalar=256
+gemma-2-9b         gemma2      256000 3584 14336 42 16 8  256 9241705984  scalar=256
+gemma-2-27b        gemma2      256000 4608 36864 46 32 16 128 27227128320 scalar=144
+gemma-3-1b         gemma3_text 262144 1152 6912  26 4  1  256 999885952   window=512 pattern=6
+phi-1.5            phi         51200  2048 8192  24 32 32 -   1418270720  partial=0.5
+phi-2              phi         51200  2560 10240 32 32 32 -   2779683840  partial=0.4
+phi-3-mini-4k      phi3        32064  3072 8192  32 32 32 -   3821079552  window=2047
+phi-4              phi3        100352 5120 17920 40 40 10 -   14659507200 window=null theta=250000
+phi-4-mini         phi3        200064 3072 8192  32 24 8  -   3836021760  tied=true partial=0.75
+bert-large-uncased bert        30522  1024 4096  24 16 -  -   335141888
+vit-large-patch16  vit         -      1024 4096  24 16 -  -   304326632   num_labels=1000
+nanochat-d20       nanochat    65536  1280 5120  20 10 10 -   560988160
 """
 COLUMNS = (
     "vocab_size",
@@ -433,6 +433,17 @@ COLUMNS = (
 )
 
 
+SHORT = {
+    "tied": "tie_word_embeddings",
+    "theta": "rope_theta",
+    "scalar": "query_pre_attn_scalar",
+    "partial": "partial_rotary_factor",
+    "window": "sliding_window",
+    "pattern": "sliding_window_pattern",
+    "windowed": "use_sliding_window",
+}
+
+
 def table(rows):
     for line in rows.strip().splitlines():
         name, model_type, *numbers = line.split()
@@ -440,7 +451,8 @@ def table(rows):
         config = {"model_type": model_type} | {
             key: int(n) for key, n in zip(COLUMNS, numbers, strict=True) if n != "-"
         }
-        config |= {key: json.loads(value) for key, value in (item.split("=") for item in rest[1:])}
+        for key, value in (item.split("=") for item in rest[1:]):
+            config[SHORT.get(key, key)] = json.loads(value)
         yield name, (config, int(rest[0]))
 
 

@@ -555,7 +555,8 @@ def test_refusals_are_one_line(make, message):
     assert "\n" not in str(caught.value)
 
 
-# ---- the counts of the leaner-transformers paper (arXiv 2505.20802), relayed or recomputed from its hosts' code
+# ---- the counts of the leaner-transformers paper (arXiv 2505.20802), relayed or recomputed from
+# its hosts' code
 # Expected numbers: leaner_param_accounting.csv and leaner_imagenet.csv of the fact sheet, in
 # millions, two digits.
 

@@ -226,11 +226,17 @@ def test_random_shapes_cover_every_choice():
 @pytest.mark.parametrize(
     ("depth", "width", "params"),
     [
-        (1, 1, 280_898), (1, 8, 397_378), (1, 64, 1_329_218),
-        (3, 1, 842_694), (3, 8, 1_192_134), (3, 64, 3_987_654),
-        (5, 1, 1_404_490), (5, 8, 1_986_890), (5, 64, 6_646_090),
+        (1, 1, 280_898),
+        (1, 8, 397_378),
+        (1, 64, 1_329_218),
+        (3, 1, 842_694),
+        (3, 8, 1_192_134),
+        (3, 64, 3_987_654),
+        (5, 1, 1_404_490),
+        (5, 8, 1_986_890),
+        (5, 64, 6_646_090),
     ],
-)  # fmt: skip
+)
 def test_params_of_the_rank_paper(depth, width, params):
     """The published code's own counts at d = 64, whatever the rank."""
     for rank in (1, 2, 4, 8, 16, 32, 64):
@@ -511,37 +517,60 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ({"v_head_dim": 0}, ("v_head_dim must be at least 1", "got 0")),
         ({"num_kv_heads": 0}, ("num_kv_heads must be at least 1", "got 0")),
         ({"average": 0}, ("average must be at least 1", "got 0")),
-        ({"num_heads": 5}, ("head_dim must be given", (
-            "num_heads does not divide dim"
-        ), "dim 12", "num_heads 5")),
-        ({"num_kv_heads": 4}, ((
-            "num_heads must be a multiple of num_kv_heads"
-        ), "num_heads 6", "num_kv_heads 4")),
+        (
+            {"num_heads": 5},
+            ("head_dim must be given", ("num_heads does not divide dim"), "dim 12", "num_heads 5"),
+        ),
+        (
+            {"num_kv_heads": 4},
+            ("num_heads must be a multiple of num_kv_heads", "num_heads 6", "num_kv_heads 4"),
+        ),
         ({"average": 4}, ("num_heads must be a multiple of average", "num_heads 6", "average 4")),
-        ({"head_dim": 7, "qk_rope_head_dim": 7}, ((
-            "head_dim must be even for rotary positions"
-        ), "got 7")),
-        ({"head_dim": 8, "qk_rope_head_dim": 3}, ((
-            "qk_rope_head_dim must be even for rotary positions"
-        ), "got 3")),
-        ({"head_dim": 4, "qk_rope_head_dim": 6}, ((
-            "qk_rope_head_dim must not exceed head_dim"
-        ), "6", "head_dim 4")),
+        (
+            {"head_dim": 7, "qk_rope_head_dim": 7},
+            ("head_dim must be even for rotary positions", "got 7"),
+        ),
+        (
+            {"head_dim": 8, "qk_rope_head_dim": 3},
+            ("qk_rope_head_dim must be even for rotary positions", "got 3"),
+        ),
+        (
+            {"head_dim": 4, "qk_rope_head_dim": 6},
+            ("qk_rope_head_dim must not exceed head_dim", "6", "head_dim 4"),
+        ),
         *(
             ({name: -1}, (f"{name} must not be negative", "got -1"))
             for name in (
-                "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "ffn_dim", "vocab_size", "num_positions", "position_dim", "input_dim",
+                "kv_lora_rank",
+                "q_lora_rank",
+                "qk_rope_head_dim",
+                "ffn_dim",
+                "vocab_size",
+                "num_positions",
+                "position_dim",
+                "input_dim",
                 "output_dim",
             )
         ),
         *(
             ({name: bad}, (f"{name} must be a whole number", f"got {bad!r}"))
-            for name in ("dim", "depth", "num_heads", "head_dim", "num_kv_heads", "ffn_dim", "vocab_size", "input_dim", "output_dim")
+            for name in (
+                "dim",
+                "depth",
+                "num_heads",
+                "head_dim",
+                "num_kv_heads",
+                "ffn_dim",
+                "vocab_size",
+                "input_dim",
+                "output_dim",
+            )
             for bad in ("8", 8.0, True)
         ),
-        *(({name: 1}, ((
-            f"{name} must be true or false"
-        ), "got 1")) for name in ("causal", "qkv_bias", "tied")),
+        *(
+            ({name: 1}, (f"{name} must be true or false", "got 1"))
+            for name in ("causal", "qkv_bias", "tied")
+        ),
         *(
             ({name: bad}, (f"{name} must be a positive number", f"got {bad!r}"))
             for name in ("rope_theta", "logit_scale")
@@ -549,54 +578,82 @@ GOOD = {"dim": 12, "depth": 2, "num_heads": 6}
         ),
         ({"rope_theta": None}, ("rope_theta must be a positive number", "got None")),
         ({"max_logit": 4.0}, ("max_logit needs qk_norm", "qk_norm none")),
-        ({"max_logit": 4.0, "qk_norm": "head", "logit_scale": 0.5}, ("max_logit", "replaces logit_scale", "0.5")),
-        ({"kv_lora_rank": 4, "num_kv_heads": 3}, ((
-            "num_kv_heads must equal num_heads 6"
-        ), "kv_lora_rank 4", "got 3")),
-        ({"kv_lora_rank": 4, "qk_norm": "head"}, ((
-            "qk_norm must be none or free"
-        ), "kv_lora_rank 4", "got head")),
-        ({"vocab_size": 5, "input_dim": 3}, ("takes tokens or vectors", (
-            "vocab_size excludes input_dim"
-        ), "vocab_size 5, input_dim 3")),
-        ({"vocab_size": 5, "input_dim": 3, "output_dim": 2}, ((
-            "vocab_size excludes input_dim"
-        ), "vocab_size 5, input_dim 3")),
+        (
+            {"max_logit": 4.0, "qk_norm": "head", "logit_scale": 0.5},
+            ("max_logit", "replaces logit_scale", "0.5"),
+        ),
+        (
+            {"kv_lora_rank": 4, "num_kv_heads": 3},
+            ("num_kv_heads must equal num_heads 6", "kv_lora_rank 4", "got 3"),
+        ),
+        (
+            {"kv_lora_rank": 4, "qk_norm": "head"},
+            ("qk_norm must be none or free", "kv_lora_rank 4", "got head"),
+        ),
+        (
+            {"vocab_size": 5, "input_dim": 3},
+            (
+                "takes tokens or vectors",
+                ("vocab_size excludes input_dim"),
+                "vocab_size 5, input_dim 3",
+            ),
+        ),
+        (
+            {"vocab_size": 5, "input_dim": 3, "output_dim": 2},
+            ("vocab_size excludes input_dim", "vocab_size 5, input_dim 3"),
+        ),
         ({"q_lora_rank": 4}, ("q_lora_rank needs kv_lora_rank above 0", "q_lora_rank 4")),
         ({"activation": "swigly"}, ("unknown activation 'swigly'", "did you mean swiglu", "relu2")),
         ({"norm": "rsm"}, ("unknown norm 'rsm'", "did you mean rms", "layer-nobias")),
         ({"norm_at": "pree"}, ("unknown norm_at 'pree'", "did you mean pre", "sandwich")),
         ({"qk_norm": "heads"}, ("unknown qk_norm 'heads'", "did you mean head", "free")),
-        ({"positions": "aditive"}, ("unknown positions 'aditive'", "did you mean additive", "concatenated")),
+        (
+            {"positions": "aditive"},
+            ("unknown positions 'aditive'", "did you mean additive", "concatenated"),
+        ),
         ({"norm": 3}, ("unknown norm 3", "choices: layer")),
-        ({"positions": "additive"}, ((
-            "num_positions must be given for additive positions"
-        ), "got 0")),
-        ({"positions": "concatenated", "num_positions": 4}, ((
-            "position_dim goes with concatenated"
-        ), "position_dim 0")),
+        (
+            {"positions": "additive"},
+            ("num_positions must be given for additive positions", "got 0"),
+        ),
+        (
+            {"positions": "concatenated", "num_positions": 4},
+            ("position_dim goes with concatenated", "position_dim 0"),
+        ),
         (
             {"positions": "concatenated", "num_positions": 4, "position_dim": 2, "vocab_size": 7},
             ("concatenated positions go with vectors, not with tokens", "vocab_size 7"),
         ),
-        ({"position_dim": 4}, ((
-            "position_dim goes with concatenated"
-        ), "position_dim 4", "positions none")),
-        ({"positions": "room"}, ((
-            "position_dim goes with concatenated positions and room"
-        ), "position_dim 0", "positions room")),
-        ({"positions": "room", "position_dim": 2, "num_positions": 4}, ((
-            "num_positions must be 0 with room"
-        ), "same at every place", "4")),
-        ({"positions": "concatenated", "num_positions": 4, "position_dim": 12}, ((
-            "position_dim must be below dim"
-        ), "12")),
-        *(({"windows": bad}, ((
-            "windows must be 1 to depth (2)"
-        ), repr(bad))) for bad in ((), (1, 2, 3), (-1,), ("4",), 4, None, (True,))),
-        *(({"extras": bad}, ("extras must be pairs", repr(bad))) for bad in (5, (("a", -1),), (("a",),), ((1, 2),), "ab", None)),
+        (
+            {"position_dim": 4},
+            ("position_dim goes with concatenated", "position_dim 4", "positions none"),
+        ),
+        (
+            {"positions": "room"},
+            (
+                "position_dim goes with concatenated positions and room",
+                "position_dim 0",
+                "positions room",
+            ),
+        ),
+        (
+            {"positions": "room", "position_dim": 2, "num_positions": 4},
+            ("num_positions must be 0 with room", "same at every place", "4"),
+        ),
+        (
+            {"positions": "concatenated", "num_positions": 4, "position_dim": 12},
+            ("position_dim must be below dim", "12"),
+        ),
+        *(
+            ({"windows": bad}, ("windows must be 1 to depth (2)", repr(bad)))
+            for bad in ((), (1, 2, 3), (-1,), ("4",), 4, None, (True,))
+        ),
+        *(
+            ({"extras": bad}, ("extras must be pairs", repr(bad)))
+            for bad in (5, (("a", -1),), (("a",),), ((1, 2),), "ab", None)
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_shapes_die_with_one_line(changes, parts):
     with pytest.raises(UsageError) as caught:
         Shape(**GOOD | changes)

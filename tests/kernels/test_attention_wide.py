@@ -35,11 +35,20 @@ def both(q, k, v, scale, causal, window, **sizes):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    batch=st.integers(1, 3), kv=st.integers(1, 3), group=st.integers(1, 3), queries=st.integers(1, 29), more=st.sampled_from((0, 0, 1, 8)),
-    rank=st.sampled_from((1, 3, 11)), width=st.sampled_from((1, 5, 7)), causal=st.booleans(), window=st.sampled_from((0, 0, 1, 4, 9, 100)),
-    block=st.sampled_from((1, 4, 8, 13, 64)), work=st.sampled_from((1, 3_000, 20_000, 1 << 28)), keep=st.sampled_from((0.0, 2.0, 1e9)),
-)  # fmt: skip
-def test_blocks_and_chunks_of_any_size_compute_the_formula(
+    batch=st.integers(1, 3),
+    kv=st.integers(1, 3),
+    group=st.integers(1, 3),
+    queries=st.integers(1, 29),
+    more=st.sampled_from((0, 0, 1, 8)),
+    rank=st.sampled_from((1, 3, 11)),
+    width=st.sampled_from((1, 5, 7)),
+    causal=st.booleans(),
+    window=st.sampled_from((0, 0, 1, 4, 9, 100)),
+    block=st.sampled_from((1, 4, 8, 13, 64)),
+    work=st.sampled_from((1, 3_000, 20_000, 1 << 28)),
+    keep=st.sampled_from((0.0, 2.0, 1e9)),
+)
+def test_attend_wide_in_blocks_and_chunks_of_any_size_computes_the_formula(
     batch, kv, group, queries, more, rank, width, causal, window, block, work, keep
 ):
     keys = queries + more
@@ -58,7 +67,7 @@ def test_blocks_and_chunks_of_any_size_compute_the_formula(
 @pytest.mark.parametrize(("dtype", "bound"), [(FP32, 2e-5), (HALF, 2e-2), (torch.float16, 3e-3)])
 @pytest.mark.parametrize("keep", [0.0, 1e9])
 @pytest.mark.parametrize("window", [0, 21])
-def test_it_is_as_exact_as_its_operands(dtype, bound, window, keep):
+def test_attend_wide_is_as_exact_as_its_operands(dtype, bound, window, keep):
     q, k, v = (normal(i, 2, 3, 53, r, dtype=dtype) for i, r in enumerate((300, 300, 17)))
     ours, theirs = both(q, k, v, 300**-0.5, True, window, block=16, work=1 << 20, keep=keep)
     for name, a, b in zip(("o", "dq", "dk", "dv"), ours, theirs, strict=True):
@@ -97,9 +106,13 @@ def test_no_sequences_is_no_error():
 
 
 @given(
-    queries=st.integers(1, 60), more=st.integers(0, 20), causal=st.booleans(), window=st.integers(0, 70), block=st.integers(1, 70),
-)  # fmt: skip
-def test_a_block_is_given_every_key_it_sees_and_whole_blocks_of_keys(
+    queries=st.integers(1, 60),
+    more=st.integers(0, 20),
+    causal=st.booleans(),
+    window=st.integers(0, 70),
+    block=st.integers(1, 70),
+)
+def test_span_gives_a_block_every_key_it_sees_in_whole_blocks_of_keys(
     queries, more, causal, window, block
 ):
     keys = queries + more
@@ -124,7 +137,7 @@ def test_a_block_is_given_every_key_it_sees_and_whole_blocks_of_keys(
         before = low, high
 
 
-def test_temporary_memory_stays_within_bounds_whatever_the_length(monkeypatch):
+def test_attend_wide_temporary_memory_stays_within_bounds_whatever_the_length(monkeypatch):
     """The sum of what is made at one time, by counting the tensors that the passes ask for."""
     monkeypatch.setattr(attention_wide, "runs_on_triton", lambda t: False)
     asked, empty = [], torch.Tensor.new_empty
@@ -197,7 +210,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("case", "keep"), KEPT, ids=str)
-def test_tiles_compute_the_formula(case, keep, by_tiles):
+def test_wide_tiles_compute_the_formula(case, keep, by_tiles):
     batch, kv, group, queries, keys, rank, width, causal, window, work = case
     sizes = ((batch, queries, kv * group, rank), (batch, keys, kv, rank), (batch, keys, kv, width))
     q, k, v = (
@@ -208,7 +221,7 @@ def test_tiles_compute_the_formula(case, keep, by_tiles):
         near(a, b, 2e-5, name)
 
 
-def test_launches_that_are_known_are_those_of_this_call(by_tiles):
+def test_wide_launches_that_are_kept_are_those_of_this_call(by_tiles):
     """One thing changes at a time: what is known of the call before must not serve it; then two
     come again, from what is known."""
     first = {
@@ -249,7 +262,7 @@ def test_launches_that_are_known_are_those_of_this_call(by_tiles):
     assert sorted(set(seen)) == seen[: len(changes)], "something new the first"
 
 
-def test_tiles_of_rows_too_long_to_hold_at_once(by_tiles, monkeypatch):
+def test_wide_tiles_of_rows_too_long_to_hold_at_once(by_tiles, monkeypatch):
     monkeypatch.setattr("headwise.kernels.attention_wide_launch.MOST", 64)
     q, k, v = (3 * normal(i, 1, 1, 150, 8) for i in range(3))
     for window in (0, 40):
@@ -258,7 +271,7 @@ def test_tiles_of_rows_too_long_to_hold_at_once(by_tiles, monkeypatch):
             near(a, b, 2e-5, name)
 
 
-def test_heads_farther_apart_than_32_bits_can_tell(by_tiles):
+def test_wide_tiles_of_heads_farther_apart_than_32_bits_can_tell(by_tiles):
     """Three heads of one sequence, 2^30 numbers from one to the next; what lies between is never
     touched."""
     room = torch.empty(3, 1 << 30, dtype=torch.float16, device=DEVICE)
@@ -286,7 +299,7 @@ def test_heads_farther_apart_than_32_bits_can_tell(by_tiles):
         near(a, b, 3e-3, name)
 
 
-def test_more_heads_and_sequences_than_a_grid_is_high(by_tiles, monkeypatch):
+def test_wide_launch_of_more_heads_and_sequences_than_a_grid_is_high(by_tiles, monkeypatch):
     """CUDA takes 65,535 programs along the second axis, 2^31 - 1 along the first."""
     grids = []
     monkeypatch.setattr(
@@ -297,7 +310,7 @@ def test_more_heads_and_sequences_than_a_grid_is_high(by_tiles, monkeypatch):
     assert grids == [(6 << 15, 1, 1)]
 
 
-def test_sequences_in_pieces_share_one_room(by_tiles, monkeypatch):
+def test_wide_backward_of_sequences_in_pieces_shares_one_buffer(by_tiles, monkeypatch):
     """A second one beside it would be twice the memory that was granted."""
     asked, tables = [], by_tiles._tables
     monkeypatch.setattr(
@@ -315,22 +328,31 @@ def test_sequences_in_pieces_share_one_room(by_tiles, monkeypatch):
         ]
 
 
-def test_a_whole_number_as_scale_is_launched_as_the_fraction_it_stands_for(by_tiles, monkeypatch):
+def test_wide_scale_that_is_a_whole_number_is_launched_as_a_float(by_tiles, monkeypatch):
     """Equal numbers are one key of a launcher, but not one type of an argument."""
     from headwise.kernels import attention_wide_launch
 
     scales, softmax = [], attention_wide_launch._softmax_rows
-    monkeypatch.setattr(attention_wide_launch, "_softmax_rows", lambda grid, tensors, numbers, *rest, **kw: (
-        scales.append(numbers[0]), softmax(grid, tensors, numbers, *rest, **kw))[1])  # fmt: skip
+
+    def spy(grid, tensors, numbers, *rest, **constants):
+        scales.append(numbers[0])
+        return softmax(grid, tensors, numbers, *rest, **constants)
+
+    monkeypatch.setattr(attention_wide_launch, "_softmax_rows", spy)
     attend(*(normal(i, 1, 1, 5, 3) for i in range(3)), scale=2, backend="wide")
     assert [type(scale) for scale in scales] == [float]
 
 
 @given(
-    rows=st.integers(1, 700), keys=st.integers(1, 700), at=st.integers(-300, 600), causal=st.booleans(),
-    window=st.sampled_from((0, 1, 9, 130, 500)), first=st.integers(0, 5), count=st.integers(1, 3),
-)  # fmt: skip
-def test_keys_in_pieces_are_given_every_query_that_sees_them(
+    rows=st.integers(1, 700),
+    keys=st.integers(1, 700),
+    at=st.integers(-300, 600),
+    causal=st.booleans(),
+    window=st.sampled_from((0, 1, 9, 130, 500)),
+    first=st.integers(0, 5),
+    count=st.integers(1, 3),
+)
+def test_span_gives_keys_in_pieces_every_query_that_sees_them(
     rows, keys, at, causal, window, first, count
 ):
     start, stop = first * TILE, min(keys, (first + count) * TILE)
@@ -367,7 +389,7 @@ def test_on_a_gpu_it_is_as_exact_as_bfloat16(rank, width, kv):
 # ---- as a backend
 
 
-def test_it_can_be_asked_for_by_name_and_is_chosen_beyond_width_256_on_a_gpu():
+def test_wide_backend_by_name_and_beyond_width_256_on_a_gpu():
     q, k, v = normal(0, 1, 4, 6, 5), normal(1, 1, 2, 6, 5), normal(2, 1, 2, 6, 3)
     near(
         attend(q, k, v, causal=True, backend="wide"),

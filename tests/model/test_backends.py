@@ -106,7 +106,8 @@ NARROW = (
             [
                 (
                     "heads",
-                    "at most 256 tokens and rank 64 in float32 to be the fastest, this call has 64 tokens at rank 65",
+                    "at most 256 tokens and rank 64 in float32 to be the fastest, this call has 64 "
+                    "tokens at rank 65",
                 )
             ],
         ),
@@ -136,7 +137,8 @@ NARROW = (
             [
                 (
                     "heads",
-                    "as many queries as keys and values as wide as the rank, this call has 3 and 64",
+                    "as many queries as keys and values as wide as the rank, this call has 3 and "
+                    "64",
                 )
             ],
         ),
@@ -146,7 +148,8 @@ NARROW = (
             [
                 (
                     "heads",
-                    "at most 64 tokens and rank 64 in bfloat16 to be the fastest, this call has 65 tokens at rank 64",
+                    "at most 64 tokens and rank 64 in bfloat16 to be the fastest, this call has 65 "
+                    "tokens at rank 64",
                 )
             ],
         ),
@@ -228,7 +231,8 @@ NARROW = (
                 ("cudnn", "more than one key"),
                 (
                     "flash",
-                    "needs rank and value width within a factor of two, because it pads the smaller; this call has 16 and 64",
+                    "needs rank and value width within a factor of two, because it pads the "
+                    "smaller; this call has 16 and 64",
                 ),
             ],
         ),

@@ -1,0 +1,130 @@
+"""One value of a public config: read, checked, with the defaults of its family. Standard library
+only.
+
+Each function takes the config and a key, and refuses a value that breaks the key's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headwise.errors import UsageError, nearest
+
+Config = Mapping[str, Any]
+Fields = dict[str, Any]
+
+_GELUS = (
+    "gelu",
+    "gelu_accurate",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_python_tanh",
+    "gelu_pytorch_tanh",
+    "quick_gelu",
+)
+PLAIN = {"relu": "relu", "relu2": "relu2", **dict.fromkeys(_GELUS, "gelu")}
+GATED = {"silu": "swiglu", "swish": "swiglu", **dict.fromkeys(_GELUS, "geglu")}
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+NANOCHAT_KEYS = (
+    "n_layer",
+    "n_head",
+    "n_kv_head",
+    "n_embd",
+    "sequence_len",
+    "vocab_size",
+    "window_pattern",
+)
+
+
+def is_nanochat(config: Config) -> bool:
+    return all(key in config for key in NANOCHAT_KEYS)
+
+
+def whole(c: Config, name: str, default: Any = None, least: int = 1) -> int:
+    value = c.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def optional(c: Config, name: str, default: int | None = None) -> int | None:
+    return None if c.get(name, default) is None else whole(c, name, default)
+
+
+def number(name: str, value: Any) -> float:
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not 0 < value < float("inf")
+    ):
+        raise UsageError(f"{name} must be a positive number, got {value!r}")
+    return value
+
+
+def flag(c: Config, name: str, default: bool = False) -> bool:
+    value = default if c.get(name) is None else c[name]
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be true or false, got {value!r}")
+    return value
+
+
+def pair(c: Config, name: str, default: int) -> tuple[int, int]:
+    value = c.get(name, default)
+    sides = value if isinstance(value, list | tuple) else (value, value)
+    if len(sides) != 2:
+        raise UsageError(f"{name} must be one whole number or two, got {value!r}")
+    return whole({name: sides[0]}, name), whole({name: sides[1]}, name)
+
+
+def rope_setting(c: Config, name: str, default: float) -> float:
+    """A rotary setting, where transformers 5 keeps it (by layer type or not) or where its older
+    versions did."""
+    for key in ("rope_scaling", "rope_parameters"):
+        table = c.get(key) or {}
+        table = (table.get("full_attention") or table) if isinstance(table, Mapping) else table
+        if not isinstance(table, Mapping):
+            raise UsageError(f"{key} must be a mapping, got {c[key]!r}")
+        if table.get(name) is not None:
+            return number(name, table[name])
+    return number(name, c.get(name, default))
+
+
+def activation(c: Config, name: str, default: str, table: dict[str, str]) -> str:
+    value, kind = c.get(name, default), "gated" if table is GATED else "plain"
+    if not isinstance(value, str) or value not in table:
+        raise UsageError(
+            f"{name} {value!r} cannot be expressed in a {kind} feed-forward; "
+            f"{nearest(str(value), table)}"
+        )
+    return table[value]
+
+
+def head_dim_of(c: Config, dim: str = "hidden_size", heads: str = "num_attention_heads") -> int:
+    if c.get("head_dim") is not None:
+        return whole(c, "head_dim")
+    if whole(c, dim) % whole(c, heads):
+        raise UsageError(
+            f"{dim} must be a multiple of {heads} where head_dim is not given, got {dim} "
+            f"{c[dim]}, {heads} {c[heads]}"
+        )
+    return c[dim] // c[heads]
+
+
+def windows_of(c: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
+    """The windows of the layers, cut to the shortest run that tiles them."""
+    depth = whole(c, "num_hidden_layers")
+    kinds = c.get("layer_types") or [_LAYER_TYPES[slides(i)] for i in range(depth)]
+    if not isinstance(kinds, list | tuple) or len(kinds) != depth:
+        raise UsageError(
+            f"layer_types must name each of num_hidden_layers {depth} layers, got {kinds!r}"
+        )
+    for kind in kinds:
+        if kind not in _LAYER_TYPES:
+            raise UsageError(f"unknown layer type {kind!r}; {nearest(str(kind), _LAYER_TYPES)}")
+    full = [whole(c, "sliding_window") if kind == "sliding_attention" else 0 for kind in kinds]
+    period = next(
+        p for p in range(1, depth + 1) if all(full[i] == full[i % p] for i in range(depth))
+    )
+    return tuple(full[:period])
