@@ -397,14 +397,14 @@ ROWS = """
 Llama-2-7B         llama       32000  4096 11008 32 32 32 -   6738415616
 Llama-2-13B        llama       32000  5120 13824 40 40 40 -   13015864320
 Llama-2-70B        llama       32000  8192 28672 80 64 8  -   68976648192
-Llama-3-8B         llama       128256 4096 14336 32 32 8  -   8030261248  theta=500000.0
-Llama-3-70B        llama       128256 8192 28672 80 64 8  -   70553706496 theta=500000.0
-Llama-3.2-1B       llama       128256 2048 8192  16 32 8  64  1235814400  tied=true theta=500000.0
+Llama-3-8B         llama       128256 4096 14336 32 32 8  -   8030261248  theta=5e5
+Llama-3-70B        llama       128256 8192 28672 80 64 8  -   70553706496 theta=5e5
+Llama-3.2-1B       llama       128256 2048 8192  16 32 8  64  1235814400  tied=true theta=5e5
 Mistral-7B-v0.1    mistral     32000  4096 14336 32 32 8  -   7241732096  window=4096
-Mistral-Nemo-12B   mistral     131072 5120 14336 40 32 8  128 12247782400 window=null theta=1000000.0
-Qwen2-7B           qwen2       152064 3584 18944 28 28 4  -   7615616512  windowed=false theta=1000000.0
-Qwen2.5-0.5B       qwen2       151936 896  4864  24 14 2  -   494032768   tied=true theta=1000000.0
-Qwen2.5-1.5B       qwen2       151936 1536 8960  28 12 2  -   1543714304  tied=true theta=1000000.0
+Mistral-Nemo-12B   mistral     131072 5120 14336 40 32 8  128 12247782400 window=null theta=1e6
+Qwen2-7B           qwen2       152064 3584 18944 28 28 4  -   7615616512  windowed=false theta=1e6
+Qwen2.5-0.5B       qwen2       151936 896  4864  24 14 2  -   494032768   tied=true theta=1e6
+Qwen2.5-1.5B       qwen2       151936 1536 8960  28 12 2  -   1543714304  tied=true theta=1e6
 Qwen3-0.6B         qwen3       151936 1024 3072  28 16 8  128 596049920   tied=true theta=1000000
 Qwen3-8B           qwen3       151936 4096 12288 36 32 8  128 8190735360  tied=false theta=1000000
 gemma-2b           gemma       256000 2048 16384 18 8  1  256 2506172416
