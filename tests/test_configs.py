@@ -310,7 +310,7 @@ def check_attention(shape, config, model):
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_random_configs_count_as_the_real_class(model_type):
     rng, seen = random.Random(f"families {model_type}"), set()
-    for _ in range(200):
+    for _ in range(80):
         values = MAKE[model_type](rng)
         config, model = real(model_type, **values)
         expected = count(model)
@@ -323,7 +323,7 @@ def test_random_configs_count_as_the_real_class(model_type):
             assert shape.params == expected, values
         check_attention(shape, config, model)
         seen.add(expected)
-    assert len(seen) > 150
+    assert len(seen) > 55
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
