@@ -85,6 +85,21 @@ def test_task_of_the_readme_trains(tmp_path: Path) -> None:
     assert {row["task"] for row in made.rows} == {"Sorting"}
 
 
+def test_task_of_the_readme_trains_with_a_model_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(blocks(README, "python")[1])
+    made = headwise.run(
+        "map",
+        task=str(tmp_path / "my_task.py"),
+        model=str(ROOT / "examples" / "my_model.py"),
+        store=tmp_path / "store",
+        workers=1,
+        **{"steps": 2, "epoch": 1, "evals": 1, "held_out": 16, "seeds": 1},
+        **{"heads": (1, 2), "ranks": (4,), "depths": (1,), "lrs": (0.01,)},
+    )
+    assert [point.off is not None for point in made.points] == [True, True]
+    assert made.page is not None
+
+
 def test_model_of_the_integrations_page_runs() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")

@@ -228,10 +228,11 @@ def _placed(cells: list[Cell]) -> list[Cell]:
 
 
 def _budget_of(cells: list[Cell]) -> str:
-    """The budget that the cells share: the count in which they differ least."""
-
+    """The budget that the cells share: the count in which they differ least. Of a model of one's
+    own only parameters are counted."""
     counts = {key: [getattr(cell, key) for cell in cells] for key in BUDGETS}
-    return min(BUDGETS, key=lambda key: max(counts[key]) / min(counts[key]))
+    known = [key for key in BUDGETS if None not in counts[key]]
+    return min(known, key=lambda key: max(counts[key]) / min(counts[key]))
 
 
 def _paths_through(cell: Cell, base: Cell) -> list[str]:
