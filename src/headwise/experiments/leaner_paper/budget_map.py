@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from headwise.errors import UsageError, nearest
 from headwise.experiments.base import Experiment
@@ -43,8 +44,10 @@ from headwise.show.figure import (
     Symbol,
 )
 from headwise.stats import Mean, difference, group, rank_correlation
-from headwise.tasks.task import Task
 from headwise.training.run import Run
+
+if TYPE_CHECKING:
+    from headwise.tasks.task import Task
 
 PATHS = ("split", "widen", "trade")
 SYMBOLS: dict[str, Symbol] = {"the rank paper": "star", "the leaner paper": "diamond"}

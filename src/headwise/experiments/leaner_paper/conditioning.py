@@ -447,16 +447,4 @@ EXPERIMENT = Experiment(
     summary=summary,
     headline=headline,
     figure=figure,
-    meanings={
-        "weights": "standard deviations of weights, or 1/sqrt(D)",
-        "tokens": "tokens",
-        "head_dim": "rank of a head where it is kept (widen)",
-        "gaussian_heads": "numbers of heads of the Gaussian matrices",
-        "policies": "split (rank falls), widen (rank kept)",
-        "small_tokens": "tokens of the layer whose Jacobian is written out",
-        "small_dim": "its width",
-        "small_head_dim": "its rank of a head",
-        "small_heads": "its numbers of heads",
-        "seeds": "draws per matrix",
-    },
 )

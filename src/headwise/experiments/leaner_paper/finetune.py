@@ -43,13 +43,13 @@ from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.show.figure import Line, LineFigure, LinePanel
 from headwise.stats import difference, group, rank_correlation
-from headwise.tasks import Masked, Sentences
 from headwise.training.run import AFTER, Recipe, Run
 
 if TYPE_CHECKING:
     from typing import Self
 
     from headwise.model.own import Model
+    from headwise.tasks import Sentences
     from headwise.tasks.task import Task
 
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"
@@ -150,6 +150,8 @@ def shapes(s: FinetuneSettings, task: Task) -> list[Shape]:
 
 
 def _sentences(s: FinetuneSettings) -> Sentences:
+    from headwise.tasks import Sentences
+
     return Sentences(s.length, s.source, "byte", examples=s.examples)
 
 
@@ -164,6 +166,8 @@ def runs(s: FinetuneSettings) -> list[Run]:
     # What the second round needs is checked before the first one trains.
     _sentences(s)
     _recipes(s)
+    from headwise.tasks import Masked
+
     task = Masked(s.length, s.text, "byte")
     return [s.run(shape, task, seed) for shape in shapes(s, task) for seed in range(s.seeds)]
 
