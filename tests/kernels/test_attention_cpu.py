@@ -88,7 +88,7 @@ def test_short_equals_plain(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_packed_equals_plain(dtype):
+def test_short_packed_equals_plain(dtype):
     @examples(80)
     @given(
         st.sampled_from((1, 2, 5)),
@@ -103,7 +103,7 @@ def test_packed_equals_plain(dtype):
     check()
 
 
-def test_gradients_equal_finite_differences():
+def test_short_gradients_equal_finite_differences():
     q, k, v = (
         t.requires_grad_()
         for t in draw(0, (2, 3, 2, 5), (2, 3, 7, 5), (2, 3, 7, 4), dtype=torch.float64)
@@ -116,14 +116,14 @@ def test_gradients_equal_finite_differences():
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 7, 10])
-def test_pieces_of_lanes_equal_the_whole(monkeypatch, lanes):
+def test_short_pieces_of_lanes_equal_the_whole(monkeypatch, lanes):
     """10 lanes in pieces of 1, 4 and 7 (the last one ragged) and in one."""
     monkeypatch.setattr(attention_cpu, "LANES", lanes)
     check_short(torch.float64, (2, 5, 3, 7, 2, 4), seed=lanes)
     check_packed(torch.float64, 2, 7, 3, 5, seed=lanes)
 
 
-def test_more_lanes_than_go_at_once():
+def test_short_more_lanes_than_go_at_once():
     batch, heads = 19, 241
     assert LANES < batch * heads < 2 * LANES
     check_short(torch.float32, (batch, heads, 2, 3, 1, 2), seed=0)
@@ -155,7 +155,7 @@ def parts_of(sizes, seed):
 
 @examples(60)
 @given(SIZES.map(lambda sizes: (5, *sizes[1:])), st.integers(0, 2**16))
-def test_bits_of_a_lane_do_not_depend_on_its_neighbours(sizes, seed):
+def test_short_bits_of_a_lane_do_not_depend_on_its_neighbours(sizes, seed):
     whole, alone = parts_of(sizes, seed)
     for b, one in enumerate(alone):
         for name, together, single in zip(("value", "q", "k", "v"), whole, one, strict=True):
@@ -169,7 +169,7 @@ def test_bits_of_a_lane_do_not_depend_on_its_neighbours(sizes, seed):
     st.sampled_from((1, 3, 16, 17)),
     st.integers(0, 2**16),
 )
-def test_bits_of_a_packed_lane_do_not_depend_on_its_neighbours(tokens, rank, heads, seed):
+def test_short_bits_of_a_packed_lane_do_not_depend_on_its_neighbours(tokens, rank, heads, seed):
     qkv, weighting = draw(seed, (5, tokens, 3 * rank * heads), (5, tokens, rank * heads))
 
     def run(b):
@@ -186,7 +186,7 @@ def test_bits_of_a_packed_lane_do_not_depend_on_its_neighbours(tokens, rank, hea
             same(together[b : b + 1], single, f"{name} of element {b}")
 
 
-def test_bits_do_not_depend_on_the_piece(monkeypatch):
+def test_short_bits_do_not_depend_on_the_piece(monkeypatch):
     whole, _ = parts_of((4, 5, 3, 7, 2, 4), seed=3)
     for lanes in (1, 3, 8):
         monkeypatch.setattr(attention_cpu, "LANES", lanes)
@@ -195,7 +195,7 @@ def test_bits_do_not_depend_on_the_piece(monkeypatch):
             same(a, b, f"pieces of {lanes}")
 
 
-def test_packed_and_unpacked_give_the_same_bits():
+def test_short_packed_and_unpacked_give_the_same_bits():
     (qkv,) = draw(5, (3, 7, 3 * 2 * 11))
     q, k, v = unpacked(qkv, 11)
     same(short_packed(qkv, 11, SCALE), short(q, k, v, SCALE).permute(0, 2, 3, 1).flatten(2))
@@ -209,7 +209,7 @@ def test_packed_and_unpacked_give_the_same_bits():
 # ---- the ends of the range
 
 
-def test_huge_scores_choose_and_never_overflow():
+def test_short_huge_scores_choose_and_never_overflow():
     q, k, v = draw(0, (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 2))
     y, grads = value_and_gradients(lambda *t: short(*t, 1e6), (q, k, v), torch.ones(2, 3, 5, 2))
     best = (q @ k.mT).argmax(-1)
@@ -217,14 +217,14 @@ def test_huge_scores_choose_and_never_overflow():
     assert all(g.isfinite().all() for g in grads)
 
 
-def test_equal_scores_average():
+def test_short_equal_scores_average():
     _, k, v = draw(0, (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 2), dtype=torch.float64)
     y = short(torch.zeros(2, 3, 5, 4, dtype=torch.float64), k, v, SCALE)
     close(y, v.mean(2, keepdim=True).expand_as(y))
 
 
 @pytest.mark.parametrize("function", ["short", "packed", "unit"])
-def test_second_derivatives_are_refused_rather_than_wrong(function):
+def test_short_second_derivatives_are_refused_rather_than_wrong(function):
     x = torch.randn(2, 3, 6, generator=seeded(0), requires_grad=True)
     y = {
         "short": lambda: short(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), SCALE),

@@ -177,7 +177,7 @@ def check_heads(tokens, rank, count, dtype, dot="tf32x3", bound=None, scale=None
 
 
 @pytest.mark.parametrize(("tokens", "rank", "count"), LANES + PACKS + TILES)
-def test_heads_equal_the_sums_and_touch_nothing_else(tokens, rank, count):
+def test_short_triton_heads_equal_the_sums_and_touch_nothing_else(tokens, rank, count):
     qkv, g, grads = check_heads(tokens, rank, count, FP32)
     parts = qkv.view.split(count * rank, -1)
     attention_short_triton.backward(
@@ -190,7 +190,7 @@ def test_heads_equal_the_sums_and_touch_nothing_else(tokens, rank, count):
 @pytest.mark.parametrize(
     ("tokens", "rank", "count"), [*LANES[:4], *PACKS, *TILES[:-3], (256, 33, 1)]
 )
-def test_heads_take_float16(tokens, rank, count):
+def test_short_triton_heads_take_float16(tokens, rank, count):
     check_heads(tokens, rank, count, FP16)
 
 
@@ -228,7 +228,7 @@ def test_short_sequences_that_lie_end_to_end_share_a_product(
         near(a, e, HEADS[dtype], name, most if tokens == 1 else None)
 
 
-def test_rows_are_shared_only_where_that_changes_nothing():
+def test_short_triton_rows_are_shared_only_where_that_changes_nothing():
     assert attention_short_triton._rows_at_once(4, 4, False, (24, 6)) == 4, "not asked for"
     assert attention_short_triton._rows_at_once(4, 4, True, (24, 6), (30, 6)) == 4, (
         "a gap between sequences"
@@ -240,7 +240,7 @@ def test_rows_are_shared_only_where_that_changes_nothing():
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("bad", [NAN, math.inf])
 @pytest.mark.parametrize(("tokens", "rank"), [(4, 8), (2, 32), (8, 3), (4, 1)])
-def test_a_sequence_that_is_not_finite_stays_alone(tokens, rank, bad):
+def test_short_triton_sequence_that_is_not_finite_stays_alone(tokens, rank, bad):
     """Sequences may be those of different models, whose tiles are not shared."""
     q, k, v = (normal(i, 8, 3, tokens, rank).to(DEVICE).requires_grad_() for i in range(3))
     with torch.no_grad():
@@ -257,7 +257,7 @@ def test_a_sequence_that_is_not_finite_stays_alone(tokens, rank, bad):
     INTERPRETED, reason="needs a GPU: so many programs take the interpreter minutes"
 )
 @pytest.mark.parametrize(("tokens", "rank"), [(2, 1), (3, 8), (5, 3)])
-def test_there_may_be_more_sequences_than_a_grid_has_rows(tokens, rank):
+def test_short_triton_there_may_be_more_sequences_than_a_grid_has_rows(tokens, rank):
     q, k, v = (normal(i, 70_001, 2, tokens, rank).to(DEVICE).requires_grad_() for i in range(3))
     out = attend_heads(q, k, v, 0.5, "tf32x3")
     out.sum().backward()
@@ -270,7 +270,7 @@ def test_there_may_be_more_sequences_than_a_grid_has_rows(tokens, rank):
     [*STEPS, (1, 2, 3), (3, 1, 7), (11, 8, 5), (16, 16, 3), (17, 3, 5), (130, 5, 2)],
 )
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
-def test_causal_heads_equal_the_sums(tokens, rank, count, dtype):
+def test_short_triton_causal_heads_equal_the_sums(tokens, rank, count, dtype):
     assert kind_of(tokens, rank, causal=True) == (
         "stairs" if (tokens, rank, count) in STEPS else "tiles"
     )
@@ -280,12 +280,12 @@ def test_causal_heads_equal_the_sums(tokens, rank, count, dtype):
 @pytest.mark.parametrize(
     ("tokens", "rank", "count"), [(11, 2, 5), (13, 4, 7), (16, 16, 7), (17, 24, 3)]
 )
-def test_heads_take_bfloat16(tokens, rank, count):
+def test_short_triton_heads_take_bfloat16(tokens, rank, count):
     check_heads(tokens, rank, count, BF16)
 
 
 @pytest.mark.parametrize(("tokens", "rank", "count"), [(13, 4, 7), (16, 32, 3), (33, 24, 1)])
-def test_heads_take_tf32_products(tokens, rank, count):
+def test_short_triton_heads_take_tf32_products(tokens, rank, count):
     check_heads(tokens, rank, count, FP32, dot="tf32", bound=1e-2)
 
 
@@ -294,7 +294,7 @@ def test_heads_take_tf32_products(tokens, rank, count):
     ("tokens", "rank", "count"),
     [(11, 1, 5), (7, 2, 3), (13, 4, 5), (16, 16, 3), (17, 5, 3), (33, 64, 1)],
 )
-def test_huge_scores_choose_and_never_overflow(tokens, rank, count, dtype):
+def test_short_triton_huge_scores_choose_and_never_overflow(tokens, rank, count, dtype):
     """Small whole numbers: their products are exact in every type, so that ties are ties."""
     qkv, g = packed(tokens, rank, count, dtype, seed=3)
     width = count * rank
@@ -319,7 +319,7 @@ def test_huge_scores_choose_and_never_overflow(tokens, rank, count, dtype):
         near(a, e, HEADS[dtype], name, most)
 
 
-def test_every_size_has_a_kernel_and_every_kernel_is_tested():
+def test_short_triton_every_size_has_a_kernel_and_every_kernel_is_tested():
     for tokens in range(1, 257):
         for rank in range(1, 65):
             short = tokens <= 16
@@ -363,7 +363,7 @@ def laid(x, layout):
     ids="/".join,
 )
 @pytest.mark.parametrize(("tokens", "rank", "count"), [(5, 2, 3), (7, 4, 3), (17, 5, 3)])
-def test_autograd_equals_plain_for_every_layout(tokens, rank, count, layouts):
+def test_short_triton_autograd_equals_plain_for_every_layout(tokens, rank, count, layouts):
     given = [
         laid(normal(i, 2, count, tokens, rank), layout).requires_grad_()
         for i, layout in enumerate(layouts)
@@ -381,7 +381,9 @@ def test_autograd_equals_plain_for_every_layout(tokens, rank, count, layouts):
 
 
 @pytest.mark.parametrize(("tokens", "rank", "count"), [(5, 1, 3), (7, 8, 3), (17, 3, 5)])
-def test_autograd_takes_slices_of_one_projection_and_broadcast_gradients(tokens, rank, count):
+def test_short_triton_autograd_takes_slices_of_one_projection_and_broadcast_gradients(
+    tokens, rank, count
+):
     qkv = normal(0, 2, tokens, 3 * count * rank + 5).requires_grad_()
     exact = qkv.detach().double().requires_grad_()
 
@@ -398,7 +400,7 @@ def test_autograd_takes_slices_of_one_projection_and_broadcast_gradients(tokens,
         )
 
 
-def test_second_derivatives_are_refused_rather_than_wrong():
+def test_short_triton_second_derivatives_are_refused_rather_than_wrong():
     x = normal(0, 1, 2, 3, 2).requires_grad_()
     (first,) = torch.autograd.grad(
         attend_heads(x, x, x, 0.5, "tf32x3").square().sum(), x, create_graph=True
@@ -408,7 +410,7 @@ def test_second_derivatives_are_refused_rather_than_wrong():
 
 
 @pytest.mark.parametrize("kv_heads", [6, 2, 1])
-def test_the_backend_by_name_repeats_keys_and_values(kv_heads, monkeypatch):
+def test_short_triton_by_name_repeats_keys_and_values(kv_heads, monkeypatch):
     allowed = backends._heads
     monkeypatch.setitem(
         backends._ATTEMPTS,
@@ -429,7 +431,7 @@ def test_the_backend_by_name_repeats_keys_and_values(kv_heads, monkeypatch):
 
 
 @pytest.mark.parametrize(("allow", "dot"), [(True, "tf32"), (False, "tf32x3")])
-def test_the_backend_rounds_products_only_where_torch_may(allow, dot, monkeypatch):
+def test_short_triton_rounds_products_only_where_torch_may(allow, dot, monkeypatch):
     told = []
     monkeypatch.setitem(
         backends._ATTEMPTS, "heads", lambda call: backends.Choice("heads", "asked for")

@@ -235,25 +235,25 @@ def latent(draw):
     st.integers(0, 1),
     st.integers(0, 2**16),
 )
-def test_grouped_heads_equal_the_formula(shape, batch, tokens, layer, seed):
+def test_attention_grouped_heads_equal_the_formula(shape, batch, tokens, layer, seed):
     check_layer(shape, batch, tokens, seed, layer)
 
 
 @examples(80)
 @given(latent(), st.sampled_from((1, 3)), st.sampled_from((1, 2, 5, 11)), st.integers(0, 2**16))
-def test_latent_heads_equal_the_formula(shape, batch, tokens, seed):
+def test_attention_latent_heads_equal_the_formula(shape, batch, tokens, seed):
     check_layer(shape, batch, tokens, seed)
 
 
 @examples(40)
 @given(st.one_of(grouped(), latent()), st.sampled_from((2, 5, 11)), st.integers(0, 2**16))
-def test_hardmax_equals_the_formula(shape, tokens, seed):
+def test_attention_hardmax_equals_the_formula(shape, tokens, seed):
     check_layer(shape, 3, tokens, seed, hard=True)
 
 
 @pytest.mark.parametrize("backend", ["auto", "short", "flash", "plain", "blocked"])
 @pytest.mark.parametrize("rank", [1, 2, 5, 8])
-def test_every_backend_of_the_layer_equals_the_formula(backend, rank):
+def test_attention_every_backend_of_the_layer_equals_the_formula(backend, rank):
     check_layer(
         Shape(dim=11, depth=1, num_heads=6, head_dim=rank, average=3, qkv_bias=True, out_bias=True),
         3,
@@ -268,7 +268,7 @@ def test_every_backend_of_the_layer_equals_the_formula(backend, rank):
 @pytest.mark.parametrize(
     ("dim", "heads", "tokens"), [(15, 5, 7), (14, 1, 11), (22, 11, 5), (21, 21, 3), (26, 2, 37)]
 )
-def test_equals_multihead_attention(dim, heads, tokens, causal, dtype):
+def test_attention_equals_multihead_attention(dim, heads, tokens, causal, dtype):
     ours = filled(
         Attention(
             Shape(dim=dim, depth=1, num_heads=heads, causal=causal, qkv_bias=True, out_bias=True)
@@ -320,7 +320,7 @@ def test_equals_multihead_attention(dim, heads, tokens, causal, dtype):
         },
     ],
 )
-def test_half_precision_by_autocast(changes):
+def test_attention_half_precision_by_autocast(changes):
     """bf16 products of float32 weights stay within bf16 of the float64 formula, and gradients
     flow."""
     layer = filled(Attention(Shape(dim=31, depth=1, **changes)), spread=0.2)
@@ -380,7 +380,7 @@ def test_half_precision_by_autocast(changes):
         ),
     ],
 )
-def test_keep_returns_the_same_output_and_proper_weights(shape, hard):
+def test_attention_keep_returns_the_same_output_and_proper_weights(shape, hard):
     layer = filled(Attention(shape, hard=hard)).double()
     x = torch.randn(2, 7, 11, generator=seeded(3), dtype=torch.float64)
     y, out = layer(x, keep=True)
@@ -412,7 +412,7 @@ def test_keep_returns_the_same_output_and_proper_weights(shape, hard):
     )
 
 
-def test_keep_works_on_stacked_models():
+def test_attention_keep_works_on_stacked_models():
     layer = filled(Attention(Shape(dim=7, depth=1, num_heads=3, head_dim=5), models=2)).double()
     x = torch.randn(2, 3, 5, 7, generator=seeded(0), dtype=torch.float64)
     y, out = layer(x, keep=True)
@@ -421,7 +421,7 @@ def test_keep_works_on_stacked_models():
 
 
 @pytest.mark.parametrize("qk_norm", ["free", "head"])
-def test_max_logit_is_the_largest_score_at_every_rank(qk_norm):
+def test_attention_max_logit_is_the_largest_score_at_every_rank(qk_norm):
     """Equal query and key weights put the largest possible score on the diagonal."""
     for rank in (8, 32, 128):
         shape = Shape(dim=29, depth=1, num_heads=3, head_dim=rank, qk_norm=qk_norm, max_logit=11.0)
@@ -438,7 +438,7 @@ def test_max_logit_is_the_largest_score_at_every_rank(qk_norm):
         assert out["scores"].abs().max() <= 11.0 + 1e-9
 
 
-def test_models_with_their_own_axis_do_not_mix():
+def test_attention_models_with_their_own_axis_do_not_mix():
     shape = Shape(
         dim=7,
         depth=1,
@@ -485,7 +485,7 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone(half, rest, tokens
 
 
 @pytest.mark.parametrize("changes", [{"qk_norm": "head"}, {"qk_norm": "free"}, {}])
-def test_scores_of_rotary_heads_depend_on_distance_alone(changes):
+def test_attention_scores_of_rotary_heads_depend_on_distance_alone(changes):
     """The same tokens later in the sequence score each other the same: also with learned gains on q
     and k."""
     shape = Shape(
@@ -568,7 +568,7 @@ def test_short_backend_equals_the_sums(dtype):
 
 
 @pytest.mark.parametrize("backend", ["auto", "plain", "blocked"])
-def test_hardmax_backends_equal_the_sums(backend):
+def test_attention_hardmax_backends_equal_the_sums(backend):
     @examples(30)
     @given(calls(), st.integers(0, 2**16))
     def check(case, seed):
@@ -579,7 +579,7 @@ def test_hardmax_backends_equal_the_sums(backend):
 
 @pytest.mark.parametrize("block_bytes", [1, 300, 2000])
 @pytest.mark.parametrize("hard", [False, True])
-def test_many_small_blocks_equal_the_sums(monkeypatch, block_bytes, hard):
+def test_attention_many_small_blocks_equal_the_sums(monkeypatch, block_bytes, hard):
     """One byte: a block a query; the others: several queries, the last block ragged."""
     monkeypatch.setattr(reference, "BLOCK_BYTES", block_bytes)
 
@@ -604,7 +604,7 @@ class Scores(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def test_blocks_never_hold_more_scores_than_allowed(monkeypatch):
+def test_attention_blocks_never_hold_more_scores_than_allowed(monkeypatch):
     monkeypatch.setattr(reference, "BLOCK_BYTES", 4000)
     q, k, v = tensors_of((2, 3, 3, 37, 37, 5, 5), torch.float32, 0)
     with Scores() as seen:
@@ -615,7 +615,7 @@ def test_blocks_never_hold_more_scores_than_allowed(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["flash", "plain", "blocked"])
-def test_half_precision_backends_are_close(backend):
+def test_attention_half_precision_backends_are_close(backend):
     for seed, case in enumerate(
         (
             ((2, 6, 3, 7, 7, 5, 5), True, 0),
@@ -628,7 +628,7 @@ def test_half_precision_backends_are_close(backend):
 
 @pytest.mark.parametrize("backend", ["auto", "flash", "plain", "blocked"])
 @pytest.mark.parametrize("window", [0, 4])
-def test_the_last_queries_alone_are_the_end_of_the_whole(backend, window):
+def test_attention_last_queries_alone_are_the_end_of_the_whole(backend, window):
     """Decoding: m queries against n keys stand at the last m of them."""
     q, k, v = tensors_of((2, 6, 2, 13, 13, 5, 7), torch.float64, 0)
     whole = attend(q, k, v, causal=True, window=window, backend="plain")
@@ -640,7 +640,7 @@ def test_the_last_queries_alone_are_the_end_of_the_whole(backend, window):
         )
 
 
-def test_scale_is_the_inverse_root_of_the_rank_unless_given():
+def test_attention_scale_is_the_inverse_root_of_the_rank_unless_given():
     q, k, v = tensors_of((2, 3, 3, 5, 5, 7, 2), torch.float64, 0)
     close(attend(q, k, v), reference_attend(q, k, v, 7**-0.5))
     close(attend(q, k, v, scale=0.3), reference_attend(q, k, v, 0.3))
@@ -765,7 +765,7 @@ def ones(*size, dtype=torch.float32):
         ),
     ],
 )
-def test_bad_calls_die_with_one_line(arguments, options, parts):
+def test_attention_bad_calls_die_with_one_line(arguments, options, parts):
     with pytest.raises(UsageError) as caught:
         attend(*arguments, **options)
     message = str(caught.value)
@@ -774,6 +774,6 @@ def test_bad_calls_die_with_one_line(arguments, options, parts):
         assert part in message, message
 
 
-def test_a_layer_refuses_unknown_backends():
+def test_attention_layer_refuses_unknown_backends():
     with pytest.raises(UsageError, match=r"unknown backend 'plane'; did you mean plain"):
         Attention(Shape(dim=4, depth=1, num_heads=2), backend="plane")

@@ -35,7 +35,7 @@ def test_compiled_it_has_the_same_outputs_and_gradients(sizes, causal, window, a
 
 @pytest.mark.parametrize("asked", ["auto", "wide"])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_only_the_wide_backend_is_hidden(sizes, asked):
+def test_compiled_only_the_wide_backend_is_hidden(sizes, asked):
     names = []
 
     def backend(graph, _):
@@ -51,7 +51,7 @@ def test_only_the_wide_backend_is_hidden(sizes, asked):
 
 @pytest.mark.parametrize("keep", [0.0, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_operation_is_what_it_says_it_is(dtype, keep):
+def test_compiled_operation_is_what_it_says_it_is(dtype, keep):
     leaves = [t.requires_grad_() for t in inputs(4, 2, 5, 5, 3, 6, dtype)]
     torch.library.opcheck(
         attention_wide._wide, (*leaves, 0.5, True, 0, 8, 0, keep), atol=1e-2, rtol=1e-2
@@ -70,7 +70,7 @@ KEPT = list(zip(LAYOUTS, (0.0, 1e9, 1e9, 0.0), strict=True))[
 
 
 @pytest.mark.parametrize(("layout", "keep"), KEPT)
-def test_by_tiles_it_is_what_it_says_too(layout, keep, monkeypatch):
+def test_compiled_is_what_it_says_too(layout, keep, monkeypatch):
     """Whatever lies beside what: the strides that are promised are those that come."""
     pytest.importorskip("triton")
     if not torch.cuda.is_available():
@@ -114,7 +114,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("changes", LAYERS)
-def test_a_layer_compiled_is_the_layer(changes):
+def test_compiled_layer_compiled_is_the_layer(changes):
     shape = Shape(**{"dim": 12, "depth": 1, "num_heads": 4, "head_dim": 6, **changes})
     layer = Attention(shape, backend="plain").double()
     generator = seeded(1)

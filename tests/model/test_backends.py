@@ -261,7 +261,7 @@ NARROW = (
         ),
     ],
 )
-def test_the_choice_and_every_refusal(given_, backend, refusals):
+def test_backend_choice_and_every_refusal(given_, backend, refusals):
     choice = choose_backend(given_)
     assert choice.backend == backend
     assert [name for name, _ in choice.refused] == [name for name, _ in refusals]
@@ -277,7 +277,7 @@ def test_the_choice_and_every_refusal(given_, backend, refusals):
     ]
 
 
-def test_without_triton_a_gpu_does_without_its_own_kernels(monkeypatch):
+def test_backend_without_triton_a_gpu_does_without_its_own_kernels(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(backends, "has_triton", lambda: False)
     assert choose_backend(call("cuda", tokens=64)).refused == (
@@ -300,7 +300,7 @@ def test_without_triton_a_gpu_does_without_its_own_kernels(monkeypatch):
         (call("cuda", BF16, rank=3, width=17, window=9), "efficient", (5, 7), False),
     ],
 )
-def test_padding_and_repetition(given_, backend, pad, repeat):
+def test_backend_padding_and_repetition(given_, backend, pad, repeat):
     choice = choose_backend(given_)
     assert (choice.backend, choice.pad, choice.repeat_kv) == (backend, pad, repeat)
     assert ("padded with zeros" in str(choice)) == any(pad)
@@ -325,7 +325,7 @@ def test_padding_and_repetition(given_, backend, pad, repeat):
         hard=st.booleans(),
     )
 )
-def test_scores_are_never_written_out_whole_when_they_are_large(c):
+def test_backend_scores_are_never_written_out_whole_when_they_are_large(c):
     choice = choose_backend(c)
     written = c.batch * c.heads * c.queries * c.keys * max(4, c.dtype.itemsize)
     few_tokens_on_a_gpu = c.device != "cpu" and not c.hard and max(c.queries, c.keys) <= 64
@@ -367,14 +367,14 @@ def test_scores_are_never_written_out_whole_when_they_are_large(c):
         (call("cuda", BF16, tokens=2048, rank=512, width=128), "wide", "wide"),
     ],
 )
-def test_where_launches_count_little_work_goes_to_one_kernel(given_, graphed, launched):
+def test_backend_where_launches_count_little_work_goes_to_one_kernel(given_, graphed, launched):
     assert choose_backend(given_).backend == graphed
     other = choose_backend(dataclasses.replace(given_, graphed=False))
     assert other.backend == launched
     assert graphed == launched or any("launches" in why for _, why in other.refused)
 
 
-def test_by_name_little_work_goes_where_it_is_asked_to_go():
+def test_backend_by_name_little_work_goes_where_it_is_asked_to_go():
     few = call("cuda", BF16, tokens=32, graphed=False)
     assert choose_backend(few).backend != "heads"
     assert forced("heads", few).backend == "heads"
@@ -384,7 +384,7 @@ def test_by_name_little_work_goes_where_it_is_asked_to_go():
 @pytest.mark.parametrize("rank", [1, 11])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("backend", ["flash", "auto"])
-def test_fused_kernels_take_columns_side_by_side(rank, first, backend):
+def test_backend_fused_kernels_take_columns_side_by_side(rank, first, backend):
     """Whether or not the same sizes came before, in the usual order."""
     q, k, v = (torch.randn(2, 3, rank, 37, generator=seeded(i)).mT for i in range(3))
     plans.clear()
@@ -395,7 +395,7 @@ def test_fused_kernels_take_columns_side_by_side(rank, first, backend):
     )
 
 
-def test_what_torch_answers_by_itself_is_asked_of_it_and_still_checked():
+def test_backend_what_torch_answers_by_itself_is_asked_of_it_and_still_checked():
     q, k, v = (torch.randn(2, 6, 37, 11, generator=seeded(i)) for i in range(3))
     k, v = k[:, :2], v[:, :2]
     plans.clear()
@@ -497,7 +497,7 @@ def test_explain_reads_the_shape():
     )
 
 
-def test_a_call_measures_its_scores():
+def test_backend_call_measures_its_scores():
     c = call(tokens=11, batch=2, heads=3, queries=5)
     assert c.score_bytes == 2 * 3 * 5 * 11 * 4
     assert dataclasses.replace(c, dtype=torch.float64).score_bytes == 2 * c.score_bytes

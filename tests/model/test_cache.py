@@ -129,7 +129,7 @@ def check_reading(model, x, pieces, **options):
 
 @pytest.mark.parametrize("inputs", [False, True])
 @pytest.mark.parametrize("name", FAMILY)
-def test_reading_in_pieces_equals_reading_at_once(name, inputs):
+def test_cache_reading_in_pieces_equals_reading_at_once(name, inputs):
     model = filled(Decoder(FAMILY[name])).double()
     x = ids(3, 19)
     for pieces in ([7] + [1] * 12, [4, 5, 1, 1, 6, 2], [1] * 3 + [16], [19]):
@@ -139,7 +139,7 @@ def test_reading_in_pieces_equals_reading_at_once(name, inputs):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", FAMILY)
-def test_the_same_text_with_and_without_a_cache(name, dtype):
+def test_cache_same_text_with_and_without_a_cache(name, dtype):
     model = filled(Decoder(FAMILY[name]), seed=2).to(dtype)
     for batch, length in ((1, 1), (5, 6)):
         prompt = ids(batch, length, seed=batch)
@@ -152,7 +152,7 @@ def test_the_same_text_with_and_without_a_cache(name, dtype):
             assert torch.equal(model(anew[:, :i])[0][:, -1].argmax(-1), anew[:, i])
 
 
-def test_drawn_text_is_the_same_too():
+def test_cache_drawn_text_is_the_same_too():
     model = filled(Decoder(FAMILY["windows"]), spread=0.1).double()
     prompt = ids(4, 3)
     texts = [
@@ -171,7 +171,7 @@ def test_drawn_text_is_the_same_too():
 @pytest.mark.parametrize(
     "name", ["2 KV heads", "rotary", "latent of queries too", "latent above dim", "windows"]
 )
-def test_half_precision_is_near(name):
+def test_cache_half_precision_is_near(name):
     model, x = filled(Decoder(FAMILY[name])).bfloat16(), ids(2, 13)
     with torch.no_grad():
         whole = filled(Decoder(FAMILY[name])).bfloat16().double()(x)[0]
@@ -182,14 +182,14 @@ def test_half_precision_is_near(name):
     assert (y.double() - whole[:, -1]).norm() < 0.05 * whole[:, -1].norm()
 
 
-def test_vectors_are_read_as_tokens_are():
+def test_cache_vectors_are_read_as_tokens_are():
     model = filled(build(VECTORS)).double()
     x = torch.randn(3, 11, 5, generator=seeded(1), dtype=torch.float64)
     check_reading(model, x, [4, 1, 1, 3, 2])
     check_reading(model, x, [1] * 11, inputs=True)
 
 
-def test_hardmax_reads_with_a_cache():
+def test_cache_hardmax_reads_with_a_cache():
     model = filled(Decoder(FAMILY["rotary"], hard=True)).double()
     check_reading(model, ids(3, 11), [4, 1, 1, 3, 1, 1])
 
@@ -231,7 +231,7 @@ def shapes(draw):
     st.booleans(),
     st.integers(0, 99),
 )
-def test_any_shape_in_any_pieces(shape, batch, sizes, inputs, absorb, seed):
+def test_cache_any_shape_in_any_pieces(shape, batch, sizes, inputs, absorb, seed):
     model = filled(Decoder(shape), seed).double()
     check_reading(model, ids(batch, 13, seed), cut(13, sizes), inputs=inputs, absorb=absorb)
 
@@ -247,7 +247,7 @@ def test_any_shape_in_any_pieces(shape, batch, sizes, inputs, absorb, seed):
     st.sampled_from((torch.float64, torch.float32, torch.bfloat16)),
     st.booleans(),
 )
-def test_bytes_are_those_of_the_shape(shape, batch, tokens, dtype, inputs):
+def test_cache_bytes_are_those_of_the_shape(shape, batch, tokens, dtype, inputs):
     cache = Cache(shape, batch, tokens, dtype=dtype, inputs=inputs, device="meta")
     held = sum(part.numel() * part.element_size() for layer in cache.layers for part in layer.parts)
     assert (
@@ -268,7 +268,7 @@ def test_bytes_are_those_of_the_shape(shape, batch, tokens, dtype, inputs):
         assert all(part.shape[-2] == min(tokens, shape.window(i) or tokens) for part in layer.parts)
 
 
-def test_what_each_shape_keeps():
+def test_cache_what_each_shape_keeps():
     for name, shape in FAMILY.items():
         for inputs in (False, True):
             kinds = {layer.kind for layer in Cache(shape, 1, 5, inputs=inputs).layers}
@@ -284,7 +284,7 @@ def test_what_each_shape_keeps():
 
 
 @pytest.mark.parametrize("name", ["3 KV heads", "windows", "latent"])
-def test_every_token_is_projected_once(name):
+def test_cache_every_token_is_projected_once(name):
     model = filled(Decoder(FAMILY[name]))
     rows = []
     for block in model.blocks:
@@ -298,7 +298,7 @@ def test_every_token_is_projected_once(name):
     ("name", "inputs"),
     [("latent in windows", False), ("latent of queries too", False), ("plain heads", True)],
 )
-def test_a_single_query_goes_to_what_is_kept_and_no_key_is_made(name, inputs, monkeypatch):
+def test_cache_single_query_goes_to_what_is_kept_and_no_key_is_made(name, inputs, monkeypatch):
     seen = []
     attend = decoding._attend
     monkeypatch.setattr(
@@ -312,7 +312,7 @@ def test_a_single_query_goes_to_what_is_kept_and_no_key_is_made(name, inputs, mo
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_one_token_copies_nothing_that_is_kept(name, monkeypatch):
+def test_cache_one_token_copies_nothing_that_is_kept(name, monkeypatch):
     """No backend pads or repeats keys and values, which would move all of them at every token."""
     model = filled(Decoder(FAMILY[name]))
     cache = Cache(model.shape, 2, 9)
@@ -331,7 +331,7 @@ def test_one_token_copies_nothing_that_is_kept(name, monkeypatch):
 @pytest.mark.parametrize(
     ("rank", "width"), [(1, 1), (64, 64), (128, 96), (256, 256), (264, 264), (576, 576)]
 )
-def test_the_backend_of_one_token_takes_keys_as_they_are(device, dtype, rank, width):
+def test_cache_of_one_token_takes_keys_as_they_are(device, dtype, rank, width):
     for hard in (False, True):
         call = Call(device, dtype, 3, 2, 2, 5, 1000, rank, width, hard=hard)
         choice = forced(decode_backend(device, dtype, rank, width, hard), call)
@@ -347,7 +347,7 @@ def test_the_backend_of_one_token_takes_keys_as_they_are(device, dtype, rank, wi
 
 @examples(80)
 @given(st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.booleans())
-def test_a_window_is_a_ring(window, sizes, ordered):
+def test_cache_window_is_a_ring(window, sizes, ordered):
     """Against a list of all tokens: queries get at least their windows, oldest first; a single one
     exactly its own."""
     shape = BASE.replace(windows=(window,), num_kv_heads=1, v_head_dim=1, head_dim=1)
@@ -369,7 +369,7 @@ def test_a_window_is_a_ring(window, sizes, ordered):
     assert kept == list(range(max(0, at - window), at))
 
 
-def test_a_cleared_cache_starts_again():
+def test_cache_cleared_cache_starts_again():
     model = filled(Decoder(FAMILY["windows"])).double()
     cache = Cache(model.shape, 2, 9, dtype=torch.float64)
     before = [part.data_ptr() for layer in cache.layers for part in layer.parts]
@@ -382,7 +382,7 @@ def test_a_cleared_cache_starts_again():
     assert before == [part.data_ptr() for layer in cache.layers for part in layer.parts]
 
 
-def test_a_layer_alone_reads_with_its_own_cache():
+def test_cache_layer_alone_reads_with_its_own_cache():
     shape = FAMILY["rotary"]
     layer = filled(Attention(shape, layer=1)).double()
     x = torch.randn(2, 7, 22, generator=seeded(1), dtype=torch.float64)
@@ -420,7 +420,7 @@ def refused(message, function, *args, **options):
     assert str(error.value) == message
 
 
-def test_what_a_cache_refuses():
+def test_cache_what_a_cache_refuses():
     refused(
         "num_heads must be a multiple of num_kv_heads, got num_heads 6, num_kv_heads 12",
         lambda: Cache(BASE.replace(num_kv_heads=12), 1, 5),
@@ -434,7 +434,7 @@ def test_what_a_cache_refuses():
     refused("tokens of a cache must be at least 1, got 0", Cache, BASE, 1, 0)
 
 
-def test_a_cache_of_another_model_is_refused():
+def test_cache_of_another_model_is_refused():
     model = filled(Decoder(BASE))
     x = ids(2, 4)
     refused(
@@ -473,7 +473,7 @@ def test_a_cache_of_another_model_is_refused():
     )
 
 
-def test_an_interrupted_step_is_noticed(monkeypatch):
+def test_cache_an_interrupted_step_is_noticed(monkeypatch):
     model = filled(Decoder(BASE)).double()
     cache = Cache(BASE, 2, 9, dtype=torch.float64)
     first = prefill(model, ids(2, 5), cache)
@@ -491,7 +491,7 @@ def test_an_interrupted_step_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["plain heads", "narrow windows", "latent"])
-def test_a_full_cache_says_so_and_stays_as_it_was(name):
+def test_cache_full_cache_says_so_and_stays_as_it_was(name):
     model = filled(Decoder(FAMILY[name])).double()
     x, cache = ids(1, 7), Cache(FAMILY[name], 1, 5, dtype=torch.float64)
     prefill(model, x[:, :4], cache)
@@ -500,7 +500,7 @@ def test_a_full_cache_says_so_and_stays_as_it_was(name):
     refused("a cache of 5 tokens is full: it holds 5, got 1 more", decode, model, x[:, 5], cache)
 
 
-def test_positions_end():
+def test_cache_positions_end():
     model = filled(Decoder(BASE.replace(positions="additive", num_positions=6)))
     refused(
         "at most num_positions 6 tokens fit the position table, got 7",
@@ -512,7 +512,7 @@ def test_positions_end():
     assert generate(model, ids(1, 4), 3).shape == (1, 7)
 
 
-def test_bad_prompts_are_refused():
+def test_cache_bad_prompts_are_refused():
     model = Decoder(BASE)
     kind = "a prompt must be (batch, tokens) whole numbers, one token or more, got"
     refused(f"{kind} (2, 0) of int64", generate, model, ids(2, 0), 3)
@@ -588,7 +588,7 @@ def test_bad_prompts_are_refused():
 # ---- measured
 
 
-def test_measured_rows():
+def test_cache_measured_rows():
     shape, cpu = (
         BASE.replace(tied=False, positions="additive", num_positions=40),
         torch.device("cpu"),
@@ -629,7 +629,7 @@ def test_measured_rows():
     )  # fmt: skip
 
 
-def test_the_command_says_what_is_wrong(capsys):
+def test_cache_command_says_what_is_wrong(capsys):
     words = ["infer", "--set", "dim=22", "depth=1", "num_heads=2"]
     for extra, message in (
         ([], "only a causal shape decodes token by token, got causal False"),
@@ -652,7 +652,7 @@ def test_the_command_says_what_is_wrong(capsys):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_captured_step_is_the_step(name):
+def test_cache_captured_step_is_the_step(name):
     device = torch.device("cuda")
     model, x = filled(Decoder(FAMILY[name])).double().to(device), ids(3, 9).to(device)
     with torch.no_grad():

@@ -184,7 +184,9 @@ def test_a_causal_model_must_not_see_later_tokens():
 
 
 def test_check_first_output_refuses_in_one_line():
-    with pytest.raises(UsageError, match=r"^model Narrow: outputs must be \(batch, tokens, width\)"):
+    with pytest.raises(
+        UsageError, match=r"^model Narrow: outputs must be \(batch, tokens, width\)"
+    ):
         check_first_output(Narrow(), SHAPE, TASK)
 
 
