@@ -121,7 +121,7 @@ def stays_on_the_device(task: Task) -> str:
     try:
         places = {tensor.device.type for tensor in drawn(task, 0, BATCH)}
     except Exception as e:
-        # Data that are moved from the default device afterwards cannot be judged here.
+        # Data that are moved from the default device afterwards cannot be tested here.
         places = {"meta"} if "'meta' device type for generator" in str(e) else set[str]()
     finally:
         torch.set_default_device(before)

@@ -1,4 +1,4 @@
-"""Token ids that tasks over bytes have in common, so that a model trained on one can go on with
+"""Token ids that tasks over bytes have in common, so that a model trained on one can continue on
 another: bytes are themselves, then come a blank behind what is shorter, a mask over what is to be
 found, and a separator between two sentences."""
 

@@ -2,7 +2,7 @@
 
 Text, levels and held-out part are those of `Text`; of every sequence the same number of places,
 drawn without replacement, shows the mask in place of what stands there, and only these places are
-judged.
+evaluated.
 """
 
 from __future__ import annotations

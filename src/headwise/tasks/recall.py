@@ -2,7 +2,7 @@
 values are asked for.
 
 A sequence is k_1 v_1 k_2 v_2 ... k_P v_P q_1 ... q_Q; keys differ within a sequence, values may
-repeat, the queries are the keys in another order. Only the answers at the queries are judged. A
+repeat, the queries are the keys in another order. Only the answers at the queries are evaluated. A
 table that is new in every sequence has to be looked up by matching whole keys: the counterpart of
 the nearest-neighbour task for tokens.
 """
