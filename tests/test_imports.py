@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
     },
     "cli": {
-        *("headwise", "errors", "rows", "device", "shape", "policies"),
+        *("headwise", "errors", "rows", "device", "shape", "policies", "tasks"),
         *("model", "training", "lm", "store", "execute", "show", "experiments"),
     },
     "__main__": {"cli"},
