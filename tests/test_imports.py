@@ -323,6 +323,7 @@ def test_light_modules_load_no_torch_in_a_process() -> None:
     "words",
     [
         "--help",
+        "list",
         "cost --set dim=64 depth=2 num_heads=4",
         "policies --set dim=64 depth=2 num_heads=4 --policy split --to 1,2",
     ],
@@ -336,8 +337,9 @@ def test_command_loads_no_torch(words: str) -> None:
     assert not run_python(code) & HEAVY
 
 
-@pytest.mark.parametrize("command", ["list --store"])
+@pytest.mark.parametrize("command", ["list --store", "report --store", "draw fig1"])
 def test_command_on_a_store_loads_no_torch(command: str, tiny_store: Path) -> None:
+    """`draw` and `report` load what draws, and nothing that trains."""
     words = [*command.split(), str(tiny_store)]
     loaded = run_python(f"from headwise.cli import main\nassert main({words!r}) == 0")
     assert "torch" not in loaded
