@@ -1,4 +1,4 @@
-"""What the tests of initial values share: models drawn and filled, and what is normal or constant."""
+"""Models drawn and filled, and what is normal, uniform or constant, for tests of initial values."""
 
 import math
 
