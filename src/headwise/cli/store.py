@@ -122,8 +122,8 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.experiments import page
+    from headwise.experiments.given_rows import readable
     from headwise.experiments.points import plain_point
-    from headwise.experiments.runner import readable
     from headwise.show.matplotlib_figure import save
 
     experiment = page(args.experiment)
@@ -177,7 +177,7 @@ def _output(given: str | None, name: str, view: str | None, source: Path) -> Pat
 
 def _rows_at(source: Path, name: str) -> list[dict[str, Any]]:
     """The rows of a file, or an experiment's in a store."""
-    from headwise.experiments.runner import readable
+    from headwise.experiments.given_rows import readable
     from headwise.store import MARK, Store, read_rows
 
     if not (source / MARK).exists():

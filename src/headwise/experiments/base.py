@@ -132,6 +132,10 @@ class Experiment(Generic[S, P]):
         """Whether its rows are trained; otherwise they are computed by `make`."""
         return self.make is None
 
+    def count(self, runs: Sequence[Specified]) -> str:
+        """How many runs, or rows where they are computed."""
+        return f"{len(runs)} {'runs' if self.trains else 'rows'}"
+
     def preset(self, name: str, **changes: Any) -> S:
         """A preset with some settings changed; unknown names are refused with the nearest ones."""
         if name not in self.presets:

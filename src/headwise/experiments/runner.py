@@ -6,7 +6,6 @@ settings -> runs -> rows that are given -> note in the store -> train what is mi
 
 from __future__ import annotations
 
-import contextlib
 import html
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.base import Experiment, Settings
+from headwise.experiments.given_rows import given_rows, take_rows
 from headwise.experiments.pages import page_of, write_report
 from headwise.experiments.points import Point, plain_point
-from headwise.rows import Row, Specified, check_row
-from headwise.store import Store, rows_by_id
+from headwise.rows import Row, Specified
+from headwise.store import Store
 
 if TYPE_CHECKING:
     from headwise.model.own import Model
@@ -207,22 +207,22 @@ def make(
     `rows` names files of rows made before. `train=False` shows what is there and makes nothing.
     `note=False` leaves the page that the store already has for this experiment.
     """
-    say = say or _to_stderr
+    say = say or functools.partial(print, file=sys.stderr, flush=True)
     runs = list(experiment.runs(settings))
     _check_options(experiment, runs, workers, keep_weights)
-    given = _given_rows(rows, runs)
+    given = given_rows(rows, runs)
     worker = _Worker(experiment, store, device, workers, keep_weights, checkpoint_every, train)
 
     # What is asked for, and what of it is there: said and noted before anything is made, so that
     # the store's page shows it also after a kill.
     before = _noted_ids(store, experiment.name)
-    taken = _take(given, runs, store, experiment)
+    taken = take_rows(given, runs, store, experiment)
     missing = store.missing(runs)
     worker.check(missing)
     say(_beginning(experiment, preset, store, runs, missing, taken, rows))
     if not train and len(missing) == len(runs):
         raise UsageError(
-            f"none of these {_count(experiment, runs)} is in {store.path}; without --no-train they "
+            f"none of these {experiment.count(runs)} is in {store.path}; without --no-train they "
             "are made"
         )
     if missing and train and preset == "paper" and worker.slow:
@@ -238,7 +238,7 @@ def make(
     found = worker.rows_of(runs, experiment.keep_weights)
     later_rounds = _later_rounds(experiment, settings, runs, found) if train or not missing else ()
     for later in later_rounds:
-        taken += _take(given, later, store, experiment)
+        taken += take_rows(given, later, store, experiment)
         waiting = store.missing(later)
         say(
             f"{experiment.name}, next round: {len(later)} runs, {len(later) - len(waiting)} "
@@ -358,10 +358,6 @@ class _Worker:
                 )
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _ids(runs: Sequence[Specified]) -> list[str]:
     return list(dict.fromkeys(run.id for run in runs))
 
@@ -383,63 +379,10 @@ def _check_options(
         )
 
 
-def _given_rows(files: Sequence[str | Path], runs: Sequence[Specified]) -> dict[str, Row]:
-    """The rows of some files by id, at least one of them a row of these runs."""
-    given = rows_by_id([Path(name) for name in files])
-    if given and not any(run.id in given for run in runs):
-        raise UsageError(
-            f"none of the {len(given)} rows of {', '.join(map(str, files))} is one of these "
-            f"{len(runs)} runs; see --set and --seeds"
-        )
-    return given
-
-
 def _noted_ids(store: Store, name: str) -> set[str]:
     """The runs that the store's page of this experiment shows so far."""
     noted = store.experiments().get(name)
     return set(noted.get("ids") or []) if isinstance(noted, dict) else set()
-
-
-def _take(
-    given: dict[str, Row],
-    runs: Sequence[Specified],
-    store: Store,
-    experiment: Experiment[Any, Any],
-) -> int:
-    """Put the rows that are given into the store where it has none of its own, if the experiment
-    can show them; returns how many."""
-    if not given:
-        return 0
-    taken = [(run, given[run.id]) for run in store.missing(runs) if run.id in given]
-    for run, row in taken:
-        if why := check_row(row, run):
-            raise UsageError(f"the given row of run {run.id} does not fit the run: {why}")
-    if taken:
-        with readable("--rows", experiment.name):
-            points = experiment.summary([row for _, row in taken])
-            experiment.headline(points)
-            experiment.figure(points)
-    for _, row in taken:
-        store.add(row)
-    return len(taken)
-
-
-@contextlib.contextmanager
-def readable(where: str, name: str) -> Iterator[None]:
-    """Rows of files may hold anything: what an experiment can make nothing of is one line."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as e:
-        what = f"no {e}" if isinstance(e, KeyError) else " ".join(str(e).split())[:80]
-        raise UsageError(
-            f"{where} does not hold rows of {name}, one JSON object per line: {what}"
-        ) from None
-
-
-def _count(experiment: Experiment[Any, Any], runs: Sequence[Specified]) -> str:
-    return f"{len(runs)} {'runs' if experiment.trains else 'rows'}"
 
 
 def _beginning(
@@ -453,7 +396,7 @@ def _beginning(
 ) -> str:
     """What is asked for and what of it is there, in one line."""
     line = (
-        f"{experiment.name} ({preset}): {_count(experiment, runs)}, {len(runs) - len(missing)} "
+        f"{experiment.name} ({preset}): {experiment.count(runs)}, {len(runs) - len(missing)} "
         f"already in {store.path}"
     )
     if taken:
