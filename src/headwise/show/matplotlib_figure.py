@@ -23,7 +23,6 @@ from headwise.show.figure import (
     colour_of,
     drawn_names,
     fraction,
-    of_dict,
 )
 
 COLOUR_MAP = "viridis"
@@ -36,9 +35,8 @@ DATELESS = {  # metadata without a date, so that the same rows give the same fil
 }
 
 
-def save(figure: Figure | dict[str, Any], path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure as an image; the ending decides (png, pdf, svg)."""
-    figure = of_dict(figure)
     if isinstance(figure, LineFigure):
         _save_lines(figure, path)
     elif isinstance(figure, HeatFigure):

@@ -21,13 +21,11 @@ from headwise.show.figure import (
     colour_of,
     drawn_names,
     fraction,
-    of_dict,
 )
 
 
-def plotly_figure(figure: Figure | dict[str, Any]) -> dict[str, Any]:
+def plotly_figure(figure: Figure) -> dict[str, Any]:
     """A figure as Plotly's `data` and `layout`."""
-    figure = of_dict(figure)
     if isinstance(figure, LineFigure):
         page = _lines(figure)
     elif isinstance(figure, HeatFigure):
