@@ -1,6 +1,7 @@
 """Figures of real rows, and the page: the same rows give the same bytes, and the page works alone,
 in a real browser without a network."""
 
+import dataclasses
 import json
 import math
 import os
@@ -17,8 +18,10 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 from headwise.cli import main
 from headwise.experiments.pages import write_report
 from headwise.experiments.rank_paper import fig1
+from headwise.experiments.rank_paper.fig1_figures import figure as draw_fig1
 from headwise.show import figure as figure_parts
 from headwise.show import report
+from headwise.show.figure import from_json, to_json
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
@@ -70,7 +73,7 @@ def store(made: Path, tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def points_of(store: Store) -> list[dict[str, Any]]:
+def points_of(store: Store) -> list[fig1.Point]:
     return fig1.summary(store.rows(store.experiments()["fig1"]["ids"]))
 
 
@@ -81,10 +84,10 @@ MAGIC = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 
 @pytest.mark.parametrize("kind", MAGIC)
 def test_picture_is_the_same_for_the_same_rows(kind: str, made: Path, tmp_path: Path) -> None:
-    description = fig1.figure(points_of(Store(made)))
+    description = draw_fig1(points_of(Store(made)))
     first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
     save(description, first)
-    save(json.loads(json.dumps(description)), second)
+    save(from_json(json.loads(json.dumps(to_json(description)))), second)
     assert first.read_bytes().startswith(MAGIC[kind])
     assert len(first.read_bytes()) > 5000
     assert first.read_bytes() == second.read_bytes()
@@ -92,16 +95,20 @@ def test_picture_is_the_same_for_the_same_rows(kind: str, made: Path, tmp_path: 
 
 def test_picture_is_another_for_other_rows(made: Path, tmp_path: Path) -> None:
     points = points_of(Store(made))
-    save(fig1.figure(points), tmp_path / "a.png")
-    save(fig1.figure([{**p, "held_out": p["held_out"] / 2} for p in points]), tmp_path / "b.png")
+    save(draw_fig1(points), tmp_path / "a.png")
+    save(
+        draw_fig1([dataclasses.replace(p, held_out=p.held_out / 2) for p in points]),
+        tmp_path / "b.png",
+    )
     assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
     assert (tmp_path / "a.png").read_bytes() == (made / "fig1.png").read_bytes()
 
 
 def point(
     rank: int, value: float | None, low: float | None = None, high: float | None = None, **more: Any
-) -> dict[str, Any]:
+) -> fig1.Point:
     base = {
+        "task": "farthest",
         "protocol": "stream",
         "layers": 1,
         "width": 1,
@@ -111,19 +118,13 @@ def point(
         "params": 7,
         "lr": 0.1,
         "rates": 1,
+        "edge": False,
+        "seed_0": False,
         "n": 2,
-    }
-    return {
-        **base,
-        "rank": rank,
-        "held_out": value,
-        "low": low,
-        "high": high,
-        "train_best": value,
-        "diverged": 0,
         "published": None,
-        **more,
     }
+    measured = {"held_out": value, "low": low, "high": high, "train_best": value}
+    return fig1.Point(**{**base, "rank": rank, **measured, **more})
 
 
 CASES = {
@@ -144,12 +145,12 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_figure_draws_every_kind_of_points(case: str, tmp_path: Path) -> None:
-    points = sorted(CASES[case], key=lambda p: (p["protocol"], p["layers"], p["rank"]))
-    description = fig1.figure(points)
+    points = sorted(CASES[case], key=lambda p: (p.protocol, p.layers, p.rank))
+    description = draw_fig1(points)
     save(description, tmp_path / "a.png")
     page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
-    assert len(page["data"]) == sum(len(panel["lines"]) for panel in description["panels"])
+    assert len(page["data"]) == sum(len(panel.lines) for panel in description.panels)
     names = [trace["name"] for trace in page["data"] if trace["showlegend"]]
     assert len(names) == len(set(names)), "a name is twice in the legend"
 
@@ -166,7 +167,7 @@ def test_figure_panels_show_all_of_their_points_and_the_references_name(
         for n, low in ((1, 0.5), (2, 0.003))
         for r, value in ((64, low), (32, 0.9))
     ]
-    save(fig1.figure(points), tmp_path / "a.png")
+    save(draw_fig1(points), tmp_path / "a.png")
     ((low, high),) = {ax.get_ylim() for ax in drawn[0].axes}
     monkeypatch.undo()
     plt.close(drawn[0])
@@ -175,7 +176,7 @@ def test_figure_panels_show_all_of_their_points_and_the_references_name(
 
 
 def test_figure_axis_is_not_stretched_by_an_interval_that_reaches_zero() -> None:
-    page = plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))
+    page = plotly_figure(draw_fig1(CASES["an interval that reaches zero"]))
     (bars,) = (trace for trace in page["data"] if "error_y" in trace)
     lows = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
     highs = [y + up for y, up in zip(bars["y"], bars["error_y"]["array"], strict=True)]
@@ -390,13 +391,13 @@ TRACES = "document.querySelectorAll('#plot-fig1 .scatterlayer .trace').length"
 
 
 def test_report_draws_the_figure_offline(opened: Watched, made: Path) -> None:
-    description = fig1.figure(points_of(Store(made)))
+    description = draw_fig1(points_of(Store(made)))
     opened.page.wait_for_function(f"{TRACES} > 0")
     assert opened.value(TRACES) == sum(
-        bool(line["x"]) for panel in description["panels"] for line in panel["lines"]
+        bool(line.x) for panel in description.panels for line in panel.lines
     )
     dots = opened.value("document.querySelectorAll('#plot-fig1 .scatterlayer .point').length")
-    assert dots == sum(len(line["x"]) for panel in description["panels"] for line in panel["lines"])
+    assert dots == sum(len(line.x) for panel in description.panels for line in panel.lines)
     bars = opened.value("document.querySelectorAll('#plot-fig1 .errorbar').length")
     assert bars == 12, "an interval a point"
     titles = opened.page.locator("#plot-fig1 .annotation-text").all_text_contents()
@@ -432,12 +433,12 @@ def test_report_table_has_a_row_for_every_point_with_its_interval(
     opened: Watched, made: Path
 ) -> None:
     points = points_of(Store(made))
-    assert opened.cells("points", opened.heading("rank")) == [str(p["rank"]) for p in points]
+    assert opened.cells("points", opened.heading("rank")) == [str(p.rank) for p in points]
     errors = opened.cells("points", opened.heading("held-out error"))
-    assert errors == [f"{p['held_out']:.4f} ± {(p['high'] - p['low']) / 2:.4f}" for p in points]
+    assert errors == [f"{p.held_out:.4f} ± {(p.high - p.low) / 2:.4f}" for p in points]
     assert set(opened.cells("points", opened.heading("n"))) == {"2"}
     assert opened.cells("points", opened.heading("budget")) == [
-        p["budget"].replace("^", "") for p in points
+        p.budget.replace("^", "") for p in points
     ]
     assert opened.page.locator("table[data-name=points] sup").count() == len(points)
 
@@ -454,7 +455,7 @@ def test_report_legend_hides_lines_by_a_click_and_another_brings_them_back(opene
 
 
 def test_report_columns_sort_both_ways_by_number(opened: Watched, made: Path) -> None:
-    ranks = sorted(p["rank"] for p in points_of(Store(made)))
+    ranks = sorted(p.rank for p in points_of(Store(made)))
     assert opened.sort_by("rank") == [str(r) for r in ranks]
     assert opened.sort_by("rank") == [str(r) for r in reversed(ranks)]
     errors = [float(text.split()[0]) for text in opened.sort_by("held-out error")]
@@ -567,7 +568,7 @@ def test_report_of_an_empty_store_opens_too(browser: Browser, tmp_path: Path) ->
 
 def test_figure_panel_title_stands_in_the_middle_above_it() -> None:
     """Plotly's own choice moves titles to the middle of the page, one over the other."""
-    layout = plotly_figure(fig1.figure(CASES["an interval that reaches zero"]))["layout"]
+    layout = plotly_figure(draw_fig1(CASES["an interval that reaches zero"]))["layout"]
     panels = [layout[name]["domain"] for name in sorted(layout) if name.startswith("xaxis")]
     titles = [
         a for a in layout["annotations"] if a["xref"] == "paper" and a.get("yanchor") == "bottom"

@@ -163,6 +163,8 @@ def _recipes(s: FinetuneSettings) -> tuple[Recipe, Recipe]:
 
 def runs(s: FinetuneSettings) -> list[Run]:
     """The pre-training: every cut, every seed."""
+    from headwise.tasks import Masked
+
     # What the second round needs is checked before the first one trains.
     _sentences(s)
     _recipes(s)
