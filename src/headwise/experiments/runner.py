@@ -6,6 +6,7 @@ settings -> runs -> rows that are given -> note in the store -> train what is mi
 
 from __future__ import annotations
 
+import functools
 import html
 import sys
 from collections.abc import Callable, Iterator, Sequence
