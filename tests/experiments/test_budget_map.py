@@ -367,7 +367,7 @@ def test_the_command_makes_both_rounds_once_and_the_page(tmp_path: Path):
     answer = json.loads(first.stdout.splitlines()[-1])
     assert (answer["runs"], answer["made"]) == (2 * 2 + 2 * 2, 2 * 2 + 2 * 2)
     assert Path(answer["report"]).exists()
-    assert [p.n for p in answer["points"]] == [2, 2]
+    assert [p["n"] for p in answer["points"]] == [2, 2]
     again = json.loads(headwise(*words).stdout.splitlines()[-1])
     assert again["made"] == 0
     assert again["points"] == answer["points"]
