@@ -97,17 +97,46 @@ def test_depth_table_of_figure_1_is_that_of_the_rows() -> None:
         assert all(agrees(a, b) for a, b in zip(known.split(", "), values, strict=True))
 
 
+def counted(layers: int, width: int, rank: int, lr: float) -> list[float]:
+    """Errors of the seeds that did not choose the rate, of the runs that did not diverge."""
+    rows = [*runs("rows.jsonl", "stream", lr)[layers, width, rank]]
+    rows += runs("tuned.jsonl", "stream", lr)[layers, width, rank]
+    return [row["held_out"] for row in rows if row["seed"] and row["status"] == "done"]
+
+
+def test_tuned_tables_of_figure_1_are_those_of_the_rows() -> None:
+    for budget, full, rate, half, half_rate, ratio, known in cells(
+        "docs/figure1.md", "| budget | full rank | rate | half rank | rate |"
+    ):
+        width = WIDTH[budget.replace("²", "^2").replace("³", "^3")]
+        best = counted(1, width, 64, float(rate))
+        other = counted(1, width, 32, float(half_rate))
+        check_mean(full, best)
+        check_mean(half, other)
+        assert len(best) == (2 if "n=2" in full else 4)
+        assert len(other) == 4
+        assert agrees(ratio, mean(other).mean / mean(best).mean)
+        assert agrees(known, published()[1, width, 32] / published()[1, width, 64])
+    for rank, error, rate, before in cells("docs/figure1.md", "| rank | error | rate | at 0.01"):
+        check_mean(error, counted(3, 1, int(rank), float(rate)))
+        at_published = runs("rows.jsonl", "stream")[3, 1, int(rank)]
+        assert agrees(before, mean([row["held_out"] for row in at_published]).mean)
+
+
 def test_table_of_the_readme_is_that_of_the_rows() -> None:
     table = cells("README.md", "| | published (training error) | ours (held out) |")
-    one, five = runs("rows.jsonl", "stream"), runs("rates.jsonl", "stream", 0.003)
+    five = runs("rates.jsonl", "stream", 0.003)
     assert [row[0].partition(",")[0] for row in table] == ["full rank", "rank 32", "rank 8"]
     for (_, known, ours), rank in zip(table, (64, 32, 8), strict=True):
+        of_layers = {
+            1: counted(1, 8, rank, 0.03),
+            5: [row["held_out"] for row in five[5, 8, rank]],
+        }
         shown = [*zip(known.split(" → "), ours.split(" → "), strict=True)]
-        for (a, b), layers, rows in zip(shown, (1, 5), (one, five), strict=False):
-            held_out = [row["held_out"] for row in rows[layers, 8, rank]]
-            assert len(held_out) == 3
+        for (a, b), (layers, errors) in zip(shown, of_layers.items(), strict=False):
+            assert len(errors) == (4 if layers == 1 else 3)
             assert agrees(a, published()[layers, 8, rank])
-            assert agrees(b, mean(held_out).mean)
+            assert agrees(b, mean(errors).mean)
 
 
 def test_numbers_that_differ_are_seen() -> None:
