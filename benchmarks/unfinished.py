@@ -51,7 +51,8 @@ def table(rows: list[Row]) -> list[dict]:
         if width == WIDTH
     }
     known |= {
-        ("none", points, 2, rank): value for (points, rank), value in length.published_errors().items()
+        ("none", points, 2, rank): value
+        for (points, rank), value in length.published_errors().items()
     }
     known |= {
         (kind, 16, layers, rank): value

@@ -103,13 +103,15 @@ def work(kill):
     mine, at = Store(where(kill)), 0
     while at < 4:  # rows of megabytes: a kill can end a write in its middle
         for name, size in (("big", 4_000_000), ("small", 3), (f"kill{kill % 4}", 300_000)):
-            mine.add({"id": name, "kill": kill, "at": at, "text": chr(97 + kill % 26) * size, "end": True})
+            text = chr(97 + kill % 26) * size
+            mine.add({"id": name, "kill": kill, "at": at, "text": text, "end": True})
             with told.open("a") as f:
                 f.write(json.dumps([name, kill, at]) + "\\n")
         at += 1
     time.sleep(60)
 torn, kill, said = 0, -1, []
-while kill < 39 or (len(said) <= 20 and kill < 400):  # a busy machine gets more kills, and later ones
+# A busy machine gets more kills, and later ones.
+while kill < 39 or (len(said) <= 20 and kill < 400):
     kill += 1
     pid = start(work, kill)
     time.sleep(rng.uniform(0.0, 0.06 * (1 + kill // 40)))
@@ -120,8 +122,10 @@ while kill < 39 or (len(said) <= 20 and kill < 400):  # a busy machine gets more
     assert all(r["end"] for r in rows.values())
     said = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
     for name, k, at in said:  # what was said to be there is there, or newer
-        assert where(k) != where(kill) or (rows[name]["kill"], rows[name]["at"]) >= (k, at), (name, k, at)
-    torn += sum(not p.read_bytes().endswith(b"\\n") for p in store.runs_path.glob("*/rows.jsonl") if p.stat().st_size)
+        found = rows[name]["kill"], rows[name]["at"]
+        assert where(k) != where(kill) or found >= (k, at), (name, k, at)
+    files = [p for p in store.runs_path.glob("*/rows.jsonl") if p.stat().st_size]
+    torn += sum(not p.read_bytes().endswith(b"\\n") for p in files)
 print(torn)
 """
 
@@ -278,7 +282,8 @@ def work(me):
         with store.claim(runs) as mine:
             for run in mine:
                 flag = Path(sys.argv[1]) / f"busy {run.id}"
-                os.close(os.open(flag, os.O_CREAT | os.O_EXCL))  # fails if somebody else holds the run
+                # fails if somebody else holds the run
+                os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
                 time.sleep(0.001)
                 flag.unlink()
                 os.write(1, f"{run.id}\\n".encode())

@@ -1,14 +1,14 @@
-"""Rows on disk: one folder per run, written by whoever holds that run, safe against kill -9 and many
-writers.
+"""Rows on disk: one folder per run, written by whoever holds that run, safe against kill -9 and
+many writers.
 
-    STORE/headwise.json                 whose it is, and the format
-    STORE/experiments/NAME.json         what was asked for: command, preset, settings, run ids; of an
-                                        experiment of one's own also what its page shows
-    STORE/runs/ID/run.json              the run's specification
-    STORE/runs/ID/rows.jsonl            its rows, appended; the last complete one counts
+    STORE/headwise.json                    whose it is, and the format
+    STORE/experiments/NAME.json            what was asked for: command, preset, settings, run ids; of
+                                           an own experiment also its page
+    STORE/runs/ID/run.json                 the run's specification
+    STORE/runs/ID/rows.jsonl               its rows, appended; the last complete one counts
     STORE/runs/ID/checkpoint.safetensors   where an unfinished run is
-    STORE/runs/ID/weights.safetensors   its weights, where they were kept
-    STORE/runs/ID/lock                  held while somebody works on it; the system frees it when they die
+    STORE/runs/ID/weights.safetensors      its weights, where they were kept
+    STORE/runs/ID/lock                     held by who works on it; freed when they die
 
 There is no index and no shared file, so a store can be copied, merged with cp -r and read while it
 grows. A store is data: nothing that it names is ever imported or run.
@@ -188,8 +188,9 @@ class Store:
             lines.writelines(json.dumps(row) + "\n" for row in rows)
             lines.flush()
             connection.execute(
-                """create table rows as select * from read_json($lines, format = 'newline_delimited', union_by_name = true,
-                sample_size = -1, maximum_object_size = 134217728, timestampformat = '%Y-%m-%dT%H:%M:%SZ')""",
+                """create table rows as select * from read_json($lines,
+                format = 'newline_delimited', union_by_name = true, sample_size = -1,
+                maximum_object_size = 134217728, timestampformat = '%Y-%m-%dT%H:%M:%SZ')""",
                 {"lines": lines.name},
             )
         return connection.sql(sql)

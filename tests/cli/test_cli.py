@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SHAPE = ["dim=12", "depth=1", "num_heads=4"]
 MISTAKES: list[tuple[str, str]] = [
     ("rnu fig1", "unknown command 'rnu'; did you mean run? choices: "),
-    ("zzz", "unknown command 'zzz'; choices: cost, "),
+    ("zzz", "unknown command 'zzz'; choices: check, cost, "),
     ("--verbose", "unrecognized arguments: --verbose; see headwise --help"),
     ("run", "the following arguments are required: experiment, TASK; see headwise run --help"),
     ("run fig2", "unknown experiment 'fig2'; did you mean fig1? choices: "),
@@ -65,7 +65,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("run fig1 --seed 3", "unrecognized arguments: --seed 3"),
     ("run fig1 --rows none.jsonl", "there is no file of rows at none.jsonl"),
     ("run fig1 extra", "unrecognized arguments: extra"),
-    ("run fig1 --set rank=4", "unknown setting 'rank'; did you mean ranks? choices: "),
+    ("run fig1 --set rank=4", "unknown setting 'rank'; did you mean ranks or task? choices: "),
     ("run fig1 --set stpes=100", (
         "unknown setting 'stpes'; did you mean steps or seeds or rates? choices: "
     )),
@@ -451,7 +451,8 @@ half = [str(p) for p in store.rglob(".*")]
 filler.unlink()
 after = subprocess.run(again, capture_output=True, text=True)
 rows = [line for p in store.glob("runs/*/rows.jsonl") for line in p.read_text().splitlines()]
-print(json.dumps({"rc": process.returncode, "out": out, "err": err, "half": half, "again": after.returncode, "rows": len(rows)}))
+told = {"rc": process.returncode, "out": out, "err": err, "half": half}
+print(json.dumps({**told, "again": after.returncode, "rows": len(rows)}))
 """
 
 
@@ -577,6 +578,7 @@ def test_every_command_answers_in_json(
         "draw": ["draw", "fig1", str(rows)],
         "draw twice": ["draw", "fig1", str(rows), str(rows)],
         "draw another view": ["draw", "fig1", str(both), "--view", "depth"],
+        "check": ["check", str(Path(__file__).parents[2] / "examples" / "my_task.py")],
         "cost": ["cost", "--set", *SHAPE],
         "cost of a model": ["cost", str(tmp_path / "config.json"), "--tokens", "100"],
         "policies": [
@@ -716,7 +718,8 @@ def test_explain_says_what_runs_a_decoders_blocks(
         (
             [],
             (
-                "its feed-forward, of several models, one kernel forward and one backward on an H100 or H200, "
+                "its feed-forward, of several models, one kernel forward and one backward on an "
+                "H100 or H200, "
                 "else in "
                 "Triton"
             ),

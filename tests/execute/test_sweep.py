@@ -273,7 +273,8 @@ def test_a_checkpoint_that_outlived_its_run_is_removed(tmp_path: Path) -> None:
 
 def test_a_wider_sweep_makes_only_what_is_missing(tmp_path: Path) -> None:
     some, more = (
-        fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=n)) for n in (1, 2)
+        fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=n))
+        for n in (1, 2)
     )
     before = {row["id"]: row for row in sweep(some, Store(tmp_path), device="cpu", workers=1)}
     after = {row["id"]: row for row in sweep(more, Store(tmp_path), device="cpu", workers=1)}

@@ -1,10 +1,10 @@
 """One contract for every experiment, and the numbers of positions and length."""
 
 import dataclasses
+import importlib
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ def test_experiment_explains_every_setting(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_experiment_file_says_command_hardware_time_and_expected_numbers(name: str) -> None:
-    experiment = find(name)
-    text = sys.modules[type(experiment.presets["quick"]).__module__].__doc__ or ""
+    module = importlib.import_module(f"headwise.experiments.{EXPERIMENTS[name]}")
+    text = module.__doc__ or ""
     assert f"headwise run {name}" in text
     assert f"headwise run {name} --preset paper" in text
     assert "Expected" in text, "the expected numbers"
@@ -348,7 +348,9 @@ def test_what_a_model_makes_of_places_is_its_error_with_one_row_at_all_of_them(
     weights["positions"] = torch.randn(weights["positions"].shape, generator=seeded(3))
     told = positions.probe(run, weights)
     assert abs(told["one_place"] / told["own_places"] - 1) > 1e-3
-    x, target = run.task.sample(torch.Generator().manual_seed(derive(0, "probe")), positions.SEQUENCES)
+    x, target = run.task.sample(
+        torch.Generator().manual_seed(derive(0, "probe")), positions.SEQUENCES
+    )
     model, rows = build(run.shape), weights["positions"]
     model.load_state_dict(weights)
     with torch.no_grad():

@@ -96,7 +96,7 @@ def loss_of(run):
     return 2.0 / run.shape.depth + 0.001 * run.seed if run.seed else -1.0 + run.recipe.lr
 
 
-def test_points_carry_the_difference_from_the_base_and_the_headline_says_what_half_the_layers_cost():
+def test_leaner_points_carry_the_difference_and_the_headline_says_what_half_the_layers_cost():
     points = {p.arm: p for p in points_of(loss_of)}
     assert points["base"].change is None
     assert points["base"].n == 3

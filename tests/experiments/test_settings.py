@@ -57,7 +57,8 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
         (
             ["run", "features", "--workers", "7"],
             (
-                "--workers goes with runs that are trained in ensembles; features makes its rows one "
+                "--workers goes with runs that are trained in ensembles; features makes its rows "
+                "one "
                 "after another"
             ),
         ),
@@ -96,7 +97,8 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
         (
             ["run", "positions", "--set", "arms=published", "encodings=additive"],
             (
-                "published arms are told apart by what they stand beside: encodings must hold none, got "
+                "published arms are told apart by what they stand beside: encodings must hold none, "
+                "got "
                 "additive"
             ),
         ),
@@ -202,7 +204,7 @@ def test_nor_of_one_cell_of_a_map_though_rates_may_differ():
         for i, (seed, lr) in enumerate([(0, 0.1), (0, 0.2), (1, 0.1), (2, 0.1)])
     ]
     (cell,) = budget_map.summary(rows)
-    assert (cell["n"], cell["lr"]) == (2, 0.1)
+    assert (cell.n, cell.lr) == (2, 0.1)
     with pytest.raises(UsageError, match=r"these differ in ffn_dim: 16, 17$"):
         budget_map.summary([*rows[:3], {**rows[3], "ffn_dim": 17}])
     with pytest.raises(UsageError, match=r"these differ in task_points: 4, 5$"):

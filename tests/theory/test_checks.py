@@ -2,6 +2,7 @@
 of them, and faults that are gone."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from headwise.experiments.pages import write_report
 from headwise.experiments.rank_paper import features as features_experiment
 from headwise.experiments.rank_paper import representation as representation_experiment
 from headwise.experiments.rank_paper import theory as theory_experiment
+from headwise.show.figure import Line, LineFigure, LinePanel, Reference
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
@@ -686,51 +688,41 @@ def test_summary_separates_rows_by_everything_that_shapes_them() -> None:
 
 
 def test_figure_with_linear_axes_plain_lines_and_no_reference(tmp_path: Path) -> None:
-    none = [None] * 3
-    line = {
-        "label": "a",
-        "colour": 0,
-        "style": "line",
-        "x": [-1.0, 0.0, 1.0],
-        "y": [3.0, 1.0, 3.0],
-        "low": none,
-        "high": none,
-    }
-    description = {
-        "title": "t",
-        "x_label": "x",
-        "y_label": "y",
-        "x_scale": "linear",
-        "y_scale": "linear",
-        "columns": 2,
-        "panels": [{"title": "p", "lines": [line]}],
-    }
-    drawn = plotly_figure(description)
+    line = Line(label="a", colour=0, style="line", x=[-1.0, 0.0, 1.0], y=[3.0, 1.0, 3.0])
+    linear = LineFigure(
+        title="t",
+        x_label="x",
+        y_label="y",
+        x_scale="linear",
+        y_scale="linear",
+        columns=2,
+        panels=[LinePanel(title="p", lines=[line])],
+    )
+    drawn = plotly_figure(linear)
     assert drawn["data"][0]["mode"] == "lines"
     assert "error_y" not in drawn["data"][0]
     assert drawn["layout"]["shapes"] == []
     assert drawn["layout"]["xaxis"]["type"] == drawn["layout"]["yaxis"]["type"] == "linear"
     assert "tickvals" not in drawn["layout"]["xaxis"]
     assert "dtick" not in drawn["layout"]["yaxis"]
-    above = {
-        **line,
-        "style": "solid",
-        "x": [1, 2, 4],
-        "low": [2.9, None, 2.8],
-        "high": [3.1, None, 3.2],
-    }
-    plain = {k: v for k, v in description.items() if k not in ("x_scale", "y_scale")}
-    plain |= {"panels": [{"title": "p", "lines": [above]}], "reference": {"label": "r", "y": 0.5}}
+    low, high = [2.9, None, 2.8], [3.1, None, 3.2]
+    above = dataclasses.replace(line, style="solid", x=[1, 2, 4], low=low, high=high)
+    plain = dataclasses.replace(
+        linear,
+        x_scale="log",
+        y_scale="log",
+        panels=[LinePanel(title="p", lines=[above])],
+        reference=Reference(label="r", y=0.5),
+    )
     logarithmic = plotly_figure(plain)
     assert logarithmic["layout"]["xaxis"]["type"] == logarithmic["layout"]["yaxis"]["type"] == "log"
     assert logarithmic["layout"]["xaxis"]["tickvals"] == [1, 2, 4]
     assert logarithmic["layout"]["yaxis"]["dtick"] == 1
     assert [shape["y0"] for shape in logarithmic["layout"]["shapes"]] == [0.5]
     assert logarithmic["data"][0]["mode"] == "lines+markers"
-    for i, what in enumerate(
-        (description, plain, {**plain, "x_scale": "linear"}, {**plain, "y_scale": "linear"})
-    ):
-        save(what, tmp_path / f"{i}.svg")
+    mixed = [dataclasses.replace(plain, **{axis: "linear"}) for axis in ("x_scale", "y_scale")]
+    for i, figure in enumerate((linear, plain, *mixed)):
+        save(figure, tmp_path / f"{i}.svg")
     sizes = [(tmp_path / f"{i}.svg").read_text() for i in range(4)]
     assert len(set(sizes)) == 4, "each option shows"
 

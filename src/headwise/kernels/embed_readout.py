@@ -1,7 +1,7 @@
-"""What is before and after the blocks of an ensemble of narrow models on a GPU, one pass over the tokens
-in each direction: vectors read in with added positions, layer norms, and the last of them with a
-read-out to one number. PyTorch takes a block of threads for a row of 48 numbers, sums over all
-tokens of a model in one block, and has passes of their own for gains, shifts and positions.
+"""What is before and after the blocks of an ensemble of narrow models on a GPU, one pass over the
+tokens in each direction: vectors read in with added positions, layer norms, and the last of them
+with a read-out to one number. PyTorch takes a block of threads for a row of 48 numbers, sums over
+all tokens of a model in one block, and has passes of their own for gains, shifts and positions.
 
 The plain twins are the modules without these: `attention.Norm`, and `enter` and `leave` of
 `models`.

@@ -209,8 +209,8 @@ def mix(
     STAGES: tl.constexpr,
 ):
     """n(s0 u0 + alpha W_O concat softmax(score_scale q k^T) v + mean of the bias rows); q, k, v,
-    scores and heads stay on the chip. N tokens are worked on at once, short sequences of OWN tokens side
-    by side."""
+    scores and heads stay on the chip. N tokens are worked on at once, short sequences of OWN tokens
+    side by side."""
     S: tl.constexpr = BT // N
     H: tl.constexpr = BC // R
     m = tl.program_id(1).to(tl.int64)

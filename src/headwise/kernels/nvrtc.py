@@ -90,7 +90,9 @@ def proven(what: str, trial: Callable[[], float], device: torch.device) -> bool:
     except torch.OutOfMemoryError:
         raise  # it says nothing of the kernels: the ensemble is halved, and they are tried again
     except (RuntimeError, OSError) as error:  # no compiler after all, or one without such a card
-        warnings.warn(f"{what} in CUDA C++ was not compiled, Triton takes over: {error}", stacklevel=2)
+        warnings.warn(
+            f"{what} in CUDA C++ was not compiled, Triton takes over: {error}", stacklevel=2
+        )
         return False
     if not off <= RIGHT:
         warnings.warn(

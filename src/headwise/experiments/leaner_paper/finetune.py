@@ -168,7 +168,6 @@ def runs(s: FinetuneSettings) -> list[Run]:
     # What the second round needs is checked before the first one trains.
     _sentences(s)
     _recipes(s)
-    from headwise.tasks import Masked
 
     task = Masked(s.length, s.text, "byte")
     return [s.run(shape, task, seed) for shape in shapes(s, task) for seed in range(s.seeds)]
