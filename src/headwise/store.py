@@ -2,7 +2,7 @@
 many writers.
 
     STORE/headwise.json                    whose it is, and the format
-    STORE/experiments/NAME.json            what was asked for: command, preset, settings, run ids; of
+    STORE/experiments/NAME.json            what was asked for: command, preset, settings, ids; of
                                            an own experiment also its page
     STORE/runs/ID/run.json                 the run's specification
     STORE/runs/ID/rows.jsonl               its rows, appended; the last complete one counts

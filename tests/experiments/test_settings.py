@@ -97,8 +97,8 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
         (
             ["run", "positions", "--set", "arms=published", "encodings=additive"],
             (
-                "published arms are told apart by what they stand beside: encodings must hold none, "
-                "got "
+                "published arms are told apart by what they stand beside: encodings must hold "
+                "none, got "
                 "additive"
             ),
         ),
