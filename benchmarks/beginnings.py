@@ -21,10 +21,10 @@ from headwise.device import numerics, pick_device, provenance
 from headwise.experiments.rank_paper.fig1 import PRESETS, runs
 from headwise.files import write_whole
 from headwise.progress import Progress
+from headwise.training.checkpoint import begin
 from headwise.training.ensemble import Ensemble
 from headwise.training.flat import HeadGroup
 from headwise.training.run import PRECISIONS, PROTOCOLS, Run
-from headwise.training.state import begin
 
 
 def beginnings(

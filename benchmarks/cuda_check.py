@@ -22,9 +22,9 @@ from headwise.model.attention import attend
 from headwise.model.backends import Call, choose_backend
 from headwise.model.reference import mask_of, plain
 from headwise.tasks import Farthest
+from headwise.training.checkpoint import begin
 from headwise.training.ensemble import Ensemble
 from headwise.training.run import Recipe, Run
-from headwise.training.state import begin
 
 GPU = torch.device("cuda")
 SHAPES = (  # batch, heads, KV heads, tokens, rank, value width, causal, window

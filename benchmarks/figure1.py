@@ -34,10 +34,10 @@ from headwise.device import commit, numerics
 from headwise.experiments.rank_paper.fig1 import PRESETS, budget, runs
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.tasks import Farthest
+from headwise.training.checkpoint import begin
+from headwise.training.engine import most_models
 from headwise.training.ensemble import Ensemble
 from headwise.training.fused_encoder import FusedEncoder
-from headwise.training.packing import most_models
-from headwise.training.state import begin
 
 GPU = torch.device("cuda")
 DEPTHS, WIDTHS, RANKS = (1, 3, 5), (1, 8, 64), (64, 8, 1)

@@ -31,9 +31,9 @@ from headwise.experiments.points import plural
 from headwise.experiments.rank_paper.regression import PRESETS, runs
 from headwise.kernels import nvrtc
 from headwise.tasks import Regression
+from headwise.training.checkpoint import begin
 from headwise.training.ensemble import Ensemble
 from headwise.training.fused_decoder import FusedDecoder
-from headwise.training.state import begin
 
 PAPER = PRESETS["paper"]
 HEADS = (1, 2, 4, 8, 16)

@@ -14,8 +14,8 @@ import pytest
 
 from headwise.errors import UsageError
 from headwise.experiments.rank_paper.shapes import paper_shape
-from headwise.files import append_line, read_lines, write_whole
-from headwise.store import FORMAT, Store
+from headwise.files import write_whole
+from headwise.store import FORMAT, Store, append_line, read_lines
 from headwise.tasks import Farthest
 from headwise.training.run import Recipe, Run
 
@@ -313,7 +313,9 @@ with store.claim([Run.of(spec) for spec in json.loads(sys.argv[2])]) as mine:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds runs 0 and 1 of a store."""
-    code = "import json, sys, time\nfrom headwise.store import Store\n" + HOLD
+    code = (
+        "import json, sys, time\nfrom headwise.store import append_line, read_lines, Store\n" + HOLD
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code, tmp_path / "store", specs(2)],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Writing that survives being killed: whole files by rename, lines by one append; and Python files
+"""Files written whole, by rename, so that a kill leaves the old one or the new one; and Python files
 of users as modules, whose values can be pickled. Standard library only."""
 
 from __future__ import annotations
@@ -57,32 +57,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def append_line(path: Path, line: str) -> None:
-    """Add one line in one write; a torn line left by a kill is closed off first, so it spoils
-    itself alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # a line that is being written is not a torn one
-        size = os.fstat(handle).st_size
-        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-        data = (b"\n" if torn else b"") + line.encode() + b"\n"
-        if os.write(handle, data) != len(data):
-            raise OSError(28, "No space left on device", str(path))
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read_lines(path: Path) -> list[str]:
-    """The complete lines of a file; none if there is no file."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [line for line in text.split("\n") if line]
 
 
 def load_module(name: str, path: str | Path) -> ModuleType:

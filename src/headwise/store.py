@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwise.errors import UsageError
-from headwise.files import append_line, read_lines, write_whole
+from headwise.files import write_whole
 from headwise.rows import CHECKPOINT_FILE, MEASURED, Row, Specified, check_row
 
 S = TypeVar("S", bound=Specified)
@@ -55,7 +55,7 @@ class Store:
         )
         # asked last: another process may be making the store, and its mark comes before the rest
         if mark.exists():
-            self._check(mark)
+            self._check_format(mark)
         elif strange:
             raise UsageError(
                 f"{self.path} is not a headwise store: it has files but no {MARK}; name an empty "
@@ -67,7 +67,7 @@ class Store:
                 f"{self.path}"
             )
 
-    def _check(self, mark: Path) -> None:
+    def _check_format(self, mark: Path) -> None:
         try:
             found = json.loads(mark.read_text())["format"]
         except (ValueError, KeyError, TypeError):
@@ -172,6 +172,11 @@ class Store:
                 ) from None
         return found
 
+    def noted_ids(self, name: str) -> set[str]:
+        """The runs that were asked for under an experiment's name so far."""
+        noted = self.experiments().get(name)
+        return set(noted.get("ids") or []) if isinstance(noted, dict) else set()
+
     # ---- questions
 
     def query(self, sql: str = "select * from rows") -> Any:
@@ -201,6 +206,32 @@ class Store:
 
 
 # ---- rows in files
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line in one write; a torn line left by a kill is closed off first, so it spoils
+    itself alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # a line that is being written is not a torn one
+        size = os.fstat(handle).st_size
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        data = (b"\n" if torn else b"") + line.encode() + b"\n"
+        if os.write(handle, data) != len(data):
+            raise OSError(28, "No space left on device", str(path))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The complete lines of a file; none if there is no file."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [line for line in text.split("\n") if line]
 
 
 def read_rows(source: Path) -> list[Row]:

@@ -26,10 +26,10 @@ from headwise.shape import Shape
 from headwise.show.figure import HeatFigure, LineFigure, from_json, to_json
 from headwise.show.matplotlib_figure import save
 from headwise.tasks import Farthest
+from headwise.training.checkpoint import State, begin
 from headwise.training.engine import row_of
 from headwise.training.ensemble import Ensemble
 from headwise.training.run import Run
-from headwise.training.state import State, begin
 
 NAMES = [name for name in EXPERIMENTS if find(name).trains]
 LARGE = {"nanochat_heads"}  # of these, one model at a time; test_nanochat_heads has rows for them

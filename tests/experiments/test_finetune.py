@@ -27,9 +27,9 @@ from headwise.show.plotly_figure import plotly_figure
 from headwise.store import Store
 from headwise.tasks import Farthest, Masked, Sentences
 from headwise.training import checkpoint
+from headwise.training.checkpoint import begin
 from headwise.training.engine import train
 from headwise.training.run import Recipe, Run
-from headwise.training.state import begin
 
 pytestmark = pytest.mark.usefixtures("no_network")
 

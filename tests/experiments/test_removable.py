@@ -29,9 +29,9 @@ from headwise.show.plotly_figure import plotly_figure
 from headwise.stats import difference
 from headwise.store import Store
 from headwise.theory.conditioning import attention_spectra
+from headwise.training.checkpoint import begin
 from headwise.training.engine import train
 from headwise.training.ensemble import Ensemble
-from headwise.training.state import begin
 
 CONDITIONED = ("spectral", "orthogonal")
 ALL = ("normal", *CONDITIONED)
@@ -156,7 +156,7 @@ def test_the_seed_alone_decides_the_start(scheme):
         same(p, q, name)
         if p.ndim == 2 and not name.endswith("out_bias"):
             assert not torch.equal(p, r), name
-    stacked = fresh(shape, scheme, [6, 3, 5], seeded)
+    stacked = fresh(shape, scheme, [seeded(seed) for seed in (6, 3, 5)])
     for (name, p), q, r in zip(
         stacked.named_parameters(), other.parameters(), model.parameters(), strict=True
     ):

@@ -8,7 +8,7 @@ from support.tolerance import close, close_all, examples, same, seeded
 
 from headwise.kernels import attention_cpu
 from headwise.kernels.attention_cpu import LANES, short, short_packed
-from headwise.kernels.unit_norm import plain_unit, unit
+from headwise.model.layers import plain_unit, unit
 from headwise.model.reference import plain
 
 SCALE = 0.37  # not a power of two

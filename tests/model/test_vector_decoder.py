@@ -197,7 +197,7 @@ def test_maps_at_the_ends_start_as_the_library_s():
             bare.blocks.named_parameters(), model.blocks.parameters(), strict=True
         ):
             same(p, q, name)
-    stacked = fresh(SHAPE, "normal", [3, 1], seeded)
+    stacked = fresh(SHAPE, "normal", [seeded(seed) for seed in (3, 1)])
     for m, seed in enumerate((3, 1)):
         one = build(SHAPE)
         initialise(one, "normal", seeded(seed))

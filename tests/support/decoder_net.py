@@ -14,11 +14,10 @@ from headwise.kernels import embed_readout
 from headwise.model.transformer import build
 from headwise.shape import Shape
 from headwise.tasks import Regression
-from headwise.training import checkpoint, data, engine, fused_decoder
+from headwise.training import checkpoint, data, engine, ensemble, fused_decoder
 from headwise.training.decoder_blocks import TritonBlocks
 from headwise.training.flat import OPERANDS, Layout
 from headwise.training.fused_decoder import FusedDecoder, blocks_of
-from headwise.training.fused_encoder import FusedEncoder
 from headwise.training.run import Recipe, Run
 
 BOUND = {
@@ -159,9 +158,8 @@ def trained(runs, monkeypatch, fused, kind=TritonBlocks):
         if kind is TritonBlocks:  # on an H200 the other kind would take these
             patch.setattr(fused_decoder, "cuda_refusal", lambda *given: "needs another time")
         patch.setattr(data, "HELD_OUT_BATCH", 16)
-        refused = "" if fused else "needs another time"
-        patch.setattr(FusedEncoder, "refusal", staticmethod(lambda run, device: "needs others"))
-        patch.setattr(FusedDecoder, "refusal", staticmethod(lambda run, device: refused))
+        family = FusedDecoder if fused else None
+        patch.setattr(ensemble, "family_of", lambda run, device: family)
         patch.setattr(kind, "forward", lambda *given: made.append(1) or forward(*given))
         rows = engine.train(runs, device=DEVICE.type, advance=lambda n: None)
     assert bool(made) == bool(entered) == bool(left) == fused

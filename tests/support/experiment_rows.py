@@ -8,10 +8,10 @@ import torch
 from headwise.experiments.base import Experiment
 from headwise.experiments.rank_paper import fig1
 from headwise.model.geometry import score_geometry
+from headwise.training.checkpoint import begin
 from headwise.training.engine import row_of
 from headwise.training.ensemble import Ensemble
 from headwise.training.run import Run
-from headwise.training.state import begin
 
 
 def rows_with_losses(runs, loss):

@@ -10,10 +10,10 @@ from headwise.model.transformer import build
 from headwise.rows import MEASURED
 from headwise.shape import Shape
 from headwise.tasks import Farthest
+from headwise.training.checkpoint import State, begin
 from headwise.training.engine import train
 from headwise.training.flat import Layout
 from headwise.training.run import Recipe, Run
-from headwise.training.state import State, begin
 
 CPU = torch.device("cpu")
 

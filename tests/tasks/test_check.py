@@ -13,8 +13,9 @@ from torch import Tensor
 
 from headwise.errors import UsageError
 from headwise.tasks import TASKS, task_of
-from headwise.tasks.check import check, check_first_sample
+from headwise.tasks.check import check
 from headwise.tasks.check_data import fingerprint, fingerprints_elsewhere
+from headwise.tasks.first_check import check_first_sample
 from headwise.tasks.task import Classified, SquaredError, Task
 
 

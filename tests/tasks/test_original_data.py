@@ -14,10 +14,10 @@ from headwise.model.init import initialise
 from headwise.model.transformer import build
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Nearest
+from headwise.training.checkpoint import begin
 from headwise.training.data import draw_block
 from headwise.training.engine import train
 from headwise.training.run import Recipe, Run
-from headwise.training.state import begin
 
 CPU = torch.device("cpu")
 SEED = 613

@@ -21,13 +21,12 @@ from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Regression
+from headwise.training.checkpoint import begin
 from headwise.training.data import HELD_OUT_BATCH, HELD_OUT_SEED, block_steps, draw_block
-from headwise.training.engine import train
+from headwise.training.engine import most_models, train
 from headwise.training.ensemble import Ensemble
 from headwise.training.fused_encoder import refusal
-from headwise.training.packing import most_models
 from headwise.training.run import ADDED, Recipe, Run
-from headwise.training.state import begin
 
 CPU = torch.device("cpu")
 TASK = Regression(dim=5, points=7, curriculum=3, first_dim=2, first_points=3)

@@ -16,10 +16,10 @@ from support.small_runs import CPU, after_overflows, bits, make, tiny_before_the
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.tasks import Farthest
 from headwise.training import checkpoint
+from headwise.training.checkpoint import State, begin
 from headwise.training.engine import train
 from headwise.training.loss_scale import SMALLEST, LossScale, LossScales, base_scale
 from headwise.training.run import Recipe, Run
-from headwise.training.state import State, begin
 from headwise.training.step import Modules
 
 

@@ -20,7 +20,7 @@ from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import Farthest, Images, ListOps, Recall, Regression, Text
 from headwise.tasks.task import Classified
-from headwise.training import data, fused_encoder, step
+from headwise.training import data, ensemble, fused_encoder, step
 from headwise.training.data import HELD_OUT_BATCH, HELD_OUT_SEED
 from headwise.training.engine import train
 from headwise.training.ensemble import family_of
@@ -303,10 +303,8 @@ def test_text_trains_on_the_blocks_as_on_the_modules(output_dim, monkeypatch):
     for blocks in (False, True):
         with monkeypatch.context() as patch:
             patch.setattr(data, "HELD_OUT_BATCH", 2)
-            refused = "" if blocks else "needs another time"
-            patch.setattr(
-                FusedDecoder, "refusal", staticmethod(lambda run, device, why=refused: why)
-            )
+            family = FusedDecoder if blocks else None
+            patch.setattr(ensemble, "family_of", lambda run, device, family=family: family)
             patch.setattr(TritonBlocks, "forward", lambda *given: used.append(1) or forward(*given))
             rows += train([run], device=DEVICE.type, advance=lambda n: None)
         assert bool(used) == blocks

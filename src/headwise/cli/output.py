@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headwise.experiments.base import Experiment
     from headwise.experiments.points import Point
+    from headwise.experiments.runner import Made
 
 
 def first() -> bool:
@@ -42,3 +43,31 @@ def print_points(experiment: Experiment[Any, Any], points: Sequence[Point]) -> N
     """An experiment's table: a line per point."""
     headings = [heading for _, heading in experiment.columns]
     print_table([headings, *([p.cell(key) for key, _ in experiment.columns] for p in points)])
+
+
+def print_made(made: Made, show: bool = False) -> dict[str, Any]:
+    """The table, the claim and the files; returns what --json prints."""
+    from headwise.experiments.points import plain_point
+
+    print_points(made.experiment, made.points)
+    for line in (*made.headline, *([made.note] if made.note else [])):
+        print(line)
+    files = {"figure": made.picture, "report": made.page}
+    written = {what: str(path) for what, path in files.items() if path}
+    for what, path in written.items():
+        print(f"{what}: {path}")
+    counts = made.counts
+    if counts.failed:
+        say(f"headwise: {counts.failed} of {len(made.points)} checks do not hold")
+    return {
+        "experiment": made.name,
+        "preset": made.preset,
+        "store": str(made.store.path),
+        "runs": counts.runs,
+        "made": counts.made,
+        **({"missing": counts.missing} if show else {}),
+        "taken": counts.taken,
+        "points": [plain_point(point) for point in made.points],
+        **({"failed": counts.failed} if counts.failed else {}),
+        **written,
+    }

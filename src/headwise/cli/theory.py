@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from headwise.cli.output import say
-from headwise.cli.run import print_made
+from headwise.cli.output import print_made, say
 
 
 def theory(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:

@@ -192,10 +192,10 @@ def cost(run: Run) -> float:
 def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
     """Runs that stack go together, split until none is more than half of a worker's share or
     MOST_RUNS; the longest first."""
+    most = sum(map(cost, runs)) / workers / (2 if workers > 1 else 1)
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         groups.setdefault(ensemble_key(run), []).append(run)
-    most = sum(map(cost, runs)) / workers / (2 if workers > 1 else 1)
     chunks = []
     for group in groups.values():
         parts = min(len(group), max(1, math.ceil(sum(map(cost, group)) / most - 0.01)))
@@ -252,10 +252,11 @@ def sweep(
     work = Work(str(store.path), str(where), keep_weights, checkpoint_every, probe)
     bar = Progress(sum(r.recipe.steps for r in missing), f"{label}: {len(missing)} runs")
     while missing:
-        chunks = [free for chunk in chunks_of(missing, workers) if (free := _free(store, chunk))]
-        alone = workers == 1 or len(chunks) == 1 or _need_main(missing, probe)
-        executor = here if alone else Pool(workers)
-        executor(work, chunks, bar.advance)
+        chunks = chunks_of(missing, workers)
+        if workers == 1 or len(chunks) == 1 or _need_main(missing, probe):
+            here(work, chunks, bar.advance)
+        elif free := [left for chunk in chunks if (left := _free(store, chunk))]:
+            Pool(workers)(work, free, bar.advance)
         left = store.missing(missing)
         if len(left) == len(missing):
             bar.advance(0, f"waiting for {len(left)} runs that another process is making")

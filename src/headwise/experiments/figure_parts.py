@@ -1,8 +1,11 @@
-"""Lines that the figures of several experiments are made of."""
+"""Lines that the figures of several experiments are made of, and the values beside them that were
+read off the papers' figures (`published/*.csv`)."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
+from importlib import resources
 
 from headwise.experiments.points import Errors, Measured
 from headwise.show.figure import Line
@@ -33,6 +36,12 @@ def statistic_line(
     """The paper's statistic of the same runs, as crosses."""
     values = [None if p is None else p.train_best for p in points]
     return Line(label=label, colour=colour, style="dots", x=xs, y=values)
+
+
+def published_values(name: str) -> list[dict[str, str]]:
+    """The rows of one of the files of published values; lines with # are comments."""
+    text = resources.files("headwise").joinpath(f"experiments/published/{name}.csv").read_text()
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
 def published_line(

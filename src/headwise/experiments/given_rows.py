@@ -32,8 +32,6 @@ def take_rows(
 ) -> int:
     """Put the rows that are given into the store where it has none of its own, if the experiment
     can show them; returns how many."""
-    if not given:
-        return 0
     taken = [(run, given[run.id]) for run in store.missing(runs) if run.id in given]
     for run, row in taken:
         if why := check_row(row, run):

@@ -57,14 +57,15 @@ def write_report(store: Store, path: Path | None = None) -> Path:
                 f"{store.path / 'experiments' / name}.json cannot be read; remove it and run the "
                 "experiment again"
             )
+    alone = single_decoders(store, noted)
+    for name, asked in noted.items():
         try:
             sections.append(_section(store, name, asked))
         except UsageError as e:  # the others are shown
             lost.append(f"{name}: {e}")
         except UNREADABLE as e:
             lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
-    sections += single_decoders(store, noted)
-    write_page(path, sections, lost)
+    write_page(path, [*sections, *alone], lost)
     return path
 
 

@@ -44,8 +44,7 @@ def condition_probe(run: Run, weights: dict[str, Any]) -> Row:
     first = fresh(
         run.shape,
         run.recipe.init,
-        [run.seed],
-        lambda seed: torch.Generator().manual_seed(derive(seed, "init")),
+        [torch.Generator().manual_seed(derive(run.seed, "init"))],
     )
     start = {name: p[0] for name, p in first.named_parameters()}
     out: Row = {}

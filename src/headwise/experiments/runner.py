@@ -211,35 +211,44 @@ def make(
     say = say or functools.partial(print, file=sys.stderr, flush=True)
     runs = list(experiment.runs(settings))
     _check_options(experiment, runs, workers, keep_weights)
-    given = given_rows(rows, runs)
+    given = given_rows(rows, runs) if rows else {}
     worker = _Worker(experiment, store, device, workers, keep_weights, checkpoint_every, train)
 
     # What is asked for, and what of it is there: said and noted before anything is made, so that
     # the store's page shows it also after a kill.
-    before = _noted_ids(store, experiment.name)
-    taken = take_rows(given, runs, store, experiment)
+    ids = _ids(runs)
+    count = experiment.count(runs)
+    asked = {"command": command, "preset": preset, "settings": settings.plain()}
+    before = store.noted_ids(experiment.name)
+    taken = take_rows(given, runs, store, experiment) if given else 0
     missing = store.missing(runs)
+    begun = store.begun(missing)
+    there = len(runs) - len(missing)
+    beginning = f"{experiment.name} ({preset}): {count}, {there} already in {store.path}"
+    if taken:
+        files = ", ".join(map(str, rows))
+        beginning += f", {taken} of them from {files}, {len(missing)} to make"
+    if begun:
+        beginning += f", {begun} to resume"
     worker.check(missing)
-    say(_beginning(experiment, preset, store, runs, missing, taken, rows))
     if not train and len(missing) == len(runs):
         raise UsageError(
-            f"none of these {experiment.count(runs)} is in {store.path}; without --no-train they "
-            "are made"
+            f"none of these {count} is in {store.path}; without --no-train they are made"
         )
+    if note:
+        store.note(experiment.name, {**asked, "ids": ids})
+    say(beginning)
     if missing and train and preset == "paper" and worker.slow:
         say(
             "the preset paper is made for a GPU and may take days on a CPU; --no-train shows what "
             "is there"
         )
-    asked = {"command": command, "preset": preset, "settings": settings.plain()}
-    if note:
-        store.note(experiment.name, {**asked, "ids": _ids(runs)})
 
     # The first round, then rounds of runs that depend on the rows so far.
     found = worker.rows_of(runs, experiment.keep_weights)
     later_rounds = _later_rounds(experiment, settings, runs, found) if train or not missing else ()
     for later in later_rounds:
-        taken += take_rows(given, later, store, experiment)
+        taken += take_rows(given, later, store, experiment) if given else 0
         waiting = store.missing(later)
         say(
             f"{experiment.name}, next round: {len(later)} runs, {len(later) - len(waiting)} "
@@ -378,33 +387,6 @@ def _check_options(
             f"--workers goes with runs that are trained in ensembles; {experiment.name} makes its "
             "rows one after another"
         )
-
-
-def _noted_ids(store: Store, name: str) -> set[str]:
-    """The runs that the store's page of this experiment shows so far."""
-    noted = store.experiments().get(name)
-    return set(noted.get("ids") or []) if isinstance(noted, dict) else set()
-
-
-def _beginning(
-    experiment: Experiment[Any, Any],
-    preset: str,
-    store: Store,
-    runs: Sequence[Specified],
-    missing: Sequence[Specified],
-    taken: int,
-    files: Sequence[str | Path],
-) -> str:
-    """What is asked for and what of it is there, in one line."""
-    line = (
-        f"{experiment.name} ({preset}): {experiment.count(runs)}, {len(runs) - len(missing)} "
-        f"already in {store.path}"
-    )
-    if taken:
-        line += f", {taken} of them from {', '.join(map(str, files))}, {len(missing)} to make"
-    if begun := store.begun(missing):
-        line += f", {begun} to resume"
-    return line
 
 
 def _later_rounds(

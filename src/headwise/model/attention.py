@@ -70,9 +70,9 @@ def attend(
     )  # fmt: skip
     plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
     scale = plan.scale if scale is None else scale
-    if plan.direct and _rows_contiguous(q, k, v):
+    if _rows_contiguous(q, k, v) and plan.direct:
         return F.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, scale=scale, enable_gqa=plan.grouped
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     call, choice = plan.call, plan.choice
     if choice.backend in _FUSED:
@@ -117,7 +117,8 @@ def _fused(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         q, k = F.pad(q, (0, pad_rank)), F.pad(k, (0, pad_rank))
     if pad_width:
         v = F.pad(v, (0, pad_width))
-    q, k, v = straight(q), straight(k), straight(v)  # no fused kernel takes others
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # no fused kernel takes these
+        q, k, v = straight(q), straight(k), straight(v)
     mask = None
     if call.masked:
         mask = mask_of(call.queries, call.keys, call.causal, call.window, q.device)
@@ -296,6 +297,8 @@ class Attention(nn.Module):
         # A gain after the rotation would make the scores depend on absolute positions. Under
         # autocast a norm answers in float32.
         q = q if s.qk_norm == "none" else self.q_norm(q).to(q.dtype)
+        if not s.qk_rope_head_dim:
+            return q
         return rotate(q, s.qk_rope_head_dim, s.rope_theta, start, rotary)
 
     def place_keys(
@@ -304,6 +307,8 @@ class Attention(nn.Module):
         """Keys by head, likewise."""
         k = self.split_heads(k, s.head_dim)
         k = k if s.qk_norm == "none" else self.k_norm(k).to(k.dtype)
+        if not s.qk_rope_head_dim:
+            return k
         return rotate(k, s.qk_rope_head_dim, s.rope_theta, start, rotary)
 
     def projections(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:

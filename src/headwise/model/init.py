@@ -22,7 +22,7 @@ in and out U(+-1/sqrt(fan in)), biases too (original: as the paper's code makes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor, nn
@@ -45,14 +45,12 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: Generator) -> N
         STARTS[scheme](model, generator)
 
 
-def fresh(
-    shape: Shape, scheme: str, seeds: list[int], derive: Callable[[int], Generator]
-) -> Encoder | Decoder:
-    """One module of len(seeds) models, model m drawn from derive(seeds[m]) alone."""
+def fresh(shape: Shape, scheme: str, generators: Sequence[Generator]) -> Encoder | Decoder:
+    """One module of as many models as generators, model m drawn from generators[m] alone."""
     with torch.random.fork_rng(devices=[]):  # what `build` draws is overwritten
-        ensemble, one = build(shape, models=len(seeds)), build(shape)
-    for m, seed in enumerate(seeds):
-        initialise(one, scheme, derive(seed))
+        ensemble, one = build(shape, models=len(generators)), build(shape)
+    for m, generator in enumerate(generators):
+        initialise(one, scheme, generator)
         with torch.no_grad():
             for target, source in zip(ensemble.parameters(), one.parameters(), strict=True):
                 target[m].copy_(source)

@@ -103,11 +103,6 @@ class Plan:
         """The usual factor of the scores."""
         return self.call.rank**-0.5
 
-    @property
-    def grouped(self) -> bool:
-        """Whether query heads share keys and values."""
-        return self.call.heads != self.call.kv_heads
-
     @classmethod
     def of(cls, operands: Operands) -> Plan:
         """Check the operands and choose their backend."""

@@ -9,6 +9,8 @@ blocks.0.attention.qkv, blocks.0.feed.up, blocks.0.norm1, final_norm, head, read
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -44,9 +46,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.norm_at = shape.norm_at
-
-        def norm() -> Norm:
-            return Norm(shape.norm, shape.dim, models)
+        norm = functools.partial(Norm, shape.norm, shape.dim, models)
 
         self.attention = Attention(
             shape, layer=layer, models=models, head_groups=head_groups, hard=hard

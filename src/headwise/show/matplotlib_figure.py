@@ -168,8 +168,9 @@ def _draw_line(ax: Any, figure: LineFigure, line: Line) -> None:
         "dashed": {"ls": "--", "lw": 1, "marker": "s", "ms": 2.5, "alpha": 0.45},
         "dots": {"ls": "none", "marker": "x", "ms": 4, "mew": 1},
     }
-    colour, values = colour_of(line.colour), _gaps(line.y)
-    ax.plot(line.x, values, color=colour, label=_raised(line.label), **styles[line.style])
+    values, label = _gaps(line.y), _raised(line.label)
+    colour = colour_of(line.colour)
+    ax.plot(line.x, values, color=colour, label=label, **styles[line.style])
     if line.style in ("dashed", "dots") or not line.has_interval:
         return
     low = _gaps([None if v is None else figure.drawn_low(v) for v in line.low])

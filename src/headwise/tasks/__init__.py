@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headwise.tasks.task import Classified, SquaredError, Task
     from headwise.tasks.text import Text
 
+PACKAGE = "headwise.tasks."  # the modules of built-in tasks are named so, others are a user's
 # name in rows and run ids -> (file, class)
 TASKS: dict[str, tuple[str, str]] = {
     "farthest": ("neighbors", "Farthest"),

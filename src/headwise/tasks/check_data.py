@@ -20,18 +20,13 @@ import torch
 from torch import Tensor
 
 from headwise.errors import Note, Wrong
+from headwise.tasks.first_check import BATCH, STEPS, drawn
 from headwise.tasks.own import load_task
 from headwise.tasks.task import Task
 
-BATCH = 5  # sequences of most rules
-STEPS = (0, 10**6, None)  # of training: the first, a late one; held out
 DRAWN = (4096, 1024)  # training and held-out sequences that are compared
 LARGEST_DRAW = 2**24  # numbers in one of these parts
 SMALL_SPACE = 10**6  # so few sequences of ids may all be met in training
-
-
-def drawn(task: Task, seed: int, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
-    return task.sample(torch.Generator().manual_seed(seed), batch, step)
 
 
 def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:

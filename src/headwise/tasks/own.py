@@ -55,7 +55,7 @@ def load_task(spec: str) -> Task:
     A file with one class that derives from `headwise.Task`, or with a value `TASK`, needs no name.
     The cheap part of the contract is tested at once.
     """
-    from headwise.tasks.check import check_first_sample
+    from headwise.tasks.first_check import check_first_sample
 
     task = _load(spec, _task_kind())
     check_first_sample(task)

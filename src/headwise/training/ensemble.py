@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from headwise.model.transformer import build
 from headwise.training import data, own
+from headwise.training.checkpoint import State
 from headwise.training.data import block_steps, draw_block, held_out_batches
 from headwise.training.flat import OPERANDS, FlatRows, HeadGroup, Layout, head_groups
 from headwise.training.fused_decoder import FusedDecoder
@@ -26,14 +27,15 @@ from headwise.training.fused_encoder import FusedEncoder
 from headwise.training.loss_scale import LossScales
 from headwise.training.optim import AdamW, Moved, Overflow
 from headwise.training.run import Run
-from headwise.training.state import State
 from headwise.training.step import KernelFamily, Kernels, Modules
 
 FAMILIES: tuple[type[KernelFamily], ...] = (FusedEncoder, FusedDecoder)
 
 
 def family_of(run: Run, device: torch.device) -> type[KernelFamily] | None:
-    """The kernels that take a run on a device; None: PyTorch's own."""
+    """The kernels that take a run on a device; None: PyTorch's own, as on every CPU."""
+    if run.model is not None or device.type != "cuda":
+        return None
     return next((family for family in FAMILIES if not family.refusal(run, device)), None)
 
 
@@ -45,7 +47,6 @@ class Ensemble:
         self.runs, self.device = [state.run for state in states], device
         run = self.runs[0]
         self.recipe, self.task = run.recipe, run.task
-        self.steps = block_steps(self.task, self.recipe)  # of a block
 
         weights, mean, square = (
             torch.stack(rows).to(device)
@@ -57,9 +58,10 @@ class Ensemble:
         self.model, self.rows = self._model(states)
 
         self.kernels = self._kernels(self.recipe.batch)
+        self.scales = LossScales([s.scale for s in states], self.recipe.precision, device)
+        self.steps = block_steps(self.task, self.recipe)  # of a block
         recipes = [run.recipe for run in self.runs]
         self.optimizer = AdamW(self.moved, recipes, self.steps, self.kernels.fused)
-        self.scales = LossScales([s.scale for s in states], self.recipe.precision, device)
 
         self.losses = torch.zeros(self.steps, len(states), device=device)
         self.block: tuple[Tensor, Tensor] | None = None  # a block's, (steps, models, batch, ...)
@@ -91,10 +93,11 @@ class Ensemble:
         run = self.runs[0]
         if run.model is not None:
             return own.OwnModule(self.rows, self.model, run, batch)
-        for family in FAMILIES:
-            if not any(family.refusal(run, self.device) for run in self.runs):
-                return family.make(self.rows, self.model, self.task, batch, training=training)
-        return Modules(self.rows, self.model, self.task, batch)
+        families = {family_of(run, self.device) for run in self.runs}
+        family = families.pop()
+        if families or family is None:
+            return Modules(self.rows, self.model, self.task, batch)
+        return family.make(self.rows, self.model, self.task, batch, training=training)
 
     # -- one block of steps
 
@@ -103,11 +106,10 @@ class Ensemble:
         self._draw(block)
         self.optimizer.begin_block(block)
         if self.device.type != "cuda" or not self.kernels.captured:
-            with self.kernels.around_block(block):
-                self._steps()
+            self._steps(block)
             return self.losses
         if self.graph is None:
-            self.graph = self._capture()
+            self.graph = self._capture(block)
         self.graph.replay()
         return self.losses
 
@@ -122,14 +124,15 @@ class Ensemble:
         for m, run in enumerate(self.runs):
             draw_block(run, block, self.device, (inputs[:, m], targets[:, m]))
 
-    def _steps(self) -> None:
+    def _steps(self, block: int) -> None:
         """All steps of the block, group by group: no group waits for another within it."""
 
         def work(group: HeadGroup) -> None:
             for i in range(self.steps):
                 self._step(i, group, self._gradient(i, group))
 
-        self.kernels.each_group(work)
+        with self.kernels.around_block(block):
+            self.kernels.each_group(work)
 
     def _gradient(self, i: int, group: HeadGroup) -> Tensor:
         """Losses (written) and gradients of a group's rows, times a model's loss scale."""
@@ -148,7 +151,7 @@ class Ensemble:
             overflow = Overflow(total, self.scales.inverse[group.models])
         self.optimizer.step(i, group.models, grads, overflow, moved)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self, block: int) -> torch.cuda.CUDAGraph:
         """The block of steps as one CUDA graph.
 
         Nothing may be compiled while a graph is captured, so a step is made before on a stream of
@@ -174,7 +177,7 @@ class Ensemble:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._steps()
+            self._steps(block)
         return graph
 
     # -- evaluation

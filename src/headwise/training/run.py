@@ -15,7 +15,7 @@ from headwise.errors import LARGEST, UsageError, nearest
 from headwise.model import INITS
 from headwise.rows import Row, Work
 from headwise.shape import Shape
-from headwise.tasks import TASKS, task_class, task_of
+from headwise.tasks import PACKAGE, TASKS, task_of
 
 if TYPE_CHECKING:
     from headwise.model.own import Model
@@ -150,8 +150,8 @@ class Run:
 
     def __post_init__(self) -> None:
         shape, task = self.shape, self.task
-        name = task.spec()["name"]
-        if name in TASKS and type(task) is not task_class(name):
+        vocab, name = task.vocab, task.spec()["name"]
+        if name in TASKS and not type(task).__module__.startswith(PACKAGE):
             raise UsageError(
                 f"a task of one's own needs a name of its own, {type(task).__name__} has that of "
                 f"the built-in task {name}"
@@ -168,14 +168,14 @@ class Run:
                 "protocol original is the rank paper's own data: farthest of uniform points; "
                 "choices: stream, replay"
             )
-        if bool(shape.vocab_size) != bool(task.vocab) or shape.vocab_size < task.vocab:
+        if bool(shape.vocab_size) != bool(vocab) or shape.vocab_size < vocab:
             needs = (
-                f"tokens, so a vocab_size of at least {task.vocab}"
-                if task.vocab
+                f"tokens, so a vocab_size of at least {vocab}"
+                if vocab
                 else "vectors, so vocab_size 0"
             )
             raise UsageError(f"this task's inputs are {needs}, got vocab_size {shape.vocab_size}")
-        if not task.vocab and shape.in_dim != task.in_dim:
+        if not vocab and shape.in_dim != task.in_dim:
             what = "input_dim" if shape.input_dim else "dim"
             beside = (
                 f" beside {shape.position_dim} of positions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.published import published_values
+from headwise.experiments.figure_parts import published_values
 
 POLICY = {"fixed64": "widen", "fixed": "widen", "shrinking": "split", "split": "split"}
 

@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass
 from headwise.errors import UsageError
 from headwise.experiments import base
 from headwise.experiments.base import Computed, Experiment
-from headwise.experiments.figure_parts import error_line, published_line
+from headwise.experiments.figure_parts import error_line, published_line, published_values
 from headwise.experiments.points import Measured
-from headwise.experiments.published import published_values
 from headwise.experiments.settings import check_lists
 from headwise.rows import Row
 from headwise.seeds import derive

@@ -113,7 +113,7 @@ class Settings(Training):
         """The task as a value."""
         if not isinstance(self.task, str):
             return self.task
-        from headwise.tasks import Farthest
+        from headwise.tasks.neighbors import Farthest
 
         return Farthest(self.dim, self.points)
 
@@ -256,7 +256,7 @@ def summary(rows: list[Row]) -> list[Point]:
 
 def _point(rows: list[Row], protocol: str, layers: int, width: int, rank: int) -> Point:
     best, tried = _at_best_rate(rows)
-    first = best[0]
+    first, errors = best[0], errors_of(best)
     as_published = (
         (first["task"], first["dim"], first.get("task_points")) == ("farthest", 64, 16)
         and protocol in REPLAYED
@@ -278,7 +278,7 @@ def _point(rows: list[Row], protocol: str, layers: int, width: int, rank: int) -
         edge=len(tried) > 2 and first["lr"] in (min(tried), max(tried)),
         seed_0=len(tried) > 1 and first["seed"] == 0,
         published=paper.get((layers, width, rank)),
-        **errors_of(best),
+        **errors,
     )
 
 
@@ -309,7 +309,8 @@ def headline(points: Sequence[Point]) -> list[str]:
         full, half = by_rank.get(dim), by_rank.get(dim // 2) if dim % 2 == 0 else None
         if full and half and full.held_out and half.held_out:
             lines.append(_full_against_half(full, half))
-    lines += _tuning([p for p in points if p.rates > 1], len(points))
+    if tried := [p for p in points if p.rates > 1]:
+        lines += _tuning(tried, len(points))
     if any(p.protocol == "original" and p.n > 1 for p in points):
         lines.append(
             "original data: seeds next to each other share six of seven batches, so that "
@@ -335,8 +336,6 @@ def _full_against_half(full: Point, half: Point) -> str:
 
 def _tuning(tried: list[Point], of: int) -> list[str]:
     """How the points that were tried at several rates came to theirs."""
-    if not tried:
-        return []
     alone, many = sum(p.seed_0 for p in tried), [p for p in tried if p.rates > 2]
     line = (
         f"{len(tried)} of {of} points were tried at several learning rates on seed 0, and the "

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwise.experiments.figure_parts import error_line, published_line, statistic_line
+from headwise.experiments.figure_parts import (
+    error_line,
+    published_line,
+    published_values,
+    statistic_line,
+)
 from headwise.experiments.points import groups, plural
-from headwise.experiments.published import published_values
 from headwise.experiments.rank_paper.shapes import budget
 from headwise.show.figure import Line, LineFigure, LinePanel, Reference
 from headwise.training.run import REPLAYED
@@ -65,17 +69,17 @@ def figure(points: Sequence[Point]) -> LineFigure:
     ours = {p.width: p.budget for p in points}
     colours = list(dict.fromkeys([*theirs, *(ours[width] for width in sorted(ours))]))
     several = len({p.protocol for p in points}) > 1
-    panels = []
+    panels, title = [], _task_in_title(points)
     for (protocol, layers), same in groups(points, "protocol", "layers").items():
         lines: list[Line] = []
         for line in groups(same, "width").values():
             lines += _budget_lines(line, ranks, colours.index(line[0].budget))
         for name in sorted({p.budget for p in same} & theirs.keys()):
             lines += _published(layers, theirs[name], name, colours.index(name))
-        title = plural(layers, "layer") + (f", {protocol}" if several else "")
-        panels.append(LinePanel(title=title, lines=lines))
+        place = plural(layers, "layer") + (f", {protocol}" if several else "")
+        panels.append(LinePanel(title=place, lines=lines))
     return LineFigure(
-        title=f"{_task_in_title(points)}: error against rank at equal parameters (d={dim})",
+        title=f"{title}: error against rank at equal parameters (d={dim})",
         x_label="rank of a head / d",
         y_label="held-out loss" if own_task else "squared error",
         reference=None if own_task else ZERO,

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Self
 
 from headwise.errors import UsageError
 from headwise.experiments.base import Experiment
-from headwise.experiments.figure_parts import published_line
+from headwise.experiments.figure_parts import published_line, published_values
 from headwise.experiments.points import Errors, errors_of, groups, plural
-from headwise.experiments.published import published_values
 from headwise.experiments.rank_paper import fig1
 from headwise.rows import Row
 from headwise.show.figure import Line, LineFigure, LinePanel

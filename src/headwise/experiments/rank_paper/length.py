@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwise.experiments.base import Experiment
-from headwise.experiments.figure_parts import lines_beside
+from headwise.experiments.figure_parts import lines_beside, published_values
 from headwise.experiments.points import Errors, errors_of, groups
-from headwise.experiments.published import published_values
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headwise.errors import UsageError
 from headwise.experiments.base import Experiment
-from headwise.experiments.figure_parts import error_line, published_line
+from headwise.experiments.figure_parts import error_line, published_line, published_values
 from headwise.experiments.points import Measured, check_one_model, groups, plural
 from headwise.experiments.probes import trained_model
-from headwise.experiments.published import published_values
 from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
 from headwise.shape import Shape

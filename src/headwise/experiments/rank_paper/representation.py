@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from headwise.errors import UsageError
 from headwise.experiments import base
 from headwise.experiments.base import Computed, Experiment
+from headwise.experiments.figure_parts import published_values
 from headwise.experiments.points import Point as BasePoint
-from headwise.experiments.published import published_values
 from headwise.rows import Row
 from headwise.show.figure import Line, LineFigure, LinePanel
 
