@@ -60,6 +60,7 @@ def save(
     """Write a checkpoint; every process calls this."""
     from safetensors.torch import save_file
 
+    # Gathering the shards takes every process; writing takes the main one.
     tensors = _complete(_local_tensors(optimiser, moments=True), world)
     if not world.is_main:
         return
@@ -75,6 +76,7 @@ def save(
         "run": json.dumps(run.spec()),
         "state": json.dumps(about),
     }
+    # A reader finds the file of before or the new one, never half of it.
     with whole_file(path) as temporary:
         save_file(tensors, temporary, metadata)
 
@@ -84,6 +86,7 @@ def resume(
 ) -> TrainingState | None:
     """Put a checkpoint's tensors into parameters and moments, and return the rest of its state;
     None where there is no checkpoint. Every process calls this."""
+    # Where each tensor of the file goes in this process.
     places = _local_tensors(optimiser, moments=True)
     tensors: dict[str, Tensor] = {}  # in the main process
 
@@ -95,9 +98,12 @@ def resume(
         tensors.update(found)
         return state
 
+    # The main process reads and checks. A refusal is raised in all of them, so that none waits for
+    # the others.
     state = broadcast_result(world, read)
     if state is None:
         return None
+    # One full tensor is on its way at a time; each process keeps its rows of it.
     with torch.no_grad():
         for name, (shard, like) in places.items():
             full = broadcast(world, tensors.pop(name, None), like)
@@ -135,6 +141,8 @@ def _read(
     """The tensors and the state of a run's checkpoint; refuses what is not this run's."""
     from safetensors import SafetensorError, safe_open
 
+    # The run is compared before its tensors are read, so that another run's checkpoint is refused
+    # by what differs and not by a size.
     try:
         with safe_open(path, "pt") as f:
             metadata = f.metadata() or {}
@@ -163,6 +171,7 @@ def _read(
 
 def _check_same_run(saved: dict[str, Any], run: Pretraining, path: Path) -> None:
     """Refuse the checkpoint of another run, with what differs."""
+    # Through JSON, as the saved one went: tuples have become lists.
     spec = json.loads(json.dumps(run.spec()))
     ours = {**spec["shape"], **spec}
     theirs = {**saved["shape"], **saved}

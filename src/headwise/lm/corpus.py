@@ -57,10 +57,13 @@ def encode(
     >>> [bytes_to().tolist() for _, bytes_to in encode(None, [b"abc"])]
     [[1, 2, 3]]
     """
+    # Bytes are ids already: id i ends at byte i + 1.
     if tokenizer is None:
         for data in texts:
             yield np.frombuffer(data, np.uint8), functools.partial(np.arange, 1, len(data) + 1)
         return
+    # Bits per byte need to know how many bytes each id stands for, so a tokenizer must give back
+    # every character of the text.
     decoded = [data.decode() for data in texts]
     try:
         encodings = tokenizer.encode_batch(decoded, add_special_tokens=False)
@@ -87,9 +90,12 @@ def _refuse_round_trip(text: str, back: str) -> None:
 
 def _bytes_to(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
     """Bytes of a text up to the end of each id, from the characters that each id spans."""
+    # UTF-8 takes 1 to 4 bytes for a character, by the size of its code point.
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     bytes_to_character = np.concatenate(([0], np.cumsum(widths)))
+    # An id that spans no characters of its own ends where the one before it does; the last id takes
+    # what is left.
     stops = [stop for _, stop in offsets]
     ends = np.maximum.accumulate(bytes_to_character[stops])
     ends[-1] = bytes_to_character[-1]
@@ -100,6 +106,7 @@ def _encode_chunks(
     text: TextFiles, tokenizer: Any
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Chunk by chunk: ids, and for held-out ones the chunk's bytes up to the end of each id."""
+    # A group of chunks is tokenized at once, on all cores; no more of the text is in memory.
     end, dtype, rest = end_of(tokenizer), _id_dtype(tokenizer), chunks(text)
     while group := list(itertools.islice(rest, CHUNKS_AT_ONCE)):
         encoded = encode(tokenizer, [chunk.data for chunk in group])
@@ -132,17 +139,21 @@ def load(text: TextFiles, tokenizer: Any, folder: Path | None = None, key: str =
     With a folder they are kept there under a key and memory-mapped. One process makes the files,
     others wait for them.
     """
+    # In memory: all ids at once.
     if folder is None:
         encoded = list(_encode_chunks(text, tokenizer))
         ids = np.concatenate([ids for ids, _ in encoded])
         cut = sum(len(ids) for ids, bytes_to in encoded if bytes_to is None)
         held_out = [bytes_to for _, bytes_to in encoded if bytes_to is not None]
         return Corpus(ids, cut, _from_start(held_out), vocab_of(tokenizer), end_of(tokenizer))
+    # In files: looked for again under the lock, since another process may have made them meanwhile.
     about = folder / f"{key}.json"
     if not about.exists():
         with locked(folder / f"{key}.lock"):
             if not about.exists():
                 _write(text, tokenizer, folder, key)
+    # Files that a full disk or a killed copy left short are refused here, and not when a row is cut
+    # from them.
     count, cut = _read_sizes(about)
     ids = _memory_map(folder / f"{key}.ids", _id_dtype(tokenizer))
     bytes_to = _memory_map(folder / f"{key}.behind", np.int64)
@@ -218,6 +229,8 @@ def rows_at(corpus: Corpus, length: int, seed: int, first: int, count: int) -> T
     Rows are adjacent windows that cover the training part in random order, once per epoch, each
     epoch from another offset.
     """
+    # Rows count on from epoch to epoch. A request may cross the end of one, so it is served in
+    # stretches.
     windows = max(1, (corpus.cut - length) // length)
     starts: list[np.ndarray] = []
     while count:
@@ -232,6 +245,8 @@ def rows_at(corpus: Corpus, length: int, seed: int, first: int, count: int) -> T
 
 @functools.lru_cache(2)
 def _epoch_starts(seed: int, epoch: int, length: int, windows: int, ids: int) -> np.ndarray:
+    # A random offset shifts all windows, so that epochs cut the text at other places. The
+    # permutation orders them.
     generator = generator_of(torch.device("cpu"), derive(seed, "windows", epoch))
     slack = min(length, ids - windows * length)
     offset = torch.randint(slack, (), generator=generator).item()
@@ -247,6 +262,7 @@ def _windows(ids: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
 
 def held_out_starts(corpus: Corpus, length: int, limit: int) -> np.ndarray:
     """Where windows of the held-out part begin: adjacent, or `limit` of them, evenly spread."""
+    # Where there are more windows than wanted, every (windows / count)-th is taken.
     windows = (len(corpus.ids) - corpus.cut - 1) // length
     count = min(windows, limit)
     return corpus.cut + np.arange(count) * windows // count * length
@@ -254,6 +270,8 @@ def held_out_starts(corpus: Corpus, length: int, limit: int) -> np.ndarray:
 
 def held_out_rows(corpus: Corpus, length: int, starts: np.ndarray) -> tuple[Tensor, Tensor]:
     """Ids (rows, length + 1), and how many bytes the last `length` of each row stand for."""
+    # Bytes up to the end of the last id of a row, less those up to the end of its first, which is
+    # input only.
     first = starts - corpus.cut
     sizes = corpus.bytes_to[first + length] - corpus.bytes_to[first]
     return _windows(corpus.ids, starts, length), torch.from_numpy(sizes)
@@ -275,7 +293,9 @@ def repeated(corpus: Corpus, counts: np.ndarray, ids: Tensor) -> Tensor:
     The pair that ends there occurred in the row before. It is rare in the training part, at most
     one in RARE, so that a model hardly knows it by heart.
     """
+    # A pair of neighbouring ids (a, b) as one number, a vocab + b.
     pairs = ids[:, :-1].numpy() * corpus.vocab + ids[:, 1:].numpy()
+    # All but a pair's first place in its row are repeats.
     again = np.ones(pairs.shape, bool)
     for row, mask in zip(pairs, again, strict=True):
         mask[np.unique(row, return_index=True)[1]] = False
@@ -289,6 +309,7 @@ def recall_rows(corpus: Corpus, pairs: int, rows: int, seed: int) -> Tensor:
     A row has `pairs` distinct keys, each followed by its value, then all pairs again in another
     order. So the first half determines each value of the second.
     """
+    # Keys are distinct within a row; values may repeat.
     generator = generator_of(torch.device("cpu"), derive(seed, "recall"))
     ids = torch.tensor([i for i in range(corpus.vocab) if i != corpus.end])
     keys = torch.stack(
@@ -296,6 +317,7 @@ def recall_rows(corpus: Corpus, pairs: int, rows: int, seed: int) -> Tensor:
     )
     values = ids[torch.randint(len(ids), (rows, pairs), generator=generator)]
     once = torch.stack((keys, values), -1)
+    # The second half shows the same pairs in an order of its own.
     order = torch.stack([torch.randperm(pairs, generator=generator) for _ in range(rows)])
     again = once.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
     return torch.cat((once, again), 1).flatten(1)

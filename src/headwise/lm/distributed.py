@@ -100,6 +100,8 @@ def broadcast_result(world: World, work: Callable[[], T]) -> T:
     """What `work` returns in the main process, for all; a UsageError is raised in all."""
     if world.size == 1:
         return work()
+    # Both travel together: if the others waited for a result that never comes, an error in the main
+    # process would look like a hang.
     result_and_error: list[Any] = [None, None]
     if world.is_main:
         try:
@@ -118,6 +120,8 @@ def map_sharded(world: World, stack: Tensor, work: Callable[[Tensor], Tensor]) -
     all gather the results."""
     if world.size == 1:
         return work(stack)
+    # Every process works on the same number of matrices, because all_gather takes equal shares. The
+    # padding is dropped at the end.
     each = -(-stack.shape[0] // world.size)
     share = stack[world.rank * each : (world.rank + 1) * each]
     padding = share.new_zeros(each - len(share), *share.shape[1:])
@@ -141,6 +145,7 @@ def parallelise(model: Decoder, shard: str, world: World, device: torch.device) 
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # A block is one unit of FSDP: its parameters are gathered just before it runs.
     mesh = init_device_mesh(device.type, (world.size,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -194,6 +199,8 @@ def shard_of(full: Tensor, like: Any) -> Tensor:
     """The rows of a complete tensor that lie in this process in `like`."""
     if not is_sharded(like):
         return full
+    # FSDP cuts the first axis into equal runs of rows, rounded up; the last ones may be shorter or
+    # empty.
     rows = -(-full.shape[0] // like.device_mesh.size())
     first = like.device_mesh.get_local_rank() * rows
     return full[first : first + rows]

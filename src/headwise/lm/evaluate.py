@@ -72,6 +72,8 @@ class HeldOut:
 
     def columns(self) -> Row:
         """The columns of a row."""
+        # Held-out loss per target and per byte; without targets that repeat, their columns stay
+        # empty.
         row: Row = dict.fromkeys(COLUMNS)
         row["held_out"], row["held_out_se"] = ratio(self.nats, self.ids)
         bits = self.nats / math.log(2)
@@ -125,6 +127,8 @@ class Evaluator:
 
     def _sums(self, starts: np.ndarray) -> Tensor:
         """(groups, 6) of the windows that begin there."""
+        # The model's part: -log p (rows, length) of each target, and whether its likeliest id is
+        # right.
         if self.pair_counts is None:
             self.pair_counts = bigrams(self.corpus)
         ids, sizes = held_out_rows(self.corpus, self.run.length, starts)
@@ -133,11 +137,14 @@ class Evaluator:
             logits = logits_of(self.run, self.model, inputs)
             nats = nats_of(logits, inputs[:, 1:]).double().cpu()
             right = (logits.argmax(-1) == inputs[:, 1:]).cpu()
+        # What counts: the ends of documents stand for no bytes, so they are no targets here.
         counted = torch.ones_like(ids[:, 1:], dtype=torch.bool)
         if self.corpus.end is not None:
             counted = ids[:, 1:] != self.corpus.end
         repeats = repeated(self.corpus, self.pair_counts, ids) & counted
         sums = (nats * counted, counted, repeats, repeats & right, nats * repeats)
+        # One line per window, in the order of HeldOut's fields, then summed in groups of GROUP
+        # windows.
         nats_sum, *others = (values.double().sum(1) for values in sums)
         per_window = torch.stack((nats_sum, sizes.double(), *others), 1)
         return torch.stack([group.sum(0) for group in per_window.split(GROUP)])
@@ -146,9 +153,12 @@ class Evaluator:
     def recall(self) -> Row:
         """How often the model, shown pairs of random ids, predicts the second of a pair from the
         first; every process does all of it."""
+        # Keys must be distinct, and 4 ids per pair must fit the length.
         pairs = min(RECALL_PAIRS, self.run.length // 4, (self.corpus.vocab - 1) // 2)
         if not pairs:
             return {"recall": None, "recall_se": None, "recall_pairs": 0}
+        # The second half asks for each value again, behind its key: inputs at 2 pairs, 2 pairs + 2,
+        # ...
         ids = to_device(recall_rows(self.corpus, pairs, RECALL_ROWS, self.run.seed), self.device)
         shares = []
         for rows in ids.split(GROUP * 4):
@@ -196,6 +206,8 @@ def ratio(over: Tensor, under: Tensor) -> tuple[float, float | None]:
     >>> ratio(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 2.0]))
     (2.0, 0.0)
     """
+    # The ratio of sums has the residuals over - mean * under; their spread over the groups gives
+    # its error.
     total, n = under.sum().item(), len(over)
     mean = (over.sum() / under.sum()).item()
     if n == 1:

@@ -62,6 +62,8 @@ def orthogonalise(stack: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     Five steps of matrix products in `dtype`; bfloat16 is good enough. Singular values below a
     thousandth of the matrix's norm stay smaller.
     """
+    # Rows are the shorter side, so that the Gram matrix x x^T is the smaller one. The norm bounds
+    # the largest singular value by 1.
     tall = stack.shape[-2] > stack.shape[-1]
     x = (stack.mT if tall else stack).to(torch.promote_types(stack.dtype, torch.float32))
     norm = x.norm(dim=(-2, -1), keepdim=True) * MARGIN
@@ -115,6 +117,9 @@ class Optimiser:
         self.dtype = dtype  # of the orthogonalisation
         self.steps = 0  # made so far
 
+        # Muon moves the matrices of blocks. AdamW moves the rest: large parameters by a kernel
+        # each, which reads each number once, and small ones in one launch of torch's. Weight decay
+        # is for tables and matrices, not for gains and biases.
         muon = kind == "muon"
         self.matrices = [name for name, p in named.items() if muon and is_matrix(name, p)]
         rest = [name for name in named if name not in self.matrices]
@@ -125,6 +130,7 @@ class Optimiser:
             for name in rest
         }
 
+        # Moments lie in shards as their parameters do.
         self.moments: dict[str, Tensor] = {}
         for name in (*self.matrices, *rest):
             self.moments[f"mean.{name}"] = torch.zeros_like(local_shard(named[name]))
@@ -148,12 +154,15 @@ class Optimiser:
     @torch.no_grad()
     def step(self, lr: float, grad_scale: Tensor | None = None) -> None:
         """Move every parameter by its gradient over `grad_scale`; AdamW divides while it reads."""
+        # AdamW divides gradients by `grad_scale` while it reads them. Torch takes one weight decay
+        # per call, so small parameters go by their decay.
         self.steps += 1
         for name in self.large:
             self._adamw_kernel(name, lr, grad_scale)
         for decay in dict.fromkeys(self.decays.values()):
             names = [name for name in self.small if self.decays[name] == decay]
             self._adamw(names, lr, decay, grad_scale)
+        # Muon reads gradients several times, so they are divided before.
         if self.matrices:
             if grad_scale is not None:
                 torch._foreach_div_(self._grads(self.matrices), grad_scale)
@@ -199,15 +208,19 @@ class Optimiser:
         it. Maps of one size are stacked and shared out over the processes. Each process then
         subtracts its own rows.
         """
+        # The momentum, then a step ahead along it (Nesterov), all matrices in one launch each.
         ps = [self.named[name] for name in self.matrices]
         means = [self.moments[f"mean.{name}"] for name in self.matrices]
         grads = self._grads(self.matrices)
         torch._foreach_lerp_(means, grads, 1 - MOMENTUM)
         looked_ahead = torch._foreach_lerp(grads, means, MOMENTUM)
+        # Complete matrices, gathered from their shards.
         updates = {
             name: full_tensor(update.to(self.dtype), p)
             for name, update, p in zip(self.matrices, looked_ahead, ps, strict=True)
         }
+        # One stack (maps, rows, columns) per size. UPDATE_RMS sqrt(max(rows, columns)) gives an
+        # orthogonal matrix's coordinates a root mean square of UPDATE_RMS.
         for (rows, columns), group in self._maps_by_size().items():
             scale = UPDATE_RMS * math.sqrt(max(rows, columns))
             maps = [updates[name][start:stop] for name, start, stop in group]
@@ -216,6 +229,7 @@ class Optimiser:
             )
             for update, result in zip(maps, orthogonal, strict=True):
                 torch.mul(result, scale, out=update)
+        # Decay first, then the step; each process moves its own rows.
         if self.weight_decay:
             torch._foreach_mul_([local_shard(p) for p in ps], 1 - lr * self.weight_decay)
         for name, p in zip(self.matrices, ps, strict=True):

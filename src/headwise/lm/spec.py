@@ -145,6 +145,8 @@ class Pretraining:
             )
 
     def _check_text(self) -> None:
+        # The digest of the text stands for its path in the run's id, so a changed text is another
+        # run.
         tokenizer, tokenizer_digest = find_tokenizer(self.tokenizer)
         vocab = vocab_of(tokenizer)
         if self.shape.vocab_size < vocab:
@@ -192,6 +194,7 @@ class Pretraining:
 
     @functools.cached_property
     def id(self) -> str:
+        """A hash of all fields but the paths: the run's name in a store."""
         spec = {name: value for name, value in self.spec().items() if name not in PATHS}
         text = json.dumps({"pretrain": spec}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -51,6 +51,8 @@ class TextFiles:
     @property
     def cut(self) -> int:
         """The byte at which the held-out part begins: the first byte of a character."""
+        # The document that holds the cut is found by its size. Within it the cut moves on to the
+        # next byte that begins a character: in UTF-8 all others are 10xxxxxx.
         cut = self.size - self.size // HELD_OUT
         before = cut  # bytes between the start of the document and the cut
         for document in self.documents:
@@ -82,6 +84,8 @@ def find_text(source: str) -> TextFiles:
     if not source:
         documents: tuple[Document, ...] = (_generated(),)
         return TextFiles("the generated text", documents, GENERATED, _check_text(documents))
+    # A folder's documents are its .txt files by name; sizes and times of change tell whether they
+    # must be read again.
     path = Path(source)
     try:
         if not path.exists():
@@ -106,16 +110,20 @@ def chunks(text: TextFiles) -> Iterator[Chunk]:
     A chunk ends where its document or the training part does, else behind its last line, or behind
     its last whole character where it has no line's end.
     """
+    # `before` counts bytes of earlier documents, `done` those of this one.
     before, cut = 0, text.cut
     for document in text.documents:
         done, size = 0, _size(document)
         with _open(document) as f:
             while done < size:
                 stop = min(done + CHUNK_BYTES, size)
+                # No chunk crosses the cut.
                 if before + done < cut < before + stop:
                     stop = cut - before
                 f.seek(done)
                 data = f.read(stop - done)
+                # A chunk in the middle of a document ends behind a line, or at least behind a whole
+                # character.
                 if stop != size and before + stop != cut:
                     data = data[: data.rfind(b"\n") + 1] or _complete_characters(data)
                 yield Chunk(data, before + done >= cut, done + len(data) == size)
@@ -144,6 +152,8 @@ def _open(document: Document) -> BinaryIO:
 
 def _check_text(documents: tuple[Document, ...], source: str = "") -> str:
     """The digest of a text; refuses documents that are not text, and texts that are blank."""
+    # Each document's size is hashed before its bytes, so that the same bytes cut into other
+    # documents give another digest.
     digest = hashlib.sha256()
     blank = True
     for document in documents:

@@ -101,6 +101,8 @@ def pretrain(
         evaluator = Evaluator(run, corpus, trainer.model, place, world, bool(compiled))
         if peak is None and place.type == "cuda":
             peak = peak_flops(torch.cuda.get_device_name(place), run.precision)
+        # A checkpoint of an earlier start replaces parameters, moments and the state; without one
+        # the run begins at step 0.
         if path is not None:
             saved = checkpoint.resume(path, run, trainer.optimiser, world)
             trainer.state = saved or trainer.state
@@ -129,6 +131,7 @@ def pretrain(
                 state.timed_steps += 1
             if trainer.diverged:
                 break
+            # An evaluation is part of the state that a checkpoint holds, so it comes first.
             if evaluation_due:
                 held_out = evaluator.held_out()
                 state.evaluations.append((made, held_out.bits_per_byte))
@@ -141,6 +144,7 @@ def pretrain(
                 bar.advance(1, _note(trainer, peak))
 
         # ---- the finished model
+        # A run that diverged has a row, but no results and no weights.
         recall: Row = dict.fromkeys(RECALL_COLUMNS)
         if trainer.diverged:
             held_out = None
@@ -161,6 +165,7 @@ def pretrain(
         if held_out is not None and path is not None and keep:
             weights = path.with_name(WEIGHTS_FILE)
             checkpoint.save_weights(weights, run, trainer.optimiser, world)
+    # The row is kept by `done` before the checkpoint goes, so that a kill in between loses nothing.
     if world.is_main:
         if done is not None:
             done(row)
@@ -248,6 +253,8 @@ class Trainer:
         self.state = TrainingState()
         self.pending: AsyncNumbers | None = None  # of the last step, not read yet
 
+        # What the constructor draws is overwritten. Every process draws the same weights from the
+        # run's own seed.
         with torch.random.fork_rng(devices=[]):
             self.model = Decoder(run.shape)
         generator = generator_of(torch.device("cpu"), derive(run.seed, "init"))
@@ -255,6 +262,8 @@ class Trainer:
         self.model.to(device)
         self.model.prepare(run.length)
 
+        # As a whole: one graph of model and loss. By blocks: all blocks have one graph, which is
+        # compiled once.
         self.nats_of: Callable[[Tensor, Tensor], Tensor] = nats_of
         self.loss_of: Callable[[Trainer, Tensor], Tensor] = _loss_of
         if compiled == "model":
@@ -266,6 +275,7 @@ class Trainer:
 
         self.module = parallelise(self.model, shard, self.world, device)
         self.named = dict(self.model.named_parameters())
+        # Muon's products run in the precision of training.
         dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
         self.optimiser = Optimiser(
             self.named, run.shape, run.optimiser, run.weight_decay, self.world, dtype
@@ -290,6 +300,7 @@ class Trainer:
         Processes agree on what to do next by a flag that is summed with the loss. With one process
         the flag is returned at once; with several, whether any raised it in the step before.
         """
+        # The loss and the flag travel in one tensor, so that processes agree with one reduction.
         run, number = self.run, self.steps
         rows = run.rows // (self.world.size * self.accumulate)  # of a micro-batch
         loss_and_flags = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -297,6 +308,8 @@ class Trainer:
 
         # ---- forward and backward, micro-batch by micro-batch
         for i in range(self.accumulate):
+            # Rows of the step are dealt out by process and micro-batch. So any number of either
+            # sees the same rows.
             first = number * run.rows + (self.world.rank * self.accumulate + i) * rows
             ids = to_device(rows_at(self.corpus, run.length, run.seed, first, rows), self.device)
             with gradient_sync(self.module, self.world, enabled=i == self.accumulate - 1):
@@ -331,6 +344,7 @@ class Trainer:
         by it."""
         if not self.run.clip:
             return None
+        # The norm of all gradients, over all processes where they lie in shards.
         grads = [p.grad for p in self.named.values() if p.grad is not None]
         norm: Any = nn.utils.get_total_norm(grads)
         if is_sharded(norm):
@@ -380,6 +394,7 @@ class AsyncNumbers:
 
 def _row(trainer: Trainer, held_out: HeldOut | None, recall: Row, execution: Row) -> Row:
     """A finished run as one flat row: what it was, its results, its speed, and where it ran."""
+    # The curve has at most CURVE_POINTS points, each the mean of `every` steps.
     run, state, losses = trainer.run, trainer.state, trainer.state.losses
     spec = run.spec()
     shape = spec.pop("shape")

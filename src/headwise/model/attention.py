@@ -21,14 +21,13 @@ from typing import Literal, overload
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise.errors import UsageError, nearest
 from headwise.kernels.attention_cpu import short, short_packed
 from headwise.kernels.attention_wide import attend_wide
-from headwise.kernels.attention_wide_span import straight
 from headwise.model import reference
 from headwise.model.backends import BACKENDS, Call, choose_backend
+from headwise.model.fused import KERNELS, fused
 from headwise.model.layers import Linear, Norm, Rotary, linear, rotate
 from headwise.model.plans import Operands, Plan, plans
 from headwise.model.reference import blocked, mask_of, plain, repeat_kv, weights_of
@@ -60,6 +59,9 @@ def attend(
     >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
     torch.Size([2, 6, 5, 7])
     """
+    # Everything that decides the kernel, gathered into one hashable value. Checking it and choosing
+    # a backend take longer than a small attention, so the decision is kept as a plan. Under
+    # torch.compile it is made once, while tracing, and the cache is left alone.
     operands = Operands(
         q.shape, k.shape, v.shape,
         q.dtype, k.dtype, v.dtype,
@@ -70,20 +72,25 @@ def attend(
     )  # fmt: skip
     plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
     scale = plan.scale if scale is None else scale
+    # The usual call: torch picks the chosen kernel by itself, and the operands need no change.
     if _rows_contiguous(q, k, v) and plan.direct:
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     call, choice = plan.call, plan.choice
-    if choice.backend in _FUSED:
-        return _fused(plan, q, k, v, scale)
+    # Torch's kernels first; they want padding and a layout of their own.
+    if choice.backend in KERNELS:
+        return fused(plan, q, k, v, scale)
+    # These two take grouped KV heads and masks as they are.
     if choice.backend == "wide":
         return attend_wide(q, k, v, scale, causal, window)
     if choice.backend == "blocked":
         return blocked(q, k, v, scale, causal, window, hard)
+    # The formula with its scores (B, H, Q, N) in memory.
     if choice.backend == "plain":
         mask = mask_of(call.queries, call.keys, causal, window, q.device)
         return plain(q, k, v, scale, mask, hard)
+    # The kernels for short sequences take one KV head per query head, and no mask.
     k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
     if choice.backend == "short":
         return short(q, k, v, scale)
@@ -93,56 +100,11 @@ def attend(
     return attend_heads(q, k, v, scale, precision)
 
 
-_FUSED = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
-
-
 def _rows_contiguous(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the numbers of each row lie side by side."""
     if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
         return True
     return q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-
-
-def _fused(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One of torch's kernels, on operands padded, repeated and laid out as it wants them."""
-    call, choice = plan.call, plan.choice
-    if choice.repeat_kv:
-        k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
-    pad_rank, pad_width = choice.pad
-    if pad_rank:
-        q, k = F.pad(q, (0, pad_rank)), F.pad(k, (0, pad_rank))
-    if pad_width:
-        v = F.pad(v, (0, pad_width))
-    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # no fused kernel takes these
-        q, k, v = straight(q), straight(k), straight(v)
-    mask = None
-    if call.masked:
-        mask = mask_of(call.queries, call.keys, call.causal, call.window, q.device)
-    causal = call.causal and mask is None
-    grouped = k.shape[1] != q.shape[1]
-    kernel = _FUSED[choice.backend]
-    compiling = torch.compiler.is_compiling()
-    if plan.torch_agrees is None and not compiling:
-        preferred = torch._fused_sdp_choice(
-            q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped
-        )
-        plan.torch_agrees = preferred == kernel.value
-        as_given = not (any(choice.pad) or choice.repeat_kv or call.masked)
-        plan.direct = plan.torch_agrees and as_given
-    if plan.torch_agrees and not compiling:
-        out = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped
-        )
-    else:
-        with sdpa_kernel(kernel):
-            out = F.scaled_dot_product_attention(
-                q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped
-            )
-    return out[..., : call.width] if pad_width else out
 
 
 # ---- the layer
@@ -188,6 +150,9 @@ class Attention(nn.Module):
         self.backend = backend
         self.ensemble = models is not None
         self.head_groups = head_groups
+        # Latent attention (MLA) projects down to a latent of width C and up again, H (R - rope) for
+        # keys and H V for values. Otherwise queries, keys and values are one product with a matrix
+        # of H R + KV (R + V) rows.
         D, H, KV = shape.dim, shape.num_heads, shape.num_kv_heads
         R, V = shape.head_dim, shape.v_head_dim
         if shape.latent:
@@ -204,6 +169,7 @@ class Attention(nn.Module):
             if shape.qk_norm != "none":
                 norm = "rms" if shape.qk_norm == "head" else "rms-free"
                 self.q_norm, self.k_norm = Norm(norm, R, models), Norm(norm, R, models)
+        # Every averaged module has an output bias of its own, so their mean is added.
         self.out = Linear(H * V, D, False, models)
         lead = () if models is None else (models,)
         bias = torch.zeros(*lead, shape.average, D) if shape.out_bias else None
@@ -226,12 +192,14 @@ class Attention(nn.Module):
         """
         found: dict[str, Tensor] = {}
         kept = found if keep else None
+        # A latent has projections of its own. A compiled single model takes three products, because
+        # their gradients need not be copied together. All other models take one product for
+        # queries, keys and values.
+        compiled_alone = torch.compiler.is_compiling() and not self.ensemble and not keep
         if self.shape.latent:
             heads = self.attend_heads(self.shape, *self._from_latent(x, rotary), kept)
             y = self.combine(heads)
-        elif (
-            torch.compiler.is_compiling() and not self.ensemble and not keep and not self._short(x)
-        ):
+        elif compiled_alone and not self._short(x):
             y = self.combine(self.attend_heads(self.shape, *self._separately(x, rotary)))
         else:
             y = self.combine(*self._by_groups(x, kept, rotary))
@@ -242,6 +210,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attention of the heads of shape s: q, k, v (..., heads, tokens, width) to (..., tokens,
         heads * value width)."""
+        # A model axis joins the batch: attention treats all sequences alike.
         lead = q.shape[:-3]
         q, k, v = (t.flatten(0, -4) for t in (q, k, v))
         if kept is None:
@@ -257,6 +226,7 @@ class Attention(nn.Module):
                 graphed=self.ensemble,
             )
         else:
+            # The same formula written out, so that every intermediate can be kept by name.
             mask = mask_of(q.shape[-2], k.shape[-2], s.causal, self.window, q.device)
             scores = q @ repeat_kv(k, s.num_heads).mT * s.scale
             weights = weights_of(scores, mask, self.hard)
@@ -339,16 +309,20 @@ class Attention(nn.Module):
         the output weights, are put in (rank, head) order: weights are small, so that costs less
         than moving activations.
         """
+        # One group stands for all models where they share a shape.
         groups = self.head_groups
         if len(groups) < 2:
             groups = ((x.shape[0] if self.ensemble else 1, self.shape),)
         counts = [models for models, _ in groups]
+        # The short CPU kernel reads a projection with heads innermost. Turning the weights gives it
+        # that order without moving an activation; the output projection is turned to match.
         heads_last = [kept is None and self._short(x, s) for _, s in groups]
         weight, bias, out_weight = self.qkv.weight, self.qkv.bias, self.out.weight
         if any(heads_last):
             weight = _heads_last(weight, -2, 3, groups, heads_last)
             bias = None if bias is None else _heads_last(bias, -1, 3, groups, heads_last)
             out_weight = _heads_last(out_weight, -1, 1, groups, heads_last)
+        # One product for all groups; then each group cuts its models' part into heads of its own.
         qkv = linear(x, weight, bias)
         outputs = []
         parts = qkv.split(counts) if len(groups) > 1 else (qkv,)
@@ -357,20 +331,23 @@ class Attention(nn.Module):
                 o = short_packed(part.flatten(0, -3), s.num_heads, s.scale)
                 outputs.append(o.unflatten(0, part.shape[:-2]))
             else:
-                own = (s.qk_rope_head_dim, s.rope_theta) != (
-                    self.shape.qk_rope_head_dim,
-                    self.shape.rope_theta,
-                )
-                qkv_heads = self.split_qkv(s, part, 0, None if own else rotary)
+                # A table of rotary positions is only good for the rank it was made for.
+                same_rank = s.qk_rope_head_dim == self.shape.qk_rope_head_dim
+                same_theta = s.rope_theta == self.shape.rope_theta
+                table = rotary if same_rank and same_theta else None
+                qkv_heads = self.split_qkv(s, part, 0, table)
                 outputs.append(self.attend_heads(s, *qkv_heads, kept))
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0], out_weight
 
     def _short(self, x: Tensor, s: Shape | None = None) -> bool:
         """Whether the short CPU kernel takes heads of shape s straight from the projection."""
+        # The kernel has no grouped KV heads, norms or rotation, and its values are as wide as its
+        # rank.
         s = s or self.shape
         equal = s.num_kv_heads == s.num_heads and s.v_head_dim == s.head_dim
         if not equal or s.qk_norm != "none" or s.qk_rope_head_dim:
             return False
+        # What the backends' table says about this call decides the rest.
         device, tokens = x.device.type, x.shape[-2]
         half = torch.is_autocast_enabled(device)
         call = Call(

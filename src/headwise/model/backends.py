@@ -59,6 +59,8 @@ class Call:
         """Whether the work takes less time than the launches of several kernels."""
         if self.graphed or self.device != "cuda" or self.dtype == torch.float64:
             return False
+        # Tiles of 64 x 64 scores, each weighed by its width in units of 64; a causal mask leaves
+        # half of them.
         tiles = self.batch * self.heads * -(-self.queries // 64) * -(-self.keys // 64)
         work = tiles * max(64, self.rank, self.width) / 64 * (0.5 if self.causal else 1)
         return work <= FEW_TILES
@@ -116,6 +118,7 @@ def choose_backend(call: Call) -> Choice:
     >>> choose_backend(call).backend
     'flash'
     """
+    # Hard attention has no fused kernel.
     refused: list[tuple[str, str]] = []
     if call.hard:
         refused.append(("any fused kernel", "none computes hardmax"))

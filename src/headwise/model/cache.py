@@ -36,10 +36,13 @@ class LayerCache:
         inputs: bool,
         absorb: bool,
     ) -> None:
+        # A layer with a window never needs more than the newest `window` tokens, so it takes memory
+        # for those alone.
         self.tokens = tokens
         self.room = min(tokens, shape.window(layer) or tokens)
         self.length = 0
         self.absorb = absorb
+        # The input is kept where that was asked for and takes fewer numbers per token.
         self.kind = "latent" if shape.latent else "keys"
         if shape.kv_width(inputs) < shape.kv_width():
             self.kind = "input"
@@ -64,13 +67,20 @@ class LayerCache:
         )
 
     def _append(self, part: Tensor, new: Tensor, start: int, count: int, ordered: bool) -> Tensor:
+        # Before the first wrap tokens lie in order from slot 0, so a slice of the memory is what
+        # queries see, without a copy.
         room, stop = self.room, start + count
         if stop <= room:
             part[..., start:stop, :] = new
             return part[..., :stop, :]
+        # One token takes the slot of the oldest. Its query sees all of the window, so the order of
+        # slots does not matter.
         if count == 1 and not ordered:
             part[..., start % room, :] = new[..., 0, :]
             return part
+        # Several tokens around the wrap: each query sees another window, so the kept tokens are
+        # copied into order, oldest first, with the new ones behind. Only then may the new ones
+        # overwrite their slots.
         old = part.roll(-(start % room), -2) if start >= room else part[..., :start, :]
         seen = torch.cat((old[..., max(0, old.shape[-2] - room + 1) :, :], new), -2)
         slots = torch.arange(max(start, stop - room), stop, device=part.device) % room

@@ -36,6 +36,7 @@ class _Case:
             return self.model.build(self.shape, self.task)
 
     def inputs(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a small batch, the same at every call."""
         return self.task.sample(torch.Generator().manual_seed(1), BATCH)
 
 
@@ -52,6 +53,7 @@ def check_first_output(model: Model, shape: Shape, task: Task) -> None:
 
 
 def _builds_a_module(case: _Case) -> str:
+    # The module itself, then its parameters and buffers: runs are trained and saved in float32.
     try:
         module = case.built()
     except NotImplementedError:
@@ -71,6 +73,8 @@ def _builds_a_module(case: _Case) -> str:
 
 
 def _answers_in_size(case: _Case) -> str:
+    # The answer is read from the first `answer_dim` coordinates of every token, so (B, N, width)
+    # may be wider but not narrower.
     inputs, _ = case.inputs()
     outputs = case.built()(inputs)
     if not isinstance(outputs, Tensor):
@@ -90,6 +94,7 @@ def _answers_in_size(case: _Case) -> str:
 
 
 def _is_drawn_from_the_seed(case: _Case) -> str:
+    # Two builds of one seed must agree bit for bit; another seed should give other weights.
     first, again, other = (case.built(seed).state_dict() for seed in (3, 3, 4))
     for name, tensor in first.items():
         if not torch.equal(tensor, again[name]):
@@ -111,6 +116,8 @@ def _counts_without_memory(case: _Case) -> str:
 
 
 def _trains_every_parameter(case: _Case) -> str:
+    # One backward pass of the task's own loss; a parameter without a gradient would never be
+    # trained.
     module = case.built()
     inputs, targets = case.inputs()
     case.task.loss(module(inputs), targets).backward()
@@ -130,6 +137,8 @@ def _more(names: list[str]) -> str:
 
 def _evaluates(case: _Case) -> str:
     """Evaluated outputs are a function of a sequence alone."""
+    # Once more the same, and the first sequence alone: dropout fails the first test, batch
+    # statistics fail the second.
     module = case.built().eval()
     inputs, _ = case.inputs()
     with torch.no_grad():
@@ -149,6 +158,7 @@ def _hides_later_tokens(case: _Case) -> str:
         return "not asked for: neither the shape nor the task is causal"
     module = case.built().eval()
     inputs, _ = case.inputs()
+    # Only the last token is changed, so all outputs before it must stay as they are.
     changed = inputs.clone()
     changed[:, -1] += 1
     if case.task.vocab:
@@ -162,6 +172,8 @@ def _hides_later_tokens(case: _Case) -> str:
 
 def _is_saved_whole(case: _Case) -> str:
     """The state dict is the whole model: checkpoints and kept weights hold nothing else."""
+    # Weights of one seed are loaded into a model of another. Whatever still differs lives outside
+    # the state dict.
     module, other = case.built(3).eval(), case.built(4).eval()
     other.load_state_dict(module.state_dict())
     inputs, _ = case.inputs()

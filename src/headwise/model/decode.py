@@ -29,12 +29,16 @@ def follow(layer: Attention, x: Tensor, cache: LayerCache) -> Tensor:
     it."""
     s, start = layer.shape, cache.length
     absorb = cache.absorb and x.shape[-2] == 1
+    # Kept keys and values: the new tokens join them, and attention is as usual.
     if cache.kind == "keys":
         q, k, v = layer.split_qkv(s, layer.qkv(x), start)
         return layer.combine(_attend(layer, q, *cache.append(k, v)))
+    # Kept latents, with the rotated key part that all heads share behind them.
     if cache.kind == "latent":
         (rows,) = cache.append(torch.cat(layer.compress(x, start), -1))
         return layer.combine(_from_latents(layer, layer.latent_queries(x, start), rows, absorb))
+    # Kept inputs. With rotary positions each one must be known by its place, so they come in order;
+    # the first stands at position `first`.
     (inputs,) = cache.append(x, ordered=s.qk_rope_head_dim > 0)
     first = cache.length - inputs.shape[-2]
     if s.latent:
@@ -49,6 +53,8 @@ def decode_backend(device: str, dtype: torch.dtype, rank: int, width: int, hard:
     No kernel that pads, hence copies, all keys; and not cuDNN, which is planned anew for every
     number of keys.
     """
+    # On a GPU flash takes ranks in eights up to 256 as they are, on a CPU any rank; values must be
+    # as wide as the rank.
     half = dtype in (torch.float16, torch.bfloat16)
     fits = device == "cpu" or (half and rank <= 256 and rank % 8 == 0)
     return "flash" if fits and rank == width and not hard else "plain"
@@ -56,10 +62,12 @@ def decode_backend(device: str, dtype: torch.dtype, rank: int, width: int, hard:
 
 def _from_latents(layer: Attention, q: Tensor, rows: Tensor, absorb: bool) -> Tensor:
     s = layer.shape
+    # The rank without its rotated part, which stands in the latent's row already.
     nope = s.head_dim - s.qk_rope_head_dim
     if not absorb or s.qk_norm != "none":  # a norm stands between the latent and the scores
         k, v = layer.expand(*rows.split((s.kv_lora_rank, s.qk_rope_head_dim), -1))
         return _attend(layer, q, k, v)
+    # W_K (H, R - rope, C) and W_V (H, V, C) of every head are rows of the one growing map.
     maps = layer.kv.weight.unflatten(0, (s.num_heads, nope + s.v_head_dim))
     key_map, value_map = maps.split((nope, s.v_head_dim), 1)
     return _absorbed(layer, q, rows, key_map, value_map)
@@ -70,6 +78,8 @@ def _from_inputs(
 ) -> Tensor:
     """`inputs` are the kept ones, the first of them at position `first`."""
     s = layer.shape
+    # The queries of the new tokens at their own positions; keys and values follow from the kept
+    # inputs.
     H, R, V, KV = s.num_heads, s.head_dim, s.v_head_dim, s.num_kv_heads
     (q_map, k_map, v_map), (q_bias, k_bias, v_bias) = layer.projections()
     q = layer.place_queries(s, linear(x, q_map, q_bias), start)
@@ -79,6 +89,7 @@ def _from_inputs(
         if v_bias is None:
             return o
         return o + v_bias.view(KV, 1, V).expand(KV, H // KV, V).flatten()
+    # Not absorbed: keys and values of all kept tokens are made anew.
     k = layer.place_keys(s, linear(inputs, k_map, k_bias), first)
     return _attend(layer, q, k, layer.split_heads(linear(inputs, v_map, v_bias), V))
 
@@ -112,12 +123,15 @@ def _absorbed(
     Behind its R coordinates the query may have rotated ones; behind its C numbers a row has the
     rotated key, which they meet as they are.
     """
+    # Query times W_K: from R coordinates to the C numbers of a kept row.
     KV, R, C = key_map_KRC.shape
     batch, width = len(q_BH1R), q_BH1R.shape[-1]
     q_BKGR, rotated = q_BH1R.reshape(batch, KV, -1, width).split((R, width - R), -1)
     q_BKGC = torch.cat((torch.einsum("bkgr,krc->bkgc", q_BKGR, key_map_KRC), rotated), -1)
     # The rows are the values too: as wide as the keys, so that no backend pads and copies them.
     rows_B1NC = rows_BNC.unsqueeze(1)
+    # All H queries of a sequence stand side by side as queries of one head that reads the rows.
     o_BHC = _attend_all(layer, q_BKGC.flatten(1, 2).unsqueeze(1), rows_B1NC, rows_B1NC)
+    # The weighted mean of rows, times W_V, is the heads' output.
     o_BKGC = o_BHC[:, 0, :, :C].unflatten(1, (KV, -1))
     return torch.einsum("bkgc,kvc->bkgv", o_BKGC, value_map_KVC).reshape(batch, 1, -1)

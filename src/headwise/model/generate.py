@@ -19,6 +19,7 @@ def prefill(model: Decoder | Encoder, prompt: Tensor, cache: Cache, chunk: int =
     _check_inputs(model, prompt)
     if chunk < 0:
         raise UsageError(f"chunk must be 0 (all at once) or more tokens, got {chunk}")
+    # Every piece follows those before it in the cache; only the last one's output is wanted.
     h = None
     for piece in prompt.split(chunk or prompt.shape[1], 1):
         h = read(model, piece, cache)
@@ -61,6 +62,7 @@ def generate(
     """
     _check_sampling(model, tokens, temperature, top_k)
     _check_inputs(model, prompt)
+    # Room for all tokens that are read.
     cache = None
     if cached:
         weight = next(model.parameters())
@@ -68,6 +70,8 @@ def generate(
         cache = Cache(
             model.shape, len(prompt), most, dtype=weight.dtype, device=weight.device, inputs=inputs
         )
+    # Each turn finds what follows the text and appends one token. The first one reads the whole
+    # prompt, later ones the newest token alone.
     text, logits = prompt, None
     for _ in range(tokens):
         if cache is None:
@@ -89,6 +93,7 @@ def pick(
     """One token per row of logits (batch, vocabulary)."""
     if temperature == 0:
         return logits.argmax(-1)
+    # Everything below the k-th largest logit gets probability 0; ties with it stay.
     if top_k:
         least = logits.topk(top_k, -1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

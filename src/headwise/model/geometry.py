@@ -26,12 +26,16 @@ def score_geometry(shape: Shape, weights: Mapping[str, Tensor]) -> dict[str, Any
     H, R, D = shape.num_heads, shape.head_dim, shape.dim
     found: dict[str, list[list[float]]] = {}
     for layer in range(shape.depth):
+        # W_Q and W_K of every head, (H, R, D), in float64.
         qkv = weights[f"blocks.{layer}.attention.qkv.weight"].double()
         q, k = (qkv[j * H * R : (j + 1) * H * R].view(H, R, D) for j in (0, 1))
+        # For A = W_Q^T W_K (D, D) nothing of size D x D is made: trace A is the sum of W_Q * W_K,
+        # and |A|^2 = trace((W_Q W_Q^T)(W_K W_K^T)), a product of R x R matrices.
         trace = (q * k).sum((1, 2))
         norms = {"": ((q @ q.mT) * (k @ k.mT)).sum((1, 2)).sqrt()}
         if R == D:
             norms["_transposed"] = ((q.mT @ q) * (k.mT @ k)).sum((1, 2)).sqrt()
+        # The cosine with the identity is trace A / (|A| |I|), and |I| = sqrt(D).
         for name, norm in norms.items():
             cosine = trace / (norm * math.sqrt(D)).clamp_min(torch.finfo(torch.float64).tiny)
             angle = torch.rad2deg(cosine.clamp(-1, 1).arccos())

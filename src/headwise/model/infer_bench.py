@@ -44,10 +44,13 @@ def measure(
         raise UsageError(
             f"steps must be more than {WARM} and fewer than the {tokens} tokens, got {steps}"
         )
+    # Inputs instead of keys and values are measured only where they are fewer numbers.
     model, inputs = _model(shape, device, dtype), _inputs(shape, batch, tokens, device, dtype)
     kept = [False, True] if shape.kv_width(True) < shape.kv_width() else [False]
     rows = [_cached(model, inputs, steps, inputs_kept) for inputs_kept in kept]
     rows.append(_anew(model, inputs))
+    # A decode step reads every weight and the whole cache once, so its bytes over its time is the
+    # bandwidth it reaches.
     weights = _weights_read(shape) * dtype.itemsize
     for row in rows:
         row["decode_tokens_per_s"] = batch / row["step_s"]
@@ -70,6 +73,7 @@ def bandwidth(device: torch.device, size: int = 0) -> float:
 def _cached(
     model: Decoder | Encoder, inputs: Tensor, steps: int, inputs_kept: bool
 ) -> dict[str, Any]:
+    # The cache holds the prompt at the start and is full after `steps` tokens.
     shape, device, (batch, tokens) = model.shape, inputs.device, inputs.shape[:2]
     dtype = next(model.parameters()).dtype
     cache = Cache(shape, batch, tokens, dtype=dtype, device=device, inputs=inputs_kept)
@@ -82,6 +86,8 @@ def _cached(
     def step() -> None:
         read(model, newest, cache)
 
+    # Warm up first. The timed fill then clears the cache, so the timed steps begin behind the
+    # prompt and end where the cache is full.
     fill()
     for _ in range(WARM):
         step()
@@ -93,6 +99,7 @@ def _cached(
         "prefill_tokens_per_s": batch * (tokens - steps) / filling,
         "step_s": _seconds(step, device, steps, warm=0),
     }
+    # The same step as a CUDA graph: without launches what is left is the device's own time.
     if device.type == "cuda":
         fill()
         row["graph_step_s"] = _seconds(captured(step), device, steps)
@@ -117,6 +124,8 @@ def _anew(model: Decoder | Encoder, inputs: Tensor) -> dict[str, Any]:
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
     """The step as a CUDA graph: each replay reads the same token to the same place."""
+    # PyTorch's recipe: warm up on a side stream, so that allocations and library handles exist
+    # before the capture.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -131,6 +140,7 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
 
 def _seconds(work: Callable[[], Any], device: torch.device, repeats: int, warm: int = 1) -> float:
     """The median time of a call."""
+    # The device works behind the host, so both ends of an interval wait for it.
     times = []
     for i in range(warm + repeats):
         if device.type == "cuda":
@@ -164,6 +174,8 @@ def _inputs(
 def _weights_read(shape: Shape) -> int:
     """Parameters that every step reads: all but the tables that tokens and positions are looked up
     in."""
+    # An embedding that is also the head is read whole; one beside a head of its own is looked up
+    # row by row.
     table = shape.param_table()
     looked_up = table.get("embedding", 0) if "head" in table or shape.output_dim else 0
     return shape.params - looked_up - table.get("positions", 0)

@@ -48,6 +48,8 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: Generator) -> N
 def fresh(shape: Shape, scheme: str, generators: Sequence[Generator]) -> Encoder | Decoder:
     """One module of as many models as generators, model m drawn from generators[m] alone."""
     with torch.random.fork_rng(devices=[]):  # what `build` draws is overwritten
+        # The single model is drawn again for each model of the ensemble, from that model's generator,
+        # and copied into its place on the model axis. So its weights do not depend on the others.
         ensemble, one = build(shape, models=len(generators)), build(shape)
     for m, generator in enumerate(generators):
         initialise(one, scheme, generator)
@@ -106,6 +108,8 @@ def _orthogonal(model: Encoder | Decoder, generator: Generator) -> None:
 def _original(model: Encoder | Decoder, _: Generator) -> None:
     """What PyTorch's modules draw in the order in which the rank paper's code makes them. Heads do
     not matter: all ranks start alike."""
+    # The paper's weights follow from one seed, so tensors are drawn in its order and sizes, also
+    # those that are never used.
     s, feed = model.shape, _blocks(model)[0].feed
     if feed is None or not _is_rank_papers(s):
         raise UsageError(
@@ -122,10 +126,13 @@ def _original(model: Encoder | Decoder, _: Generator) -> None:
         out, _ = drawn(D**-0.5, D, D), drawn(D**-0.5, D)  # a bias that is then set to 0
         return drawn(math.sqrt(6 / (4 * D)), 3, D, D), out
 
+    # The paper's order: an attention module, the feed-forward, then the averaged attention modules.
     module()  # one that is never used
     for part in (feed.up, feed.down):
         _uniform_linear(part, generator)
     modules = [module() for _ in range(s.average)]
+    # Averaged modules lie side by side: their rows for queries, keys and values (3, average D, D),
+    # their columns for the output.
     first.attention.qkv.weight.copy_(torch.cat([qkv for qkv, _ in modules], 1).flatten(0, 1))
     first.attention.out.weight.copy_(torch.cat([out for _, out in modules], 1))
     _copy_first(model)
@@ -185,10 +192,13 @@ def _uniform_linear(part: Linear, generator: Generator) -> None:
 
 def _library_block(block: Block, shape: Shape, generator: Generator) -> None:
     attention = block.attention
+    # Queries, keys and values are drawn as one stacked matrix of an averaged module; a latent's
+    # maps likewise.
     for name, part in attention.named_children():
         if isinstance(part, Linear) and name != "out":
             rows, inputs = part.weight.shape
             _uniform(part.weight, math.sqrt(6 / (inputs + rows / shape.average)), generator)
+    # The output projection of one averaged module reads its share of the heads.
     fan_in = shape.num_heads * shape.v_head_dim / shape.average
     _uniform(attention.out.weight, fan_in**-0.5, generator)
     if block.feed is not None:
@@ -197,6 +207,8 @@ def _library_block(block: Block, shape: Shape, generator: Generator) -> None:
 
 
 def _normal_block(block: Block, shape: Shape, generator: Generator) -> None:
+    # Depth adds 2 depth projections into the residual; each is drawn smaller by the root of that
+    # number, so that the sum keeps its size.
     into_residual = [block.attention.out]
     if block.feed is not None:
         into_residual.append(block.feed.down)

@@ -27,8 +27,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0) -
 
     W is (outputs, inputs), or (models, outputs, inputs) with x (models, ..., inputs).
     """
+    # One model: torch's own linear map, which takes any leading axes.
     if weight.ndim == 2:
         return F.linear(x, weight if scale == 1.0 else weight * scale, bias)
+    # An ensemble: one batched product over the model axis, all other axes flattened into T.
     flat_MTD = x.flatten(1, -2)
     if bias is None:
         y_MTD = torch.bmm(flat_MTD, weight.mT)
@@ -62,6 +64,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(*lead, outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """W x + b."""
         return linear(x, self.weight, self.bias)
 
 
@@ -85,15 +88,20 @@ class Norm(nn.Module):
         self.dim = dim
         self.eps = eps
         self.ensemble = models is not None
+        # How many gains a model has: one per coordinate, one in all, or none.
         gains = {"layer": dim, "layer-nobias": dim, "rms": dim, "rms-free": 0, "scalar": 1}[kind]
         self.weight = nn.Parameter(torch.ones(*lead, gains)) if gains else None
         self.bias = nn.Parameter(torch.zeros(*lead, dim)) if kind == "layer" else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """n(x) over the last axis of x."""
         gain, bias = self.weight, self.bias
         if self.kind == "scalar":
             assert gain is not None
             return unit(x, gain.view(-1, *([1] * (x.ndim - 1))))
+        # Fast paths first: norm and gain in one kernel for a single model, and a kernel for the
+        # short rows of an ensemble. Everything else is torch's norm, then gains and biases of each
+        # model.
         alone = self.kind == "rms" and not self.ensemble
         if alone and gain is not None and x.dtype == gain.dtype:
             return F.rms_norm(x, (self.dim,), gain, self.eps)  # norm and gain in one kernel
@@ -166,6 +174,7 @@ class FeedForward(nn.Module):
         self.down = Linear(shape.ffn_dim, shape.dim, shape.ffn_bias, models)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The feed-forward of x (..., D)."""
         return self.down(self._activate(self.up(x)))
 
     def _activate(self, hidden: Tensor) -> Tensor:
@@ -192,6 +201,7 @@ def rotary_table(tokens: int, width: int, theta: float, like: Tensor, start: int
 
     Never below float32: half precision cannot tell large positions apart.
     """
+    # One rate per pair of coordinates, fastest first; one angle per position and pair.
     exact = torch.promote_types(like.dtype, torch.float32)
     positions = torch.arange(start, start + tokens, device=like.device, dtype=exact)
     rates = theta ** (-torch.arange(0, width, 2, device=like.device, dtype=exact) / width)
@@ -209,6 +219,7 @@ def rotate(
     """
     if not width:
         return x
+    # The coordinates before the last `width` pass by; the others turn in pairs (a_i, b_i).
     table = table or rotary_table(x.shape[-2], width, theta, x, start)
     cos, sin = (t.to(x.dtype) for t in table)
     rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)

@@ -45,6 +45,7 @@ class Model:
         """How many numbers it trains, counted in the module itself."""
         import torch
 
+        # On the meta device nothing is allocated or drawn.
         try:
             with torch.device("meta"):
                 module = self.build(shape, task)

@@ -129,6 +129,7 @@ class Plans:
 
     def get(self, operands: Operands) -> Plan:
         """The plan of these operands, made if they are new."""
+        # Dicts keep the order of insertion, so the first key is the oldest plan.
         plan = self._plans.get(operands)
         if plan is None:
             plan = Plan.of(operands)

@@ -28,6 +28,7 @@ def mask_of(
     """
     if not causal and not 0 < window < keys:
         return None
+    # Positions are those of keys; queries take the last ones.
     at_Q1 = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
     at_N = torch.arange(keys, device=device)
     if causal:
@@ -72,6 +73,8 @@ def blocked(
     offset = keys - queries  # query i stands at key i + offset
 
     def attend_block(start: int, stop: int) -> Tensor:
+        # The keys [first, last) that some query of the block sees; the mask only decides among
+        # those.
         first = 0
         last = offset + stop if causal else keys
         if window:
@@ -93,6 +96,7 @@ def blocked(
 def in_query_blocks(attend_block: Callable[[int, int], Tensor], q: Tensor, keys: int) -> Tensor:
     """attend_block(start, stop) for blocks of queries, joined: at most BLOCK_BYTES of scores exist
     at once, and the backward pass computes a block's scores again."""
+    # As many queries at once as fit, at four bytes per score or more.
     batch, heads, queries, _ = q.shape
     query_bytes = batch * heads * keys * max(4, q.dtype.itemsize)
     block = max(1, BLOCK_BYTES // query_bytes)

@@ -48,6 +48,7 @@ class Block(nn.Module):
         self.norm_at = shape.norm_at
         norm = functools.partial(Norm, shape.norm, shape.dim, models)
 
+        # A parallel block has one norm for both parts; a sandwich has one more behind each.
         self.attention = Attention(
             shape, layer=layer, models=models, head_groups=head_groups, hard=hard
         )
@@ -80,6 +81,7 @@ class Block(nn.Module):
             out.update(kept, attention=y)
             return y
 
+        # Parts that a shape lacks become identities, so that each case reads as its formula.
         feed = self.feed or torch.zeros_like
         norm2 = self.norm2 or nn.Identity()
         match self.norm_at:
@@ -130,6 +132,8 @@ class Transformer(nn.Module):
         def table(rows: int, width: int) -> nn.Parameter:
             return nn.Parameter(uniform(0.02, *lead, rows, width))
 
+        # What comes in: ids are looked up, vectors read in. Concatenated positions take the last
+        # `position_dim` coordinates, added ones all D.
         D, vocab = shape.dim, shape.vocab_size
         self.embedding = table(vocab, D) if vocab else None
         self.read_in = (
@@ -139,10 +143,12 @@ class Transformer(nn.Module):
         )
         rows = shape.position_rows
         self.positions = table(rows, shape.position_dim or D) if rows else None
+        # Post-norm blocks end in a norm already.
         self.blocks = nn.ModuleList(
             Block(shape, i, models, head_groups, hard) for i in range(shape.depth)
         )
         self.final_norm = Norm(shape.norm, D, models) if shape.norm_at != "post" else None
+        # What goes out: a head for ids, tied to the embedding or its own, or a map to vectors.
         own_head = vocab and not shape.tied and not shape.output_dim
         self.head = table(vocab, D) if own_head else None
         self.read_out = Linear(D, shape.output_dim, True, models) if shape.output_dim else None
@@ -176,6 +182,7 @@ class Transformer(nn.Module):
             self.rotary = rotary_table(tokens, s.qk_rope_head_dim, s.rope_theta, like)
 
     def _rotary(self, h: Tensor) -> Rotary | None:
+        # The prepared table serves sequences of its own length, device and precision only.
         s, made, tokens = self.shape, self.rotary, h.shape[-2]
         if not s.qk_rope_head_dim:
             return None
@@ -191,6 +198,8 @@ class Transformer(nn.Module):
     def embed(self, x: Tensor, start: int = 0) -> Tensor:
         """What the first block gets: tokens looked up or vectors read in, with their positions; the
         first input stands at position `start`."""
+        # One kernel reads vectors in and adds positions, for narrow ensembles on a GPU; not while
+        # decoding, where positions start late.
         first, table = self.read_in, self.positions
         if first is None or table is None or start or not self._has_short_inputs(x):
             return self._add_positions(self._look_up(x), start)
@@ -211,6 +220,7 @@ class Transformer(nn.Module):
         return s.input_dim <= embed_readout.INPUTS and x.shape[-2] <= tokens
 
     def _look_up(self, x: Tensor) -> Tensor:
+        # Vectors are read in, or taken as they are where the shape has no map for them.
         if self.embedding is None:
             return x if self.read_in is None else self.read_in(x)
         if self.models is None:
@@ -223,6 +233,7 @@ class Transformer(nn.Module):
     def _add_positions(self, h: Tensor, start: int) -> Tensor:
         if self.positions is None:
             return h
+        # A room table has one row, the same for all tokens; other tables have a row per token.
         stop, table = start + h.shape[-2], self.positions.unsqueeze(-3)
         if self.shape.positions != "room":
             if stop > self.shape.num_positions:
@@ -239,6 +250,8 @@ class Transformer(nn.Module):
 
     def unembed(self, h: Tensor) -> Tensor:
         """Outputs from the last block's: the final norm, then logits or vectors."""
+        # One kernel takes the last norm and the read-out to one number, for narrow ensembles on a
+        # GPU.
         norm, last = self.final_norm, self.read_out
         if norm is None:
             return self._project_out(h)
@@ -256,6 +269,7 @@ class Transformer(nn.Module):
             return self._read_out(h, self.read_out)
         if self.embedding is None:
             return h
+        # Logits are products with the rows of the head, or of the embedding where they are tied.
         table = self.embedding if self.head is None else self.head
         if self.models is None:
             return F.linear(h, table)
