@@ -48,8 +48,8 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: Generator) -> N
 def fresh(shape: Shape, scheme: str, generators: Sequence[Generator]) -> Encoder | Decoder:
     """One module of as many models as generators, model m drawn from generators[m] alone."""
     with torch.random.fork_rng(devices=[]):  # what `build` draws is overwritten
-        # The single model is drawn again for each model of the ensemble, from that model's generator,
-        # and copied into its place on the model axis. So its weights do not depend on the others.
+        # One single model is drawn anew from each generator and copied into its place on the model
+        # axis. So the weights of a model do not depend on the others.
         ensemble, one = build(shape, models=len(generators)), build(shape)
     for m, generator in enumerate(generators):
         initialise(one, scheme, generator)
