@@ -40,9 +40,12 @@ def head_outputs(model: Encoder | Decoder, inputs: Tensor) -> list[Tensor]:
     if model.models is not None:
         raise UsageError(f"one model at a time can be measured, got an ensemble of {model.models}")
     _check_inputs(model, inputs)
+    # A condition number is only as good as its smallest singular value, so the copy runs in
+    # float64.
     exact = copy.deepcopy(model).double()
     found: list[list[Tensor]] = [[] for _ in exact.blocks]
     with torch.no_grad():
+        # The model's layers run one after the other, and each hands out its heads before W_O.
         for one in inputs.double() if inputs.is_floating_point() else inputs:
             h = exact.embed(one.unsqueeze(0))
             for layer, block in zip(found, exact.blocks, strict=True):
@@ -53,6 +56,7 @@ def head_outputs(model: Encoder | Decoder, inputs: Tensor) -> list[Tensor]:
 
 def _check_inputs(model: Encoder | Decoder, inputs: Tensor) -> None:
     shape = model.shape
+    # A model of ids takes (inputs, tokens), a model of vectors (inputs, tokens, width).
     tail, numbers = (shape.input_dim or shape.dim - shape.position_dim,), "real"
     if shape.vocab_size:
         tail, numbers = (), "whole"
@@ -75,10 +79,12 @@ def attention_spectra(
     """
     rows: list[dict[str, float | int | str]] = []
     for i, A in enumerate(head_outputs(model, inputs)):
+        # The mean token often carries s_1 alone, so kappa is also given without it.
         plain, centred = spectrum(A), spectrum(A, centred=True)
         values = {name: geometric_mean(getattr(plain, name)) for name in MEASURES}
         sizes = {"inputs": A.shape[0], "tokens": A.shape[1], "k": plain.k, "k_centred": centred.k}
         rows.append({"layer": i, **sizes, **values, "kappa_centred": geometric_mean(centred.kappa)})
+    # The last row is the mean over layers of the numbers; sizes are those of the first layer.
     means = {
         name: sum(float(row[name]) for row in rows) / len(rows)
         for name in (*MEASURES, "kappa_centred")
@@ -112,6 +118,7 @@ def random_attention(
     with torch.random.fork_rng(devices=[]):  # what a module starts with is drawn over
         layer = Attention(shape).double().to(generator.device)
     with torch.no_grad():
+        # W_Q, W_K, W_V and W_O are drawn alike.
         for weight in layer.parameters():
             weight.normal_(0.0, std, generator=generator)
     return layer

@@ -29,6 +29,8 @@ def sphere(generator: torch.Generator, *size: int) -> Tensor:
 
 def pairs(generator: torch.Generator, samples: int, dim: int) -> tuple[Tensor, Tensor]:
     """Orthonormal pairs (samples, 2, dim) and queries (samples, dim)."""
+    # QR of a Gaussian matrix gives orthonormal columns. LAPACK fixes their signs, so random signs
+    # make them uniform.
     x = torch.linalg.qr(torch.randn(samples, dim, 2, dtype=torch.float64, generator=generator))[0]
     sign = 2 * torch.randint(0, 2, (samples, 1, 2), generator=generator) - 1
     return (x * sign).mT, sphere(generator, samples, dim)
@@ -49,6 +51,7 @@ def full_rank_head(x: Tensor, y: Tensor, beta: float = math.inf) -> Tensor:
     """
     if not beta > 0:
         raise UsageError(f"beta, the inverse temperature, must be positive, got {beta!r}")
+    # Fact 1: one head with W_Q = W_K = W_V = I. The query attends to the points themselves.
     q, k = y[:, None, None, :], x[:, None]
     if math.isinf(beta):
         return attend(q, k, k, hard=True)[:, 0, 0]
@@ -63,16 +66,21 @@ def softmax_error(dim: int, beta: float) -> float:
         raise UsageError(f"beta, the inverse temperature, must be positive, got {beta!r}")
     if math.isinf(beta):
         return 0.0
+    # The integrand falls off at t = 1/beta. Panels of geometric width in u = beta t resolve it for
+    # every beta.
     x, w = legendre(100)
     edges = np.concatenate(([0.0], np.geomspace(0.01, 60, 24)))
     total = 0.0
     for start, stop in itertools.pairwise(edges):
         low, high = min(start / beta, 1.0), min(stop / beta, 1.0)
+        # Gauss-Legendre nodes of [-1, 1] move to the panel. The density is u_d(t) of one
+        # coordinate.
         t = low + (x + 1) * (high - low) / 2
         density = np.exp(log_omega(dim) + (dim - 3) / 2 * np.log1p(-np.minimum(t * t, 1 - 1e-16)))
         total += np.sum(
             w * (high - low) / 2 * density * 2 / (1 + np.exp(math.sqrt(2) * beta * t)) ** 2
         )
+    # The integrand is even, so the half t > 0 counts twice.
     return 2 * float(total)
 
 
@@ -87,6 +95,7 @@ def perfect_encoder(dim: int, depth: int, swamp: float = 1e6) -> Encoder:
 
     Later layers add nothing, and their norms pass the answer on.
     """
+    # The architecture is the rank paper's: post-norm by one scalar, ReLU, biases everywhere.
     shape = Shape(
         dim=dim,
         depth=depth,
@@ -103,7 +112,10 @@ def perfect_encoder(dim: int, depth: int, swamp: float = 1e6) -> Encoder:
     assert isinstance(model, Encoder)
     with torch.no_grad():
         for name, p in model.named_parameters():
+            # Everything but the norms starts at zero, so later layers add nothing to the skip.
             p.fill_(1.0) if "norm" in name else p.zero_()
+        # Query and key have opposite signs: the largest score is that of the farthest point. W_O is
+        # so large that the head's answer swamps the skip.
         first, eye = model.get_submodule("blocks.0.attention"), torch.eye(dim)
         first.get_parameter("qkv.weight").copy_(torch.cat((-swamp * eye, eye, eye)))
         first.get_parameter("out.weight").copy_(swamp * eye)
@@ -128,12 +140,15 @@ def vote_error(dim: int, heads: int) -> float:
 def _at_most_half(heads: int, p: Any) -> Any:
     """P(Binomial(heads, p) <= (heads - 1)/2) for p >= 1/2, in logs; below 8 sqrt(heads) under the
     middle nothing is left to add."""
+    # A wrong majority has at most (H - 1)/2 right votes. Terms further below the middle are under
+    # the rounding.
     most = (heads - 1) // 2
     k = np.arange(max(0, most - int(8 * math.sqrt(heads)) - 8), most + 1)
     log_choose = np.array(
         [math.lgamma(heads + 1) - math.lgamma(i + 1) - math.lgamma(heads - i + 1) for i in k]
     )
     out = np.empty_like(p)
+    # 256 nodes at a time, so that (nodes, terms) fits memory for a million heads.
     for at in range(0, len(p), 256):
         here = p[at : at + 256, None]
         with np.errstate(divide="ignore"):
@@ -176,6 +191,8 @@ def vote(x: Tensor, y: Tensor, directions: Tensor) -> Tensor:
         if points == 2
         else torch.eye(points, dtype=x.dtype)
     )
+    # Theorem 5, first layer: each head compares (x.k)(q.y) with q = k = its direction, and adds the
+    # position of its choice to the query's scratch.
     q = (y @ directions.T).T.reshape(len(directions), batch, 1, 1).transpose(0, 1)
     k = (x @ directions.T).permute(0, 2, 1).unsqueeze(-1)
     v = position.expand(batch, len(directions), *position.shape)
@@ -198,6 +215,7 @@ def spaced_error(heads: int, weight: float = 1.0) -> float:
         np.abs(np.subtract.outer(np.arange(heads), np.arange(heads))) / heads
     )  # angle between two heads over pi
     turn = np.minimum(turn, 1 - turn)
+    # Two heads agree with probability (1 - turn)^2 + turn^2; a head is right with probability 3/4.
     both = (
         (1 - turn) ** 2 + turn** 2
     )  # q and k turn together: agree if both coordinates keep their side, or both change it
@@ -227,6 +245,8 @@ def explained(
     check_dim(dim)
     if not 0 < rank < dim:
         raise UsageError(f"rank must lie between 0 and dim {dim}, got {rank}")
+    # Twins share the first r coordinates of w and all of y. The rest of w has a fixed length and an
+    # own random direction in each twin.
     w = sphere(generator, samples, dim)
     y = torch.randn(samples, dim, dtype=torch.float64, generator=generator)
     hidden = w[:, rank:].norm(dim=1, keepdim=True)
@@ -251,6 +271,7 @@ def biased_bank(x: Tensor, y: Tensor, dim: int) -> Tensor:
     j = torch.arange(-(dim**2), dim**2 + 1)
     picks = s.unsqueeze(1) + j / dim > 0  # the j-th head picks x_1
     signs = torch.where(j % 2 == 0, 1.0, -1.0).double()
+    # Heads that pick x_1 add their signs to it, the others to x_2.
     first = (picks.double() @ signs).unsqueeze(1)
     return first * x[:, 0] + (signs.sum() - first) * x[:, 1]
 

@@ -48,6 +48,8 @@ def draw_heads(
     if draw not in DRAWS:
         raise UsageError(f"unknown draw {draw!r}; {nearest(draw, DRAWS)}")
 
+    # e is a direction beside q: the key is cos q + sin e', with e' the part of e at right angles to
+    # q.
     q, e = (sphere(generator, heads, dim, dtype=torch.float64) for _ in range(2))
     if draw == "independent":
         return q, e
@@ -64,6 +66,8 @@ def draw_heads(
 def right(q: Tensor, k: Tensor, most: int = 49) -> Tensor:
     """b: the probability that each head is right, differentiable in q and k."""
     t, dim = (q * k).sum(1).clamp(-1, 1), q.shape[1]
+    # b_h = 1/2 + 1/2 sum_l N lambda_l^3 P_l(q.k), odd l only. P_l comes from its three-term
+    # recurrence, so the sum is differentiable.
     before, now, total = torch.ones_like(t), t, torch.zeros_like(t)
     for n in range(1, most + 1):
         if n % 2:
@@ -77,6 +81,7 @@ def agree(q: Tensor, k: Tensor, q2: Tensor, k2: Tensor) -> Tensor:
     near = (
         1 - 1e-12 if q.requires_grad or k.requires_grad else 1.0
     )  # the arcsine's slope is infinite at 1
+    # C = 1/2 + (2/pi^2) arcsin(q.q') arcsin(k.k'), Theorem 2's kernel of two heads.
     turn, other = ((a @ b.T).clamp(-near, near).asin() for a, b in ((q, q2), (k, k2)))
     return 0.5 + (2 / torch.pi**2) * turn * other
 
@@ -94,6 +99,8 @@ def best_weights(
     if not 0 < tolerance < 1:
         raise UsageError(f"tolerance must lie between 0 and 1, got {tolerance!r}")
     heads, b = len(q), right(q, k)
+    # Direct: C a = b by Cholesky. C is nearly singular for many heads, so the residual decides
+    # whether the result counts.
     if 16 * heads * heads <= memory and heads <= 8192:
         matrix = agree(q, k, q, k)
         factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -107,6 +114,7 @@ def best_weights(
 
 def _blocks(q: Tensor, k: Tensor, memory: int) -> list[Tensor] | None:
     """The agreement matrix in float32 by blocks of rows, if it fits."""
+    # Float32 takes 4 bytes per entry.
     if 4 * len(q) * len(q) > memory:
         return None
     return [block.float() for block in _rows(q, k, memory)]
@@ -114,6 +122,7 @@ def _blocks(q: Tensor, k: Tensor, memory: int) -> list[Tensor] | None:
 
 def _rows(q: Tensor, k: Tensor, memory: int) -> Iterator[Tensor]:
     """The agreement matrix, some rows at a time: as many as fit with what is made on the way."""
+    # An arcsine of both cosines, in float64, needs about four matrices on the way.
     step = max(1, min(BLOCK, memory // (32 * len(q))))
     return (
         agree(some, keys, q, k) for some, keys in zip(q.split(step), k.split(step), strict=True)
@@ -126,6 +135,7 @@ def _product(q: Tensor, k: Tensor, blocks: list[Tensor] | None, x: Tensor, memor
     out, low = [], x.float()
     for block in blocks if blocks is not None else _rows(q.float(), k.float(), memory):
         part = torch.zeros(len(block), dtype=x.dtype, device=x.device)
+        # Short float32 sums lose little. Their totals are added in float64.
         for j in range(0, len(q), BLOCK):
             part += (block[:, j : j + BLOCK] @ low[j : j + BLOCK]).double()
         out.append(part)
@@ -135,6 +145,8 @@ def _product(q: Tensor, k: Tensor, blocks: list[Tensor] | None, x: Tensor, memor
 def _iterate(
     q: Tensor, k: Tensor, b: Tensor, tolerance: float, limit: int, memory: int
 ) -> Solution:
+    # Iterative refinement: the outer loop keeps the float64 residual r = b - C x, the inner one
+    # solves C c = r by conjugate gradients with float32 entries and corrects x by c.
     blocks, x, made = _blocks(q, k, memory), torch.zeros_like(b), 0
     scale = b.norm()
     r = b.clone()
@@ -146,6 +158,8 @@ def _iterate(
         while made < limit and old > goal:
             cp = _product(q, k, blocks, p, memory)
             curve = p @ cp
+            # Rounding made the float32 matrix indefinite along p; what is solved so far still
+            # helps.
             if curve <= 0:
                 break
             step = old / curve
@@ -153,6 +167,8 @@ def _iterate(
             new = rr @ rr
             p, old, made = rr + (new / old) * p, new, made + 1
         x = x + c
+        # The residual is computed anew with float64 entries. It stops falling where float32 carries
+        # no further.
         before, r = r.norm(), b - torch.cat([block @ x for block in _rows(q, k, memory)])
         if r.norm() > 0.9 * before:
             break
@@ -167,6 +183,8 @@ def measured_error(
     heads voting."""
     dim, errors = q.shape[1], []
     for _ in range(max(1, samples // 4096)):
+        # Orthonormal pairs with random signs, as in constructions.pairs, but on the generator's
+        # device.
         x = torch.linalg.qr(
             torch.randn(
                 4096, dim, 2, dtype=torch.float64, generator=generator, device=generator.device
@@ -178,6 +196,8 @@ def measured_error(
         y = torch.randn(
             4096, dim, dtype=torch.float64, generator=generator, device=generator.device
         )
+        # A hard head picks x_1 where (x_1 - x_2).k and q.y have the same sign. Its weight goes to
+        # the point that it picks.
         first = ((x[..., 0] - x[..., 1]) @ k.T) * (y @ q.T) > 0
         share = (first.double() @ weights).unsqueeze(1)
         out = share * x[..., 0] + (weights.sum() - share) * x[..., 1]
@@ -196,9 +216,12 @@ def optimise_heads(
     weights are always the best ones."""
     q, k = (t.clone().requires_grad_() for t in draw_heads(dim, heads, generator))
     optimiser = torch.optim.Adam((q, k), lr=rate)
+    # Heads may move onto each other, which makes C singular. The ridge keeps the solve and its
+    # gradient finite.
     ridge = 1e-9 * torch.eye(heads, dtype=torch.float64, device=q.device)
 
     def error() -> Tensor:
+        # Only directions count, so q and k are normalised inside the loss.
         qn, kn = q / q.norm(dim=1, keepdim=True), k / k.norm(dim=1, keepdim=True)
         b = right(qn, kn)
         return 1 - b @ torch.linalg.solve(agree(qn, kn, qn, kn) + ridge, b)

@@ -17,6 +17,8 @@ def gaussian_kappa(tokens: int, width: int) -> float:
     [3.65, 9.31, 15.29, 3.05, 2.56]
     """
     check_matrix_sizes(tokens, width)
+    # Marchenko-Pastur: the singular values of the matrix fill [sqrt(M) - sqrt(m), sqrt(M) +
+    # sqrt(m)].
     least, most = math.sqrt(min(tokens, width)), math.sqrt(max(tokens, width))
     return math.inf if tokens == width else (most + least) / (most - least)
 

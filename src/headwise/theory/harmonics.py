@@ -47,11 +47,9 @@ def multiplicity(dim: int, degree: int) -> int:
     """
     check_dim(dim)
     check_degree(degree)
-    return (
-        1
-        if degree == 0
-        else (2 * degree + dim - 2) * math.comb(degree + dim - 3, degree - 1) // degree
-    )
+    if degree == 0:
+        return 1
+    return (2 * degree + dim - 2) * math.comb(degree + dim - 3, degree - 1) // degree
 
 
 def log_omega(dim: int) -> float:
@@ -71,6 +69,8 @@ def sign_coefficient(dim: int, degree: int) -> float:
     check_degree(degree)
     if degree % 2 == 0:
         return 0.0
+    # Rodrigues' formula turns the integral over (0, 1) into the derivative of order l - 1 of (1 -
+    # t^2)^(l + (d-3)/2) at 0. Both factors are ratios of gamma functions.
     m = degree // 2
     half = (dim - 3) / 2
     log = (
@@ -92,11 +92,10 @@ def sign_coefficient(dim: int, degree: int) -> float:
 def energy(dim: int, degree: int) -> float:
     """shat_l^2 = N lambda_l^2: how much of sign(w.y) lies in a degree."""
     coefficient = sign_coefficient(dim, degree)
-    return (
-        0.0
-        if coefficient == 0
-        else math.exp(math.log(multiplicity(dim, degree)) + 2 * math.log(abs(coefficient)))
-    )
+    if coefficient == 0:
+        return 0.0
+    # In logs: N overflows a float long before N lambda^2 leaves [0, 1].
+    return math.exp(math.log(multiplicity(dim, degree)) + 2 * math.log(abs(coefficient)))
 
 
 def plateau(dim: int, degree: int) -> float:
@@ -134,6 +133,8 @@ def quadrature(dim: int, nodes: int) -> tuple[Any, Any]:
     """Nodes and weights of E f(t) under u_d, for f smooth on [0, 1] and on [-1, 0]: Gauss-Legendre
     in the angle, each half."""
     check_dim(dim)
+    # t = sin(angle) removes the end-point singularity of (1 - t^2)^((d-3)/2). Each half of [-1, 1]
+    # has an own rule, because sign(t) jumps at 0.
     x, w = legendre(nodes)
     angle = (x + 1) * np.pi / 4
     t = np.sin(angle)  # u_d(t) dt = omega_d cos^(d-2) dangle
@@ -156,6 +157,8 @@ def head_head(cosines_q: Any, cosines_k: Any) -> Any:
 def head_target(dim: int, cosine: Any, most: int = 49) -> Any:
     """The probability that a head with this cosine between query and key is right: 1/2 + 1/2 sum N
     lambda^3 P_l, odd degrees."""
+    # E sign * head: the target has the coefficient lambda_l, the head lambda_l^2 P_l(q.k), N times
+    # each.
     values = polynomials(dim, most, cosine)
     total = np.zeros_like(values[0])
     for odd in range(1, most + 1, 2):
@@ -175,6 +178,8 @@ def singular_floor(dim: int, heads: int) -> float:
     """
     check_dim(dim)
     check_heads(heads)
+    # The best operator of rank H + 1 takes the largest singular values first (Eckart-Young). They
+    # fall with the degree, so degrees are filled one after the other, the last one in part.
     left, floor, degree = heads + 1, 0.5, 1
     while left > 0 and floor > 1e-12:
         count = multiplicity(dim, degree)
@@ -195,6 +200,7 @@ def heads_for(dim: int, error: float) -> int:
     check_dim(dim)
     if not 0 < error < 0.5:
         raise UsageError(f"error must lie between 0 and 0.5, got {error!r}")
+    # The floor falls with H: double until it is low enough, then halve the interval.
     low, high = 1, 2
     while singular_floor(dim, high) > error:
         low, high = high, 2 * high
@@ -202,7 +208,10 @@ def heads_for(dim: int, error: float) -> int:
             raise UsageError(f"error {error} needs more than 2^200 heads in {dim} dimensions")
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if singular_floor(dim, middle) > error else (low, middle)
+        if singular_floor(dim, middle) > error:
+            low = middle + 1
+        else:
+            high = middle
     return low
 
 
@@ -245,14 +254,14 @@ def representation(dim: int, t: Any, most: int = 49, published: bool = False) ->
         terms = []
         for odd in range(1, most + 1, 2):
             count = Decimal(multiplicity(dim, odd))
-            term = count / _sign_exact(
-                dim, odd
-            )  # (N/shat) G_l = (N/lambda) P_l, since shat = sqrt(N) lambda
+            # (N/shat) G_l = (N/lambda) P_l, since shat = sqrt(N) lambda
+            term = count / _sign_exact(dim, odd)
             terms.append(term * count.sqrt() if published else term)
         return np.array([_sum_odd(dim, Decimal(float(x)), terms) for x in t])
 
 
 def _sum_odd(dim: int, x: Decimal, terms: list[Decimal]) -> float:
+    # The recurrence gives P_l for every l; only odd degrees enter the sum.
     before, now, total = Decimal(1), x, Decimal(0)
     for i, term in enumerate(terms):
         total += term * now

@@ -62,6 +62,8 @@ def head_blocks(layer: Attention, J: Tensor) -> tuple[Tensor, float]:
     s = layer.shape
     if s.latent or s.num_kv_heads != s.num_heads:
         raise UsageError("heads that share keys or values have no blocks of their own")
+    # Rows run over (token, head, width), columns over (query, key or value; head; width, dim). Each
+    # row and each column belongs to one head.
     H, widths = s.num_heads, (s.head_dim, s.head_dim, s.v_head_dim)
     if J.ndim != 2 or J.shape[0] % (H * s.v_head_dim) or J.shape[1] != H * s.dim * sum(widths):
         raise UsageError(
@@ -76,6 +78,7 @@ def head_blocks(layer: Attention, J: Tensor) -> tuple[Tensor, float]:
         [torch.arange(H, device=J.device).repeat_interleave(width * s.dim) for width in widths]
     )
     blocks = torch.stack([J[whose_row == head][:, whose_column == head] for head in range(H)])
+    # A head's output does not depend on another head's weights, so everything off the blocks is 0.
     outside = J.masked_fill(whose_row.unsqueeze(1) == whose_column, 0.0)
     return blocks, outside.abs().max().item()
 
@@ -86,6 +89,7 @@ def _output_of_weights(
     """The layer's flat output (tokens outermost) as a function of all its projections' weights in
     one vector, and that vector."""
     check_layer_input(layer, tokens)
+    # W_O is not among the weights: J is with respect to W_Q, W_K and W_V.
     exact = copy.deepcopy(layer).double().requires_grad_(False)
     x = tokens.detach().double().unsqueeze(0)
     weights = {
@@ -124,6 +128,7 @@ class Extremes:
 
     @property
     def kappa(self) -> float:
+        """s_1 / s_k, infinite where s_k is rounding."""
         return self.largest / self.smallest if self.smallest > 0 else math.inf
 
 
@@ -152,6 +157,7 @@ def extreme_singular_values(
             f"sizes and steps must be positive and tolerance in (0, 1), got {rows}, {columns}, "
             f"{steps}, {tolerance}"
         )
+    # The iteration runs on the smaller side; J and J^T have the same singular values.
     if columns < rows:
         product, transposed = transposed, product
     least, floor = min(rows, columns), EPS * max(rows, columns)
@@ -161,6 +167,9 @@ def extreme_singular_values(
     u = torch.randn(least, dtype=torch.float64, generator=generator, device=device)
     v, beta = None, 0.0
     found = Extremes(0.0, 0.0, math.inf, 0, False)
+    # Golub-Kahan: J^T u_i = beta_(i-1) v_(i-1) + alpha_i v_i and J v_i = alpha_i u_i + beta_i
+    # u_(i+1). The alphas and betas are a bidiagonal matrix whose extreme singular values tend to
+    # those of J.
     for step in range(len(basis)):
         basis[step] = u / u.norm()
         w = transposed(basis[step])
@@ -168,9 +177,12 @@ def extreme_singular_values(
         alphas[step] = alpha = w.norm().item()
         v = w / alpha if alpha > 0 else w
         u = product(v) - alpha * basis[step]
+        # Rounding makes u drift back into the basis. One pass removes most of it, the second what
+        # the first left.
         for _ in range(2):
             u = u - basis[: step + 1].T @ (basis[: step + 1] @ u)
         betas[step] = beta = u.norm().item()
+        # An alpha or beta of zero ends the recurrence: the basis spans an invariant subspace.
         last = step + 1 == len(basis) or min(alpha, beta) <= floor * alphas.max().item()
         if last or step > 1.1 * found.steps + 10:  # seldom, since it costs the cube of the steps
             found = _ritz(
@@ -186,6 +198,7 @@ def _ritz(
 ) -> Extremes:
     """Extremes of the bidiagonal matrix: alphas on its diagonal, betas but the last below it."""
     left, s, _ = torch.linalg.svd(torch.diag(alphas) + torch.diag(betas[:-1], -1))
+    # ||J J^T u - s^2 u|| of a Ritz vector is beta alpha times the last entry of its coordinates.
     rest = betas[-1] * alphas[-1] * left[-1].abs() / s.square().clamp_min(TINY)
     zero = bool(s[-1] <= floor * s[0])
     residual = 0.0 if complete or zero else rest[-1].item()
@@ -205,6 +218,8 @@ def jacobian_extremes(
     """s_1 and s_k of `jacobian(layer, tokens, after=after)` without writing it out, by products
     with it and its transpose."""
     output, weights = _output_of_weights(layer, tokens, after)
+    # pull is J^T u by reverse mode. push is the transpose of that linear map, so J v needs no
+    # forward mode.
     y, pull, *_ = vjp(output, weights)
     _, push, *_ = vjp(
         lambda u: vjp(output, weights)[1](u)[0], torch.zeros_like(y)

@@ -50,10 +50,14 @@ def spectrum(A: Tensor, *, centred: bool = False) -> Spectrum:
     scale = A.norm(dim=(-2, -1))
     if centred:
         A = A - A.mean(-2, keepdim=True)
+    # Without its mean, N tokens span at most N - 1 directions, so the last singular value is always
+    # 0.
     k = min(A.shape[-2] - centred, A.shape[-1])
     s = torch.linalg.svdvals(A)[..., :k]
     scale = scale if centred else s[..., 0]
+    # A singular value below the rounding of the matrix is 0, and kappa is infinite.
     s = torch.where(s > EPS * max(A.shape[-2:]) * scale.unsqueeze(-1), s, 0.0)
+    # Effective rank: the exponential of the entropy of the singular values as shares.
     share = s / s.sum(-1, keepdim=True).clamp_min(TINY)
     top = s[..., 0].clamp_min(TINY)
     rank = (s > 0).sum(-1)

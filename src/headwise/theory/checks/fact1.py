@@ -19,6 +19,7 @@ def full_rank_head(seed: int = 0) -> Iterator[Check]:
     softmax."""
     g = generator_of(seed)
     for dim, points in ((3, 2), (8, 16), (64, 256)):
+        # Fact 1 with hardmax: the head's answer is the nearest point itself, for any N.
         x = constructions.sphere(g, 400, points, dim)
         y = constructions.sphere(g, 400, dim)
         off = constructions.full_rank_head(x, y) - nearest_point(x, y)
@@ -33,6 +34,8 @@ def full_rank_head(seed: int = 0) -> Iterator[Check]:
             allowed=1e-12,
         )
     for dim, beta in ((3, 5.0), (8, 10.0), (64, 100.0)):
+        # Fact 1 with softmax at finite beta: the mean over samples is 2 E (1/(1 + exp(sqrt(2) beta
+        # |t|)))^2.
         x, y = constructions.pairs(g, 40_000, dim)
         errors = squared_error(constructions.full_rank_head(x, y, beta), nearest_point(x, y))
         measured, se = constructions.mean_and_error(errors)
@@ -47,6 +50,7 @@ def full_rank_head(seed: int = 0) -> Iterator[Check]:
             se=se,
         )
     for dim in (3, 8, 64):
+        # The error falls as 1/beta, with a known constant.
         exact = constructions.softmax_error(dim, 1e4)
         yield Check(
             statement=NAME,
@@ -59,6 +63,8 @@ def full_rank_head(seed: int = 0) -> Iterator[Check]:
             allowed=1e-5,
         )
     for points in (4, 16, 64):
+        # More points, in the trained task's setting: the query is one of the points, and the
+        # exponent is still -1.
         exponent, se = _exponent_in_beta(points, g)
         yield Check(
             statement=NAME,
@@ -71,6 +77,8 @@ def full_rank_head(seed: int = 0) -> Iterator[Check]:
             se=se,
         )
     for depth in (1, 3):
+        # Weights that answer exist in the trained architecture too, so what training misses is not
+        # for want of expressiveness.
         task = Farthest(64, 16)
         x, target = task.sample(generator_of(seed), 256)
         with torch.no_grad():
@@ -89,6 +97,8 @@ def full_rank_head(seed: int = 0) -> Iterator[Check]:
 def _exponent_in_beta(points: int, g: torch.Generator) -> tuple[float, float]:
     """The slope of log error between beta 300 and 1000, and its standard error; d = 64."""
     x = constructions.sphere(g, 4096 // points * 8, points, 64)
+    # The farthest point from a unit vector is the nearest one to its negative. Both betas see the
+    # same samples, so most of the noise cancels.
     want = nearest_point(x, -x[:, 0])
     errors = [
         squared_error(constructions.full_rank_head(x, -x[:, 0], beta), want)

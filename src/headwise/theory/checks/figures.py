@@ -28,6 +28,7 @@ def plane(seed: int = 0) -> Iterator[Check]:
             allowed=1e-10,
         )
     for heads in (1, 4):
+        # The same heads on drawn points, by nothing but their votes.
         angle = torch.arange(heads, dtype=torch.float64) * math.pi / heads
         directions = torch.stack((angle.cos(), angle.sin()), 1)
         x, y = constructions.pairs(g, 200_000, 2)
@@ -45,6 +46,8 @@ def plane(seed: int = 0) -> Iterator[Check]:
             source="paper",
             se=se,
         )
+    # The closed form holds for other sums than 1: the error 1 - 2 c 3/4 + c^2 2/3 is least at c =
+    # 9/8.
     yield Check(
         statement=name,
         what="weights scaled to sum 9/8: the limit 5/32",
@@ -62,6 +65,7 @@ def continuum(seed: int = 0) -> Iterator[Check]:
     g, name = generator_of(seed), "Representation u(t)"
     peaks = {4: (2.64954e6, 1.35e8), 6: (8.33028e9, 6.47e12), 8: (7.78061e12, 6.03e16)}
     for dim, (peak, printed) in peaks.items():
+        # The peak is u(1): the terms all have P_l(1) = 1 there.
         exact = float(harmonics.representation(dim, 1.0)[0])
         by_sum = sum(
             harmonics.multiplicity(dim, n) / harmonics.sign_coefficient(dim, n)
@@ -109,6 +113,8 @@ def continuum(seed: int = 0) -> Iterator[Check]:
             allowed=1e-10,
         )
     for t in (0.2, 0.7):
+        # The identity sign(w.y) = E u(q.k) sign(w.k) sign(q.y), degree by degree; two degrees have
+        # a variance that samples can bear.
         measured, se, wanted = _third_degree(t, g)
         yield Check(
             statement=name,
@@ -128,6 +134,7 @@ def _third_degree(t: float, g: torch.Generator) -> tuple[float, float, float]:
     dim, odd = 4, (1, 3)
     q = constructions.sphere(g, 2_000_000, dim)
     k = constructions.sphere(g, 2_000_000, dim)
+    # u(t) = sum_l (N/lambda_l) P_l(t), over degrees 1 and 3.
     counts = {n: harmonics.multiplicity(dim, n) for n in odd}
     signs = {n: harmonics.sign_coefficient(dim, n) for n in odd}
     values = harmonics.polynomials(dim, 3, (q * k).sum(1).numpy())
@@ -145,6 +152,7 @@ def random_features(seed: int = 0) -> Iterator[Check]:
     g, name = generator_of(seed), "Random features"
     recomputed = ((8, 512, 0.1853, 0.0004), (8, 1024, 0.1752, 0.0002), (64, 1024, 0.2767, 0.0020))
     for dim, heads, mean, sd in recomputed:
+        # Heads with unit keys. The standard error counts 3 draws here and 5 of the recomputed mean.
         errors = torch.tensor(
             [features.best_weights(*features.draw_heads(dim, heads, g)).error for _ in range(3)]
         )
@@ -159,6 +167,7 @@ def random_features(seed: int = 0) -> Iterator[Check]:
             se=max(sd, errors.std().item()) * math.sqrt(1 / 3 + 1 / 5),
         )
     for dim, heads, mean in ((8, 512, 0.1750), (8, 1024, 0.1656), (64, 1024, 0.2735)):
+        # The published code's shorter keys, against values read off the authors' figure.
         drawn = [features.draw_heads(dim, heads, g, "published") for _ in range(3)]
         yield Check(
             statement=name,

@@ -17,6 +17,7 @@ def kernels(seed: int = 0) -> Iterator[Check]:
     samples."""
     g, name = generator_of(seed), "Theorem 2, kernels"
     for dim in (3, 4, 8, 16, 64):
+        # b of a head: 1/2 + 1/2 sum N lambda^3 P_l(q.k).
         for cosine in (1.0, math.cos(math.pi / 4), -0.3):
             yield Check(
                 statement=name,
@@ -30,6 +31,8 @@ def kernels(seed: int = 0) -> Iterator[Check]:
             )
     for dim in (4, 8, 32):
         for t in (0.2, 0.6):
+            # The kernel of two heads in harmonics. The series falls slowly in low dimension, hence
+            # more degrees and a wider tolerance.
             most = 801 if dim == 4 else 201
             values = harmonics.polynomials(dim, most, t)
             total = sum(harmonics.energy(dim, n) * values[n] for n in range(1, most + 1, 2))
@@ -63,6 +66,7 @@ def _head_target_by_quadrature(dim: int, cosine: float) -> float:
 
 def _sampled_kernels(dim: int, g: torch.Generator, name: str) -> Iterator[Check]:
     """Four heads on drawn pairs: how often two agree, and how often one is right."""
+    # Head 1 has nearly head 0's key, so that one pair agrees often; heads 2 and 3 are independent.
     queries, keys = (constructions.sphere(g, 4, dim) for _ in range(2))
     keys[1] = torch.nn.functional.normalize(keys[0] + 0.3 * keys[1], dim=0)
     x, y = constructions.pairs(g, 200_000, dim)
@@ -70,6 +74,7 @@ def _sampled_kernels(dim: int, g: torch.Generator, name: str) -> Iterator[Check]
     picks = (difference @ keys.T) * (y @ queries.T) > 0  # whether a head picks the first point
     truth = (difference * y).sum(1) > 0
     for head, other in ((0, 1), (2, 3)):
+        # C of two heads: 1/2 + (2/pi^2) arcsin(q.q') arcsin(k.k').
         measured, se = constructions.mean_and_error((picks[:, head] == picks[:, other]).double())
         cosine_q = (queries[head] @ queries[other]).item()
         cosine_k = (keys[head] @ keys[other]).item()
@@ -83,6 +88,7 @@ def _sampled_kernels(dim: int, g: torch.Generator, name: str) -> Iterator[Check]
             source="paper",
             se=se,
         )
+        # b of one head, from its own query and key.
         measured, se = constructions.mean_and_error((picks[:, head] == truth).double())
         cosine = (queries[head] @ keys[head]).item()
         yield Check(
@@ -101,6 +107,7 @@ def degrees(seed: int = 0) -> Iterator[Check]:
     """How the choice is spread over degrees, and the plateaus that follow."""
     name = "Theorem 2, degrees"
     for dim, most, allowed in ((3, 4001, 2e-2), (8, 4001, 5e-2), (64, 4001, 0.1)):
+        # lambda_l = E sign(t) P_l(t), directly.
         nodes, weight = harmonics.quadrature(dim, 400)
         values = harmonics.polynomials(dim, 31, nodes)
         worst = 0.0
@@ -127,6 +134,7 @@ def degrees(seed: int = 0) -> Iterator[Check]:
             source="derived",
             allowed=allowed,
         )
+    # Degree 1 alone holds 2/pi of the choice in high dimension.
     limit = 0.5 * (1 - 2 / math.pi)
     for dim in (64, 512, 4096):
         yield Check(
@@ -147,6 +155,8 @@ def floor(seed: int = 0) -> Iterator[Check]:
     counts_of_dim = {4: (4, 64, 512), 8: (8, 64, 512), 16: (16, 256, 1024), 64: (64, 1024)}
     for dim, counts in counts_of_dim.items():
         for heads in counts:
+            # The floor is the singular-value bound: H heads are an operator of rank H + 1. Random
+            # heads stay above it.
             solved = features.best_weights(*features.draw_heads(dim, heads, g))
             yield Check(
                 statement=name,
@@ -158,6 +168,7 @@ def floor(seed: int = 0) -> Iterator[Check]:
                 source="derived",
                 residual=solved.residual,
             )
+    # Nor do trained heads get below it.
     for dim, heads in ((4, 4), (4, 12), (8, 8), (8, 16)):
         yield Check(
             statement=name,
@@ -168,6 +179,7 @@ def floor(seed: int = 0) -> Iterator[Check]:
             measured=min(features.optimise_heads(dim, heads, g, steps=120) for _ in range(2)),
             source="derived",
         )
+    # The errors above are 1 - b.a in closed form. Here the same layers vote on drawn points.
     for dim, heads in ((8, 256), (32, 128)):
         q, k = features.draw_heads(dim, heads, g)
         solved = features.best_weights(q, k)
@@ -190,6 +202,8 @@ def growth(seed: int = 0) -> Iterator[Check]:
     name, dims = "Theorem 2, growth", np.array([32, 64, 128, 256, 512])
     before = 0.0
     for error in (0.15, 0.11, 0.095, 0.085):
+        # Theorem 2, high dimension: H >= (d/r)^Omega(1/error), so the fitted power of d must rise
+        # with each smaller error.
         needed = [float(harmonics.heads_for(int(dim), error)) for dim in dims]
         exponent = float(np.polyfit(np.log(dims), np.log(needed), 1)[0])
         yield Check(
@@ -204,7 +218,9 @@ def growth(seed: int = 0) -> Iterator[Check]:
         )
         before = exponent
     small = np.arange(6, 31, 4)
-    for error, base in ((0.5, 2.0), (0.3, 4.0)):  # high accuracy: exponential in d
+    for error, base in ((0.5, 2.0), (0.3, 4.0)):
+        # Theorem 2, high accuracy: H >= exp(Omega(d - r log(d/r))) where error <= c/(d + 1). The
+        # growth factor per dimension is the slope of log H over d.
         logs = [math.log(harmonics.heads_for(int(dim), error / dim)) for dim in small]
         yield Check(
             statement=name,
@@ -222,6 +238,8 @@ def subspace(seed: int = 0) -> Iterator[Check]:
     g, name = generator_of(seed), "Theorem 2, rank r"
     for dim, ranks in ((8, (1, 4, 7)), (64, (16, 32, 48))):
         for rank in ranks:
+            # A rank-r head knows r coordinates of w and y. The share that they explain tends to
+            # (2/pi) arcsin(r/d) for Gaussian coordinates.
             share, se = constructions.explained(dim, rank, 200_000, g)
             limit = 2 / math.pi * math.asin(rank / dim)
             yield Check(
@@ -236,6 +254,7 @@ def subspace(seed: int = 0) -> Iterator[Check]:
                 se=se / 2,
             )
     for rank in (128, 256):
+        # At d = 512 the limit holds up to 1/d.
         share, se = constructions.explained(512, rank, 40_000, g)
         yield Check(
             statement=name,
@@ -248,6 +267,8 @@ def subspace(seed: int = 0) -> Iterator[Check]:
             se=math.hypot(se, 1 / 512 / SIGMAS),
         )
     for dim, rank in ((64, 32), (256, 64)):
+        # One hard head that looks at r coordinates: right where the seen part of w.y has the sign
+        # of the whole.
         x, y = constructions.pairs(g, 60_000, dim)
         difference = x[:, 0] - x[:, 1]
         seen = (difference[:, :rank] * y[:, :rank]).sum(1) > 0

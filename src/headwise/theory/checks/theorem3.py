@@ -17,6 +17,8 @@ def biased(seed: int = 0) -> Iterator[Check]:
     is exact, lower rank sees nothing."""
     g = generator_of(seed)
     for dim in (4, 7, 16):
+        # Full rank: the bank of 2 d^2 + 1 biased heads is the target where |(x_1 - x_2).y| < d, the
+        # range of its thresholds.
         x, _ = constructions.pairs(g, 4000, dim)
         y = torch.randn(4000, dim, dtype=torch.float64, generator=g)
         inside = ((x[:, 0] - x[:, 1]) * y).sum(1).abs() < dim
@@ -32,6 +34,8 @@ def biased(seed: int = 0) -> Iterator[Check]:
             allowed=1e-12,
         )
     for dim, rank in ((4, 2), (8, 4), (8, 6), (16, 12), (32, 24)):
+        # Theorem 3: below full rank no head errs less than 1/40. The bound is kept with room for
+        # the samples' error.
         share, se = constructions.explained(dim, rank, 200_000, g, wave=1 / dim)
         yield Check(
             statement=NAME,
@@ -44,6 +48,7 @@ def biased(seed: int = 0) -> Iterator[Check]:
             source="paper",
             se=se / 2,
         )
+    # What is seen falls exponentially in d. So small a share needs many twins of each sample.
     before, _ = constructions.explained(4, 2, 12_000, g, wave=1 / 4, twins=256)
     for dim in (6, 8):
         share, se = constructions.explained(dim, dim // 2, 12_000, g, wave=1 / dim, twins=256)

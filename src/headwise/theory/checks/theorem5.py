@@ -35,6 +35,7 @@ def majority(seed: int = 0) -> Iterator[Check]:
             se=se,
         )
     for dim in (8, 64):
+        # Many heads in a fixed dimension: the error falls as sqrt(d/H).
         exact = constructions.vote_error(dim, 1_000_001)
         yield Check(
             statement=name,
@@ -47,6 +48,7 @@ def majority(seed: int = 0) -> Iterator[Check]:
             allowed=0.01,
         )
     for dim in (512, 4096):
+        # High dimension at a fixed ratio H/d.
         exact = constructions.vote_error(dim, 4 * dim + 1)
         yield Check(
             statement=name,
@@ -58,6 +60,7 @@ def majority(seed: int = 0) -> Iterator[Check]:
             source="derived",
             allowed=0.01,
         )
+    # Theorem 5 says polynomially many heads: the slope of log error over log H.
     counts = np.array([1001, 4001, 16001])
     for dim in (8, 64):
         logs = np.log([constructions.vote_error(dim, int(heads)) for heads in counts])
@@ -82,6 +85,8 @@ def majority(seed: int = 0) -> Iterator[Check]:
         )
     before = 0.0
     for points in (2, 4, 8, 16):
+        # More points than two: positions are unit vectors, and the second layer picks the one with
+        # most votes.
         x = constructions.sphere(g, 2000, points, 16)
         y = constructions.sphere(g, 2000, 16)
         directions = constructions.sphere(g, 401, 16)
@@ -105,6 +110,8 @@ def lengths(seed: int = 0) -> Iterator[Check]:
     """A low-rank layer with fixed weights errs more as the sequence grows; the full-rank head does
     not."""
     g, name = generator_of(seed), "Conjecture 6"
+    # Conjecture 6: the layer is fitted at N = 3 and then sees longer sequences with the same
+    # weights.
     low_rank = _fitted_layer(8, 2, g)
     full_rank_errors = []
     before = 0.0
@@ -124,6 +131,7 @@ def lengths(seed: int = 0) -> Iterator[Check]:
             se=se,
         )
         before = measured
+        # The full-rank head of Fact 1 at the same lengths.
         answer = constructions.full_rank_head(x, -x[:, 0], 1000.0)
         full_rank_errors.append(squared_error(answer, want).mean().item())
     yield Check(
@@ -146,6 +154,7 @@ def _fitted_layer(dim: int, rank: int, g: torch.Generator) -> Callable[[Tensor],
     v = (0.1 * torch.randn(heads, dim, dim, dtype=torch.float64, generator=g)).requires_grad_()
 
     def layer(x: Tensor) -> Tensor:
+        # The first token is the query. Head h scores token n by (x_0 Q_h).(x_n K_h), over rank r.
         scores = torch.einsum("bd,hdr,her,bne->bhn", x[:, 0], q, k, x)
         return torch.einsum("bhn,bnd,hde->be", scores.softmax(-1), x, v)
 
