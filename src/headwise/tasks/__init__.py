@@ -89,6 +89,7 @@ def task_of(name: str, fields: Mapping[str, Any]) -> Task:
 
 def check_fields(kind: type[Any], what: str, fields: Mapping[str, Any]) -> None:
     """Refuse names that are not fields of a dataclass, and fields that are missing."""
+    # A field without a default is needed; a field that __init__ does not take cannot be given.
     needed = {
         f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         for f in dataclasses.fields(kind)

@@ -31,6 +31,8 @@ def generated_text(length: int, seed: int = 0) -> str:
 
 
 def _scene(rng: random.Random) -> str:
+    # Each person of a scene holds one coloured thing in one place: the facts that later sentences
+    # repeat.
     people, things = rng.sample(PEOPLE, 3), rng.sample(THINGS, 3)
     held = {
         person: (rng.choice(COLOURS), thing, rng.choice(PLACES))
@@ -40,6 +42,7 @@ def _scene(rng: random.Random) -> str:
         f"{person} took the {colour} {thing} to the {place}."
         for person, (colour, thing, place) in held.items()
     ]
+    # Later sentences either move a person, which changes the place, or state one of the facts.
     for person in rng.choices(people, k=4):
         colour, thing, place = held[person]
         if rng.random() < 0.3:

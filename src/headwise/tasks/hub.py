@@ -33,10 +33,9 @@ def column(source: str, table: Any, *names: str) -> list[Any]:
     for name in names:
         if name in table.column_names:
             values = list(table[name])
-            if (
-                at := next((i for i, value in enumerate(values) if value is None), None)
-            ) is not None:
-                raise UsageError(f"the column {name} of {source} has nothing in row {at + 1}")
+            for row, value in enumerate(values, 1):
+                if value is None:
+                    raise UsageError(f"the column {name} of {source} has nothing in row {row}")
             return values
     raise UsageError(
         f"{source} needs a column named {' or '.join(names)}, it has "
@@ -57,6 +56,7 @@ def _load(source: str) -> Any:
         raise UsageError(
             f"{MARK} must be followed by a data set's name, as in {MARK}nyu-mll/glue/sst2"
         )
+    # A name of two parts is tried as OWNER/NAME first, then as NAME/CONFIG.
     for path, config in _readings(name):
         try:
             return load_dataset(path, config)

@@ -49,6 +49,7 @@ class Images(Classified):
     def __post_init__(self) -> None:
         check_whole_numbers(self, 1, "patch")
         check_texts(self, "source", "digest")
+        # The digest is a field, so it is in the run id: other images give other runs.
         data = _load(self.source)
         if self.digest and self.digest != data.digest:
             raise UsageError(
@@ -64,20 +65,24 @@ class Images(Classified):
 
     @property
     def tokens(self) -> int:
+        """Patches of an image."""
         return (_load(self.source).size // self.patch) ** 2
 
     @property
     def in_dim(self) -> int:
+        """Numbers in a patch: patch x patch x channels."""
         return self.patch**2 * _load(self.source).images.shape[1]
 
     @property
     def classes(self) -> int:
+        """Classes of the training part."""
         return _load(self.source).classes
 
     def sample(
         self, generator: torch.Generator, batch: int, step: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Patches (batch, tokens, patch x patch x channels) and classes (batch,)."""
+        # Images stay bytes until they are drawn; only the batch becomes floats.
         images, labels, mean, scale = _part(self.source, step is None, generator.device)
         rows = torch.randint(len(images), (batch,), generator=generator, device=generator.device)
         x_BCHW = (images[rows].float() - mean) * scale
@@ -105,12 +110,14 @@ class _Data:
 
     @property
     def size(self) -> int:
+        """Height and width of the images in pixels."""
         return self.images.shape[-1]
 
 
 @functools.lru_cache(4)
 def _load(source: str) -> _Data:
     found = _read(source)
+    # A source is checked once, when it is read: sizes, classes, and that both parts fit each other.
     images, labels, held_images, held_labels = found
     for what, x, y in (("training", images, labels), ("held-out", held_images, held_labels)):
         if not x.size:
@@ -126,6 +133,8 @@ def _load(source: str) -> _Data:
             f"training and held-out images differ in size: {_size(images)} and "
             f"{_size(held_images)} in {source}"
         )
+    # The classes are those of the training part; a held-out label beyond them could never be
+    # learned.
     classes = int(labels.max()) + 1
     if classes < 2:
         raise UsageError(f"images must be of at least two classes, got one in {source}")
@@ -135,18 +144,13 @@ def _load(source: str) -> _Data:
             f"{held_labels.max()} in {source}"
         )
     # copies, since what is read from a file may not be written to
-    x, y, held_x, held_y = (
-        np.array(part, kind, order="C")
-        for part, kind in zip(found, (np.uint8, np.int64) * 2, strict=True)
-    )
-    told = hashlib.sha256()
-    for part in (x, y, held_x, held_y):
-        told.update(part.data)
-    train, held = (
-        (torch.from_numpy(x), torch.from_numpy(y)),
-        (torch.from_numpy(held_x), torch.from_numpy(held_y)),
-    )
-    return _Data(*train, *held, classes, told.hexdigest()[:12])
+    digest = hashlib.sha256()
+    parts: list[Tensor] = []
+    for part, dtype in zip(found, (np.uint8, np.int64) * 2, strict=True):
+        array = np.array(part, dtype, order="C")
+        digest.update(array.data)
+        parts.append(torch.from_numpy(array))
+    return _Data(*parts, classes=classes, digest=digest.hexdigest()[:12])
 
 
 def _size(images: Any) -> str:
@@ -182,6 +186,7 @@ def _read(source: str) -> tuple[Any, Any, Any, Any]:
 
 
 def _from_hub(source: str, *splits: str) -> tuple[Any, Any]:
+    # Data sets of the hub name their columns image or img, label or fine_label.
     table = hub.part(source, *splits)
     labels = np.asarray(hub.column(source, table, "label", "fine_label"))
     if labels.dtype.kind not in "iu":
@@ -202,9 +207,9 @@ def _from_hub(source: str, *splits: str) -> tuple[Any, Any]:
             f"images must have one size, got {len({image.shape for image in images})} sizes in "
             f"{source}"
         )
-    return np.stack(images).transpose(0, 3, 1, 2) if images else np.zeros(
-        (0, 3, 1, 1), np.uint8
-    ), labels
+    if not images:
+        return np.zeros((0, 3, 1, 1), np.uint8), labels
+    return np.stack(images).transpose(0, 3, 1, 2), labels
 
 
 def _there(folder: Path, name: str) -> Path | None:
@@ -212,15 +217,11 @@ def _there(folder: Path, name: str) -> Path | None:
 
 
 def _mnist(folder: Path) -> tuple[Any, Any, Any, Any]:
-    names = [
-        f"{part}-{what}"
-        for part in ("train", "t10k")
-        for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
-    ]
-    x, y, held_x, held_y = (
-        _idx(folder, name, axes) for name, axes in zip(names, (3, 1, 3, 1), strict=True)
-    )
-    return x[:, None], y, held_x[:, None], held_y
+    def part(name: str) -> tuple[Any, Any]:
+        images = _idx(folder, f"{name}-images-idx3-ubyte", 3)
+        return images[:, None], _idx(folder, f"{name}-labels-idx1-ubyte", 1)  # one channel
+
+    return *part("train"), *part("t10k")
 
 
 def _bytes(path: Path) -> bytes:
@@ -264,6 +265,7 @@ def _cifar_batch(folder: Path, name: str) -> tuple[Any, Any]:
             raise UsageError(
                 f"{path} should hold whole records of 3,073 bytes, got {len(data):,} bytes"
             )
+        # A record is a label and 3 x 32 x 32 bytes, channels first.
         rows = np.frombuffer(data, np.uint8).reshape(-1, 3073)
         images, labels = rows[:, 1:], rows[:, 0]
     else:
@@ -318,6 +320,7 @@ def _folders(folder: Path) -> tuple[Any, Any, Any, Any]:
     held = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if held is None:
         raise UsageError(f"{folder} has a folder train but neither test nor val")
+    # A class is a folder of train; its number is its place in the order of names.
     names = sorted(p.name for p in (folder / "train").iterdir() if p.is_dir())
     if len(names) < 2:
         raise UsageError(
@@ -369,10 +372,12 @@ def drawn(seed: int = 0) -> tuple[Any, Any, Any, Any]:
     darker."""
     rng = np.random.default_rng(seed)
     coarse = rng.standard_normal((DRAWN_CLASSES, 3, 3))
+    # Each class is a 3 x 3 pattern of normal numbers, blown up to 9 x 9 pixels.
     patterns = np.kron(coarse, np.ones((3, 3)))
     parts: list[Any] = []
     for count in DRAWN:
         labels = rng.integers(0, DRAWN_CLASSES, count)
+        # An image is noise, its pattern at a random place, and a random brightness.
         at = rng.integers(0, DRAWN_SIZE - 9 + 1, (count, 2))
         images = rng.standard_normal((count, DRAWN_SIZE, DRAWN_SIZE)) * 0.8
         for i in range(count):
@@ -390,12 +395,12 @@ def _part(
     """Images and labels of a part, and the training part's mean and one over its standard
     deviation, by channel."""
     data = _load(source)
-    images, labels = (
-        (data.held_images, data.held_labels) if held_out else (data.images, data.labels)
-    )
-    levels = torch.arange(
-        256, dtype=torch.float64
-    )  # whole images as floats may not fit the memory, how often each level occurs does
+    images, labels = data.images, data.labels
+    if held_out:
+        images, labels = data.held_images, data.held_labels
+    # Mean and variance come from how often each of 256 levels occurs: all images as floats may not
+    # fit the memory.
+    levels = torch.arange(256, dtype=torch.float64)
     counts = torch.stack(
         [torch.bincount(channel.flatten(), minlength=256) for channel in data.images.unbind(1)]
     ).double()

@@ -50,19 +50,24 @@ class ListOps(Classified):
             or not 0 <= self.nested <= 1
         ):
             raise UsageError(f"nested must be a number from 0 to 1, got {self.nested!r}")
+        # 1 and 1.0 are one run, so the field is always a float.
         object.__setattr__(self, "nested", float(self.nested))
+        # Expressions that hardly ever fit are refused here rather than in the middle of a training.
         _fitting(random.Random(0), self, set())
 
     @property
     def tokens(self) -> int:
+        """Length of a sequence, blanks included."""
         return self.length
 
     @property
     def vocab(self) -> int:
+        """Ten digits, four operations, the closing bracket and the blank."""
         return BLANK + 1
 
     @property
     def classes(self) -> int:
+        """The digits."""
         return 10
 
     def sample(
@@ -87,16 +92,17 @@ def expression(
         if len(out) >= most:
             break
         deeper = depth > 1 and rng.random() < nested
-        out += (
-            expression(rng, depth - 1, arguments, nested, most - len(out))
-            if deeper
-            else [rng.randrange(10)]
-        )
+        if deeper:
+            out += expression(rng, depth - 1, arguments, nested, most - len(out))
+        else:
+            out.append(rng.randrange(10))
     return [*out, CLOSE]
 
 
 def evaluate(ids: list[int]) -> int:
     """The value of an expression; blanks behind it are passed over."""
+    # A stack of open operations, each with the arguments found so far; the bottom entry collects
+    # the answer.
     open_ones: list[tuple[int, list[int]]] = [(-1, [])]
     for token in ids:
         if token < 10:
@@ -124,6 +130,7 @@ def _apply(operation: int, found: list[int]) -> int:
 
 @functools.lru_cache(4)
 def _drawn(task: ListOps, held_out: bool) -> tuple[Tensor, Tensor]:
+    # Training draws avoid every held-out expression. Both parts are drawn once and then indexed.
     rng = random.Random(f"listops {'held out' if held_out else 'training'}")
     others = set() if held_out else {tuple(ids) for ids in _drawn(task, True)[0].tolist()}
     drawn = [_fitting(rng, task, others) for _ in range(HELD_OUT if held_out else task.examples)]

@@ -47,10 +47,12 @@ class Masked(Text):
 
     @property
     def classes(self) -> int:
+        """The ids of the text without the mask."""
         return super().vocab
 
     @property
     def vocab(self) -> int:
+        """The ids of the text, and the mask; at level byte those that all byte tasks share."""
         return BYTE_IDS if self.level == "byte" else self.classes + 1
 
     @property
@@ -63,6 +65,7 @@ class Masked(Text):
     ) -> tuple[Tensor, Tensor]:
         """Ids (batch, length) with masks among them; targets (batch, masks, 2): what stands there,
         and where."""
+        # The places of the largest random numbers are a draw without replacement.
         ids_BT, _ = super().sample(generator, batch, step)
         order_BT = torch.rand(batch, self.length, generator=generator, device=generator.device)
         place_BK = order_BT.topk(self.masks).indices
@@ -71,13 +74,16 @@ class Masked(Text):
         )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy at the masked places."""
         return super().loss(self._masked(outputs, targets), targets[..., 0])
 
     def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Accuracy at the masked places."""
         return super().measures(self._masked(outputs, targets), targets[..., 0])
 
     def _masked(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The outputs at the masked places, (..., batch, masks, classes)."""
+        # Targets lack the models' axes of the outputs, so the places are expanded to them.
         place = targets[..., 1].expand(*outputs.shape[:-2], -1).unsqueeze(-1)
         return outputs[..., : self.classes].gather(
             -2, place.expand(*place.shape[:-1], self.classes)

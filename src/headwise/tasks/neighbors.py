@@ -68,10 +68,12 @@ class Neighbors(SquaredError):
 
     @property
     def in_dim(self) -> int:
+        """A token is a point."""
         return self.dim
 
     @property
     def answer_dim(self) -> int:
+        """An answer is a point."""
         return self.dim
 
     @property
@@ -105,6 +107,7 @@ class Farthest(Neighbors):
     def sample(
         self, generator: torch.Generator, batch: int, step: int | None = None
     ) -> tuple[Tensor, Tensor]:
+        """Points (batch, tokens, dim), and for each of them the farthest."""
         if self.law == "uniform":
             return _directions(
                 torch.randn(
@@ -116,6 +119,8 @@ class Farthest(Neighbors):
     def fill(
         self, x: Tensor, target: Tensor, generator: torch.Generator, step: int | None = None
     ) -> None:
+        """On a GPU one kernel normalises the draws and finds the farthest points, right where the
+        engine wants them."""
         if self.law != "uniform" or not x.is_cuda or not has_triton():
             super().fill(x, target, generator, step)
             return
@@ -130,17 +135,23 @@ class Farthest(Neighbors):
 
     @property
     def has_original(self) -> bool:
+        """The published code draws uniform points."""
         return self.law == "uniform"
 
     def original(
         self, seed: int, batch: int, epoch: int, at: int, steps: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
+        """The published code's points, and for each of them the farthest."""
         draws = _original_draws(self.dim, self.points, seed, batch, epoch, device)
         return _directions(draws[at : at + steps].flatten(0, 1))
 
     def baselines(self) -> dict[str, float]:
+        """Exact errors of zero, and of the best multiples of the query token and of the mean
+        point."""
         if self.law == "doubled":  # the farthest point is always the antipode
             return {"zero": 1.0, "query": 0.0, "mean": 1.0}
+        # first = E max of N - 1 products: the farthest point lies at -first from its query on
+        # average.
         first, cross = _extreme(self.dim, self.points - 1)
         overlap = (1 - first + cross) / self.points  # the least inner product has mean -first
         return {"zero": 1.0, "query": 1 - first**2, "mean": 1 - self.points * overlap**2}
@@ -156,6 +167,7 @@ def _directions(draws_BND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _labelled(x_BND: Tensor) -> tuple[Tensor, Tensor]:
+    # Indices into all B x N points, so that one index_select gathers the answers.
     far_BN = torch.bmm(x_BND, x_BND.mT).argmin(-1)
     far_BN += torch.arange(len(x_BND), device=x_BND.device).unsqueeze(1) * x_BND.shape[1]
     return x_BND, x_BND.flatten(0, 1).index_select(0, far_BN.flatten()).view_as(x_BND)
@@ -174,6 +186,8 @@ def _original_draws(
     dim). Drawn on the CPU, as there."""
     draws = torch.empty(epoch, batch, points, dim)
     generators = [torch.Generator().manual_seed(seed + worker) for worker in range(WORKERS)]
+    # Worker k makes batches k, k + 7, ... from its own generator; a sequence is drawn as (dim,
+    # points).
     for step, sequences in enumerate(draws):
         for sequence in sequences:
             sequence.copy_(torch.randn(dim, points, generator=generators[step % WORKERS]).mT)
@@ -190,8 +204,11 @@ class Nearest(Neighbors):
     def sample(
         self, generator: torch.Generator, batch: int, step: int | None = None
     ) -> tuple[Tensor, Tensor]:
+        """The points and behind them -y, (batch, points + 1, dim); the nearest point, (batch, 1,
+        dim)."""
         x_BND = draw_points(generator, self.law, batch, self.points, self.dim)
         y_BD = sphere(generator, batch, self.dim)
+        # The hardmax of the target: the largest score names the point.
         scores_BN = (x_BND @ y_BD.unsqueeze(-1)).squeeze(-1) + self._bias(x_BND)
         near_B = scores_BN.argmax(-1)
         rows = torch.arange(batch, device=x_BND.device)
@@ -202,9 +219,12 @@ class Nearest(Neighbors):
 
     @property
     def tokens(self) -> int:
+        """The points and the query."""
         return super().tokens + 1
 
     def baselines(self) -> dict[str, float]:
+        """Exact errors of zero, and of the best multiples of the query token and of the mean
+        point."""
         count = self.points
         if self.law == "uniform":
             first, cross = _extreme(self.dim, count)
@@ -239,6 +259,7 @@ class BiasedNearest(Nearest):
         return shift
 
     def baselines(self) -> dict[str, float]:
+        """Those that have a closed form with a bias."""
         if self.bias == 0:
             return super().baselines()
         return (
@@ -255,6 +276,7 @@ def _grid(dim: int) -> tuple[Any, Any, Any, Any]:
     """Midpoint rule in the angle: nodes t, weights u_d(t) dt, the distribution function, and
     int_{-1}^t s u_d(s) ds."""
     nodes = 20_000
+    # The substitution t = -cos(angle) makes the density smooth at both ends.
     angle, weight = (np.arange(nodes) + 0.5) * pi / nodes, pi / nodes
     t = -np.cos(angle)
     log_omega = lgamma(dim / 2) - lgamma((dim - 1) / 2) - 0.5 * np.log(pi)
@@ -266,6 +288,7 @@ def _grid(dim: int) -> tuple[Any, Any, Any, Any]:
 def _extreme(dim: int, count: int) -> tuple[float, float]:
     """For t_1..t_n independent under u_d: E max, and E[max * sum of the others]."""
     t, mass, below, mean_below = _grid(dim)
+    # The maximum of n has the density n u_d(t) F(t)^(n-1).
     first = float(np.sum(mass * count * below ** (count - 1) * t))
     cross = (
         float(np.sum(mass * count * (count - 1) * below ** max(count - 2, 0) * t * mean_below))
@@ -279,6 +302,7 @@ def _folded_max(dim: int, count: int) -> float:
     """E max |t_j|."""
     t, mass, below, _ = _grid(dim)
     up = t > 0
+    # |t| has the distribution function 2 F(t) - 1 on (0, 1).
     return float(np.sum((2 * mass * count * np.clip(2 * below - 1, 0, 1) ** (count - 1) * t)[up]))
 
 

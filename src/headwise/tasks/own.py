@@ -81,6 +81,7 @@ def _model_kind() -> _Kind:
 
 def load_task_and_model(spec: str) -> tuple[Task | None, Model | None]:
     """What a user's file holds: a task, a model, or one of each."""
+    # A name in the spec says which of the two is meant; a file alone may hold one of each.
     tasks, models = _task_kind(), _model_kind()
     found = _parsed(spec)
     module = _module(found["path"])
@@ -116,6 +117,7 @@ def _parsed(spec: str) -> re.Match[str]:
 
 def _load(spec: str, kind: _Kind) -> Any:
     found = _parsed(spec)
+    # First the arguments, since their mistakes need no file. Then the file, then what it holds.
     path, name = found["path"], found["name"]
     arguments = _arguments(spec, found["arguments"])
     module = _module(path)
@@ -133,6 +135,7 @@ def _arguments(spec: str, text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
+        # The text is parsed as a call and never evaluated; only literals pass below.
         call = ast.parse(f"f{text}", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         call = None
@@ -163,6 +166,7 @@ def _module(path: str) -> ModuleType:
         return load_user_file(path)
     except UsageError:
         raise
+    # The file itself may open another file that is missing.
     except FileNotFoundError as e:
         if e.filename != str(Path(path).resolve()):
             raise UsageError(f"{path} cannot be loaded: {one_line(e)}") from None
@@ -183,6 +187,7 @@ def _choices(module: ModuleType, kind: _Kind) -> dict[str, type[Any]]:
         and value.__module__ == module.__name__
         and not name.startswith("_")
     }
+    # A class without the method is a base of others, unless there is nothing else.
     unwritten = vars(kind.base)[kind.method]
     complete = {
         name: value

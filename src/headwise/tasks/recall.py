@@ -53,20 +53,25 @@ class Recall(Classified):
 
     @property
     def tokens(self) -> int:
+        """Two per pair, and one per query."""
         return 2 * self.pairs + self.asked
 
     @property
     def vocab(self) -> int:
+        """Values and keys have ids of their own."""
         return self.values + self.keys
 
     @property
     def classes(self) -> int:
+        """The values."""
         return self.values
 
     def sample(
         self, generator: torch.Generator, batch: int, step: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Ids (batch, tokens), values first and keys behind them; targets (batch, queries)."""
+        # The largest random numbers are a draw without replacement: of keys, and of which pairs are
+        # asked for.
         device = generator.device
         key_BP = (
             torch.rand(batch, self.keys, generator=generator, device=device)
@@ -81,14 +86,17 @@ class Recall(Classified):
             .topk(self.asked)
             .indices
         )
+        # Keys follow the values in the vocabulary, and each pair lies side by side.
         key_BP = key_BP + self.values
         pairs_BT = torch.stack((key_BP, value_BP), 2).flatten(1)
         return torch.cat((pairs_BT, key_BP.gather(1, order_BQ)), 1), value_BP.gather(1, order_BQ)
 
     def logits(self, outputs: Tensor) -> Tensor:
+        """Only the queries, which are the last tokens, are evaluated."""
         return outputs[..., -self.asked :, : self.classes]
 
     def baselines(self) -> dict[str, float]:
+        """Equal odds of all values, and of those that the sequence shows."""
         return {
             **super().baselines(),
             "one of the values shown": _among_shown(self.pairs, self.values),
@@ -104,6 +112,7 @@ def _among_shown(pairs: int, values: int) -> float:
     from math import comb, log
 
     total = 0.0
+    # A value occurs `count` times in P pairs with probability C(P, c) (V - 1)^(P - c) / V^P.
     for count in range(1, pairs + 1):
         share = count / pairs
         chance = comb(pairs, count) * (values - 1) ** (pairs - count) / values**pairs

@@ -48,18 +48,22 @@ class Regression(Task):
 
     @property
     def tokens(self) -> int:
+        """An x and a y per pair."""
         return 2 * self.points
 
     @property
     def in_dim(self) -> int:
+        """Width of x."""
         return self.dim
 
     @property
     def answer_dim(self) -> int:
+        """A prediction is one number."""
         return 1
 
     @property
     def stage(self) -> int:
+        """Steps between two stages of the curriculum."""
         return self.curriculum
 
     def active(self, step: int | None) -> tuple[int, int]:
@@ -76,6 +80,9 @@ class Regression(Task):
     ) -> tuple[Tensor, Tensor]:
         """Inputs (batch, 2 points, dim); targets (batch, points, 2): the answer, and the weight of
         its error."""
+        # The stage of the curriculum zeroes the later coordinates of x and gives later pairs no
+        # weight. The weights sum to the number of pairs, so that the mean over all is that of the
+        # pairs in play.
         dim, points = self.active(step)
         w_BD = torch.randn(batch, self.dim, generator=generator, device=generator.device)
         x_BPD = torch.randn(
@@ -96,6 +103,7 @@ class Regression(Task):
         return (answers_BP - targets[..., 0]).square() * targets[..., 1]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Weighted mean of (f - y)^2 over the pairs in play."""
         return self._errors(outputs, targets).flatten(-2).mean(-1)
 
     def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -105,6 +113,7 @@ class Regression(Task):
     def baseline_profile(self) -> dict[str, list[float]]:
         """Errors after k = 0, 1, ... pairs: zero d; least squares max(d - k, 0); the mean of y_i
         x_i d (d + 1)/k; the mean answer of the three nearest pairs, from 4,096 prompts."""
+        # Averaging: w is estimated by the mean of y_i x_i, whose error for k pairs is d (d + 1)/k.
         d, ks = self.dim, range(self.points)
         return {
             "zero": [float(d)] * self.points,
@@ -125,6 +134,8 @@ def _nearest_errors(dim: int, points: int) -> tuple[float, ...]:
     for _ in range(16):
         inputs, targets = task.sample(generator, 256)
         x_BPD, y_BP = inputs[:, ::2].double(), targets[..., 0].double()
+        # A pair may use only those before it, so the distances to itself and to later ones are
+        # infinite.
         far_BPP = torch.cdist(x_BPD, x_BPD)
         far_BPP = far_BPP.masked_fill(
             torch.ones(points, points, dtype=torch.bool).triu(), float("inf")

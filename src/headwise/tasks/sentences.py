@@ -90,14 +90,17 @@ class Sentences(Classified):
 
     @property
     def tokens(self) -> int:
+        """Length of a sequence, blanks included."""
         return self.length
 
     @property
     def vocab(self) -> int:
+        """Ids of bytes or of words, with those of the blank and the separator."""
         return BYTE_IDS if self.level == "byte" else len(_vocabulary(self.source, self.most)) + 3
 
     @property
     def classes(self) -> int:
+        """Classes of the training part."""
         return len(_load(self.source).labels)
 
     def sample(
@@ -110,6 +113,8 @@ class Sentences(Classified):
 
     def baselines(self) -> dict[str, float]:
         """Equal odds, and the odds of the classes as counted in the training part, held out."""
+        # Counts of the classes in training, half a count more each, are the odds; held-out
+        # sentences are evaluated by them.
         data = _load(self.source)
         train, held = (
             torch.tensor([row.label for row in part]) for part in (data.train, data.held)
@@ -151,6 +156,7 @@ def _load(source: str) -> _Data:
             f"one part of {source} holds pairs of sentences and the other does not; training has "
             f"{max(sizes)} a line"
         )
+    # A class's number is its place in the order of names, of the training part alone.
     names = sorted({label for _, label in train}, key=_order)
     if len(names) < 2:
         raise UsageError(
@@ -236,9 +242,11 @@ def _from_file(folder: Path, names: Sequence[str]) -> Raw:
         raise UsageError(f"{path} is not text in UTF-8 (byte {e.start})") from None
     if "\0" in text:
         raise UsageError(f"{path} is not text: it holds a zero byte")
+    # GLUE's tables have no quoting: a tab always separates.
     lines = [line.rstrip("\r").split("\t") for line in text.rstrip("\r\n").split("\n")]
     if lines == [[""]]:
         raise UsageError(f"{path} is empty")
+    # CoLA has no line of names: its columns are source, label, mark, sentence.
     first, at = lines[0], 1
     if _as_cola(first):
         texts, label, at = [3], 1, 0
@@ -310,6 +318,8 @@ def encoded(texts: Sequence[list[int]], length: int, blank: int, separator: int)
     """
     ids = list(texts[0])
     if len(texts) == 2:
+        # The separator takes one place. The second sentence gets half of the rest, or what the
+        # first leaves.
         room = length - 1
         second = texts[1][: max(room // 2, room - len(ids))]
         ids = [*ids[: room - len(second)], separator, *second]
@@ -320,6 +330,7 @@ def encoded(texts: Sequence[list[int]], length: int, blank: int, separator: int)
 def _ids(task: Sentences, held_out: bool) -> tuple[Tensor, Tensor]:
     data, (code, blank, separator) = _load(task.source), _coder(task)
     rows = data.held if held_out else data.train
+    # The same examples in every process and every run: the draw does not depend on the run's seed.
     if task.examples and not held_out:
         rows = random.Random("examples").sample(rows, task.examples)
     ids = np.empty((len(rows), task.length), np.int32)
@@ -362,6 +373,8 @@ def _drawn(rng: random.Random) -> tuple[tuple[str, ...], str]:
     form, right = rng.choice(FORMS), rng.random() < 0.5
     chosen = {kind: rng.choice(some) for kind, some in WORDS.items()}
     if not right:
+        # Two words that the form has change places, so a wrong sentence has the same words as a
+        # right one.
         a, b = rng.sample([kind for kind in WORDS if f"{{{kind}}}" in form], 2)
         chosen[a], chosen[b] = chosen[b], chosen[a]
     return (form.format(**chosen),), str(int(right))

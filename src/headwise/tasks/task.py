@@ -162,6 +162,7 @@ class Classified(Task):
 
     @property
     def answer_dim(self) -> int:
+        """One log-odds per class."""
         return self.classes
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -170,12 +171,16 @@ class Classified(Task):
         return outputs[..., : self.classes].mean(-2)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats."""
+        # Models and batch are flattened for the cross-entropy and unflattened for the mean of each
+        # model.
         logits = self.logits(outputs)
         answers = targets.expand(logits.shape[:-1]).reshape(-1)
         errors = F.cross_entropy(logits.reshape(-1, self.classes), answers, reduction="none")
         return errors.view(*outputs.shape[:-3], -1).mean(-1)
 
     def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Accuracy: the share of answers whose largest log-odds is the right class."""
         right = self.logits(outputs).argmax(-1) == targets
         return {"accuracy": right.flatten(outputs.ndim - 3).float().mean(-1)}
 
@@ -192,9 +197,11 @@ class SquaredError(Task):
 
     @property
     def squared(self) -> bool:
+        """Whether the loss is this class's own, not one that a task has put in its place."""
         return type(self).loss is SquaredError.loss
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean of |output - target|^2 over batch and answers."""
         answers, width = targets.shape[-2:]
         error = outputs[..., -answers:, :width] - targets
         return error.square().flatten(-3).sum(-1) / (targets.shape[-3] * answers)
@@ -203,6 +210,7 @@ class SquaredError(Task):
 @functools.lru_cache(64)
 def _zero_error(task: Task) -> float:
     """The loss of outputs of zero, measured on held-out sequences."""
+    # Held-out sequences, in parts that fit any memory.
     generator = torch.Generator().manual_seed(0)
     errors = []
     for _ in range(MEASURED_ON // 128):

@@ -65,23 +65,28 @@ class Text(Classified):
 
     @property
     def tokens(self) -> int:
+        """Length of a sequence."""
         return self.length
 
     @property
     def vocab(self) -> int:
+        """Ids of characters or bytes."""
         return _read(self.source, self.level, self.most).vocab
 
     @property
     def classes(self) -> int:
+        """Every id may come next."""
         return self.vocab
 
     def logits(self, outputs: Tensor) -> Tensor:
+        """Every token is evaluated."""
         return outputs[..., : self.classes]
 
     def sample(
         self, generator: torch.Generator, batch: int, step: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Ids (batch, length) and the ids that follow them."""
+        # A sequence begins anywhere in the part; its answers are the same ids one place on.
         ids = _part(self.source, self.level, self.most, step is None, generator.device)
         at = torch.randint(
             len(ids) - self.length, (batch, 1), generator=generator, device=generator.device
@@ -114,9 +119,10 @@ def _read(source: str, level: str, most: int) -> _Read:
         raise UsageError(
             f"{source} is not text in UTF-8 (byte {e.start}); level=byte takes any file"
         ) from None
-    common = sorted(
-        c for c, _ in sorted(Counter(text).items(), key=lambda item: (-item[1], item[0]))[:most]
-    )
+    # The commonest characters get ids in the order of characters; all rarer ones share the id
+    # behind.
+    by_count = sorted(Counter(text).items(), key=lambda item: (-item[1], item[0]))
+    common = sorted(c for c, _ in by_count[:most])
     known = {c: i for i, c in enumerate(common)}
     return _Read(
         torch.tensor([known.get(c, len(common)) for c in text]),
@@ -172,6 +178,7 @@ def _part(source: str, level: str, most: int, held_out: bool, device: torch.devi
 def _counted(source: str, level: str, most: int) -> dict[str, float]:
     cpu, vocab = torch.device("cpu"), _read(source, level, most).vocab
     train, held = (_part(source, level, most, part, cpu) for part in (False, True))
+    # Counts of the training part, half a count more each, so that what never occurred has odds too.
     single = _log_odds(torch.bincount(train, minlength=vocab))
     pairs = _log_odds(
         torch.bincount(train[:-1] * vocab + train[1:], minlength=vocab * vocab).view(vocab, vocab)
