@@ -25,12 +25,15 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A file to write beside its place, which it takes when it is finished: a reader sees all of it
     or what was there before."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The new content lies in the same folder, since a rename is atomic within one file system only.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
         yield Path(name)
         with open(name, "rb") as f:
             os.fsync(f.fileno())
+        # mkstemp makes files for their owner alone; the finished one has the rights that open()
+        # would give. The umask can be read only by setting it.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)
@@ -108,6 +111,7 @@ def _blank(file: str, module_name: str, class_name: str) -> Any:
     module = sys.modules.get(module_name) or load_user_file(file)
     if module.__name__ != module_name:
         raise UsageError(f"{file} was edited while its runs were under way; run the command again")
+    # A class inside another class has a dotted name.
     kind: Any = module
     for part in class_name.split("."):
         kind = getattr(kind, part)

@@ -133,6 +133,7 @@ def split(base: Shape, heads: int) -> Shape:
             "split cuts the inner width into whole heads, KV groups and rotary pairs, got heads "
             f"{heads}; choices: {choices}"
         )
+    # Queries, values and rotated coordinates are each cut into as many pieces as there are heads.
     rank, values, rotated = (width // heads for width in _inner(base))
     return widen(base, heads).replace(head_dim=rank, v_head_dim=values, qk_rope_head_dim=rotated)
 
@@ -142,9 +143,11 @@ def widen(base: Shape, heads: int) -> Shape:
     _count("heads", heads)
     group, unit = base.num_heads // base.num_kv_heads, _unit(base)
     if heads % unit:
-        shared = [f"{group} query heads to a KV head"] * (group > 1) + [
-            f"{base.average} averaged modules"
-        ] * (base.average > 1)
+        shared = []
+        if group > 1:
+            shared.append(f"{group} query heads to a KV head")
+        if base.average > 1:
+            shared.append(f"{base.average} averaged modules")
         raise UsageError(
             f"heads must be a multiple of {unit} to keep {' and '.join(shared)}, got {heads}"
         )
@@ -263,18 +266,17 @@ def family(
     """
     if policy not in POLICIES:
         raise UsageError(f"unknown policy {policy!r}; {nearest(str(policy), POLICIES)}")
+    # A control that spends is compared with the arm of as many heads, so its budget is what that
+    # arm costs.
     own = Budget.of(base, budget, tokens)
     given = own if target is None else dataclasses.replace(own, target=target)
     arms = []
     for h in heads:
-        paid = (
-            own.like(_grow(base, h, own, within, multiple))
-            if policy in SPENDING and target is None
-            else given
-        )
-        arms.append(
-            Arm(policy, h, POLICIES[policy](base, h, _Options(paid, within, exact, multiple)), paid)
-        )
+        paid = given
+        if policy in SPENDING and target is None:
+            paid = own.like(_grow(base, h, own, within, multiple))
+        shape = POLICIES[policy](base, h, _Options(paid, within, exact, multiple))
+        arms.append(Arm(policy, h, shape, paid))
     return arms
 
 
@@ -322,6 +324,8 @@ def _meet(shape: Shape, budget: Budget, multiple: int) -> Shape:
             "a feed-forward that pays must be there, got ffn_dim 0 and a budget of "
             f"{_amount(budget)}"
         )
+    # Two widths give the line; the nearest whole multiple follows from it in integers, without
+    # rounding errors.
     first, second = (budget.cost(shape.replace(ffn_dim=times * multiple)) for times in (1, 2))
     step, rest = second - first, budget.target - first
     times = 1 - (step - 2 * rest) // (2 * step)
@@ -346,6 +350,8 @@ def _deepest(shape: Shape, budget: Budget) -> int:
             f"{what} costs {cost(1):,} {budget.kind}, above the budget of {budget.target:,}; take "
             "fewer heads or a larger budget"
         )
+    # Double the depth until it costs too much, then search between. The cost grows with every
+    # layer.
     high = 2
     while cost(high) <= budget.target:
         if high >= MOST_LAYERS:

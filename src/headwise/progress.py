@@ -30,12 +30,11 @@ class Progress:
     def __init__(
         self, total: int, label: str, stream: TextIO | None = None, begun: int = 0
     ) -> None:
-        self.total, self.label, self.done, self.free = (
-            max(1, total),
-            label,
-            begun,
-            begun,
-        )  # begun: done before the clock started
+        self.total = max(1, total)
+        self.label = label
+        # What was done before the clock started says nothing about the speed.
+        self.done = begun
+        self.free = begun
         self.stream = stream or sys.stderr
         self.terminal = self.stream.isatty()
         self.start = self.shown = time.monotonic()
@@ -58,18 +57,18 @@ class Progress:
         share = min(1.0, self.done / self.total)
         spent = now - self.start
         made = max(0, self.done - self.free)
+        # The time left follows from the speed of what was made since the clock started.
         if last:
             left = f"{clock(spent)} {'for the rest' if self.free else 'in all'}"
+        elif made:
+            left = f"{clock(spent / made * max(0, self.total - self.done))} left"
         else:
-            left = (
-                f"{clock(spent / made * max(0, self.total - self.done))} left"
-                if made
-                else "starting"
-            )
+            left = "starting"
         text = f"{self.label} {100 * share:3.0f}%, {left}{', ' + note if note else ''}"
         if not self.terminal:
             print(text, file=self.stream, flush=True)
             return
+        # The line is written over itself, padded to the width of the one before.
         bar = "#" * round(24 * share)
         text = f"[{bar:<24}] {text}"
         print(f"\r{text:<{self.width}}", end="\n" if last else "", file=self.stream, flush=True)

@@ -63,6 +63,7 @@ def from_file(path: Path) -> Experiment[Any, Any]:
         raise UsageError(
             f"{path} cannot be loaded: {type(e).__name__}: {' '.join(str(e).split())}"
         ) from None
+    # A file may import experiments under several names, so values count once.
     names = vars(module)
     found = {id(v): v for v in names.values() if isinstance(v, Experiment)}
     named = names.get("EXPERIMENT")

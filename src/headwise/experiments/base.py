@@ -54,12 +54,14 @@ class Settings:
     def changed(self, **changes: Any) -> Self:
         """The same settings with some changed. Unknown names are refused with the nearest ones,
         and settings that would have no effect with the reason."""
+        # Names are checked here, values by __post_init__ of the new settings.
         known = [f.name for f in dataclasses.fields(self)]
         for key in changes:
             if key not in known:
                 raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
         given = {key: tuple(v) if isinstance(v, list) else v for key, v in changes.items()}
         settings = dataclasses.replace(self, **given)
+        # Only what was asked for is refused; a preset may hold settings that its tasks do not use.
         for key, reason in settings.idle().items():
             if key in changes:
                 raise UsageError(f"{key} has no effect here: {reason}")

@@ -32,11 +32,14 @@ def take_rows(
 ) -> int:
     """Put the rows that are given into the store where it has none of its own, if the experiment
     can show them; returns how many."""
+    # A row that the store has already is its own; what is given fills the gaps.
     taken = [(run, given[run.id]) for run in store.missing(runs) if run.id in given]
     for run, row in taken:
         if why := check_row(row, run):
             raise UsageError(f"the given row of run {run.id} does not fit the run: {why}")
     if taken:
+        # The rows are shown once before they are stored: what an experiment cannot show must not
+        # spoil the store.
         with readable("--rows", experiment.name):
             points = experiment.summary([row for _, row in taken])
             experiment.headline(points)

@@ -52,6 +52,7 @@ class NanochatSettings(Settings):
     seeds: int
 
     def idle(self) -> dict[str, str]:
+        """Sizes of families that are not among those chosen."""
         of = {
             "ranks": ("split",),
             "controls": ("logit", "scale", "unnormed"),
@@ -72,6 +73,7 @@ class NanochatSettings(Settings):
         for family in self.families:
             if family not in FAMILIES:
                 raise UsageError(f"unknown family {family!r}; {nearest(family, FAMILIES)}")
+        # Rotary positions turn pairs of coordinates, so every rank is even.
         controlled = {"logit", "scale", "unnormed"} & set(self.families)
         for rank in (self.rank, *self.ranks, *(self.controls if controlled else ())):
             if rank < 1 or self.dim % rank or rank % 2:
@@ -212,6 +214,7 @@ def _cut(base: Shape, rank: int) -> Shape:
 
 def at_budget(shape: Shape, base: Shape, tokens: int) -> Shape:
     """The shape with the feed-forward whose FLOPs come nearest to the base's."""
+    # FLOPs grow linearly with the feed-forward from width 1 on, so two widths give the line.
     target = base.flops(tokens)
     least = shape.replace(ffn_dim=1).flops(tokens)
     step = shape.replace(ffn_dim=2).flops(tokens) - least
@@ -230,6 +233,8 @@ def at_budget(shape: Shape, base: Shape, tokens: int) -> Shape:
 def base_among(shapes: set[Shape]) -> Shape:
     """Of the cuts of the whole width the one whose heads most other arms have; of several that of
     the smallest of the largest scores, then the one nearest to a quarter of the width."""
+    # Rows do not say which shape was the base. It is a plain cut of the width: all coordinates
+    # rotated, no shared KV heads, a largest score.
     cuts = [
         shape
         for shape in shapes
@@ -240,6 +245,8 @@ def base_among(shapes: set[Shape]) -> Shape:
     ]
 
     def order(shape: Shape) -> tuple[bool, bool, int, float, int]:
+        # Families but split, logit, scale and unnormed keep the base's heads, so most shapes have
+        # them.
         heads = (shape.num_heads, shape.v_head_dim)
         sharing = sum((other.num_heads, other.v_head_dim) == heads for other in shapes)
         from_quarter = abs(4 * shape.head_dim - shape.dim)
@@ -252,6 +259,7 @@ def base_among(shapes: set[Shape]) -> Shape:
 def families_of(shape: Shape, base: Shape) -> list[str]:
     """What an arm varies about the base. The base itself is in every family that keeps its norm of
     queries and keys and its positions."""
+    # From the most special to the least: each test may rely on the ones before it.
     half_rotated = shape.qk_rope_head_dim != shape.head_dim
     if shape.qk_norm == "none":
         return ["mla" if shape.latent or half_rotated else "unnormed"]

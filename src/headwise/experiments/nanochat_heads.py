@@ -130,12 +130,16 @@ def summary(rows: list[Row]) -> list[Arm]:
     Arms without the norm of queries and keys, or with scores that grow, are compared with the
     base's heads treated alike.
     """
+    # Shapes tell the base, the base tells the families, and each family has a member that the
+    # others are compared with.
     by_shape: dict[Shape, list[Row]] = {}
     for row in rows:
         by_shape.setdefault(shape_of_row(row), []).append(_in_bits(row))
     if not by_shape:
         return []
     base = base_among(set(by_shape))
+    # The base is in several families; an arm alone in its family has nothing beside it and is left
+    # out.
     members = [(family, shape) for shape in by_shape for family in families_of(shape, base)]
     compared_with = {family: shape for family, shape in members if has_bases_heads(shape, base)}
     sizes = Counter(family for family, _ in members)
@@ -155,6 +159,7 @@ def _arm(
     family: str, shape: Shape, base: Shape, like: Shape, by_shape: dict[Shape, list[Row]]
 ) -> Arm:
     """The point of one arm; `like` is the shape that it is compared with."""
+    # Numbers that need no comparison are of the rows at the best rate.
     rows = by_shape[shape]
     name = heads_in_words(shape)
     if shape.max_logit and shape.max_logit != base.max_logit:
@@ -225,6 +230,7 @@ def _verdict(cuts: list[Arm]) -> list[str]:
     if len(cuts) < 2 or any(len(p.values) < 2 for p in cuts):
         return []
     best = min(cuts, key=lambda p: (p.held_out is None, p.held_out))
+    # An interval that holds zero says that no difference was found.
     gaps = [(p.arm, difference(p.values, best.values)) for p in cuts if p is not best]
     alike = [
         arm

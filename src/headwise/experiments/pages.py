@@ -58,6 +58,7 @@ def write_report(store: Store, path: Path | None = None) -> Path:
                 "experiment again"
             )
     alone = single_decoders(store, noted)
+    # A page shows what it can: an experiment whose rows cannot be read is a line on it.
     for name, asked in noted.items():
         try:
             sections.append(_section(store, name, asked))
@@ -93,6 +94,7 @@ def _section(store: Store, name: str, asked: Mapping[str, Any]) -> Section:
 
 def _page(name: str, asked: Mapping[str, Any], rows: list[Row]) -> Page:
     """By the experiment's own code where it is one of headwise's, else by what its run left."""
+    # A user's file may have changed or gone since, so its page is kept in the store.
     built_in = (name in EXPERIMENTS or name in PAGES) and "source" not in asked
     if built_in:
         experiment = find_page(name)
@@ -107,6 +109,7 @@ def _page(name: str, asked: Mapping[str, Any], rows: list[Row]) -> Page:
 
 def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> list[Section]:
     """Decoders trained one by one, which none of the experiments asked for, as one section."""
+    # Runs of an experiment are shown with it, so only the others are left for this section.
     asked = {run_id for about in noted.values() for run_id in about["ids"]}
     rows = [row for row in store.rows() if row.get("task") == "language" and row["id"] not in asked]
     rows.sort(key=lambda row: row["finished"])

@@ -65,6 +65,7 @@ class Measured(Point):
     high: float | None = None
 
     def cell(self, key: str) -> str:
+        """As `Point.cell`; the held-out error has its interval behind it."""
         if key != "held_out":
             return super().cell(key)
         if self.held_out is None:
@@ -114,6 +115,7 @@ def groups(points: Iterable[P], *names: str) -> dict[tuple[Any, ...], list[P]]:
 def check_one_model(rows: list[Row], *but: str) -> None:
     """Refuse rows of one point that differ in more than seeds, and what `but` names: files of
     several experiments, given together."""
+    # Fields of the task and of a user's model are columns too, named task_... and model_...
     columns = {key for row in rows for key in row}
     own = sorted(k for k in columns if k in ("task", "model") or k.startswith(("task_", "model_")))
     for key in (*ONE_MODEL, *own):
@@ -136,6 +138,8 @@ def interval(
 def errors_of(rows: list[Row]) -> dict[str, Any]:
     """The fields of `Errors` from one point's rows."""
     check_one_model(rows)
+    # A diverged run has no held-out error but may have a smallest training loss, which the paper's
+    # statistic counts.
     done = [r for r in rows if r["status"] == "done"]
     trained = [r["train_best"] for r in rows if r["train_best"] is not None]
     return {

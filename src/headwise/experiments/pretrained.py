@@ -84,6 +84,8 @@ def summary(rows: list[Row]) -> list[Pretrained]:
 
 def _on_one_text(rows: list[Row]) -> list[Pretrained]:
     """Its decoders, the best first, each with its gap to the best."""
+    # Rows that agree in all but the seed are one decoder. A list of values as text is a key that
+    # any value allows.
     by_decoder: dict[str, list[Row]] = {}
     for row in rows:
         by_decoder.setdefault(repr([row.get(column) for column in COLUMNS]), []).append(row)
@@ -144,6 +146,8 @@ def _against(p: Pretrained, best: Pretrained) -> Pretrained:
 def _names(decoders: list[Row]) -> list[str]:
     """Each by its heads and by what sets it apart from the others. Where that leaves two alike,
     they are named by everything they differ in."""
+    # First what differs among all decoders, without what the heads' words say anyhow; then what
+    # tells the rest apart.
     differing = [c for c in COLUMNS if c not in IN_HEADS and _differ(decoders, c)]
     names = [_in_words(row, differing) for row in decoders]
     out = []
@@ -188,6 +192,7 @@ def _covers_zero(gap: Mean) -> bool:
 def figure(points: Sequence[Pretrained]) -> RangeFigure:
     """A panel per text with something to compare: every decoder's bits per byte beyond the best
     one's."""
+    # A text with a single decoder has nothing to compare; it is shown only where there is no other.
     known = [
         [p for p in of_text if p.held_out is not None]
         for of_text in groups(points, "text", "digest").values()

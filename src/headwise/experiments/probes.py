@@ -34,6 +34,8 @@ def condition_probe(run: Run, weights: dict[str, Any]) -> Row:
 
     Of seed 1 alone, the first that counts: shapes differ by orders of magnitude, seeds do not.
     """
+    # A run that starts from another's weights, or a user's own model, has no start that can be
+    # drawn again here.
     if run.seed != 1 or run.recipe.parent or run.model is not None:
         return {}
     import torch
@@ -41,6 +43,7 @@ def condition_probe(run: Run, weights: dict[str, Any]) -> Row:
     from headwise.model.init import fresh
     from headwise.theory.conditioning import attention_spectra
 
+    # The start is drawn again from the run's seed; the end are the weights that training left.
     first = fresh(
         run.shape,
         run.recipe.init,
@@ -52,6 +55,7 @@ def condition_probe(run: Run, weights: dict[str, Any]) -> Row:
         model, inputs, _ = trained_model(run, state, SEQUENCES)
         average = attention_spectra(model, inputs)[-1]
         for name in CONDITION:
+            # JSON has no infinity, so an infinite kappa is a missing one.
             value = float(average[name])
             out[f"{name}_{when}"] = value if math.isfinite(value) else None
     return out

@@ -90,15 +90,18 @@ class Training(Settings):
     model: Model | None = None  # of one's own, in the place of headwise's
 
     def with_model(self, model: Model) -> Self:
+        """The same settings with this model in every run."""
         return dataclasses.replace(self, model=model)
 
     def recipe(self, **changes: Any) -> Recipe:
         """The recipe from the settings of the same names, with changes. A model of one's own draws
         its own initial weights."""
+        # Settings that have the name of a recipe's field go into it as they are.
         names = {f.name for f in dataclasses.fields(Recipe)}
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
-        start = {} if self.model is None else {"init": "library"}
-        values: dict[str, Any] = {**own, **start, **changes}
+        values: dict[str, Any] = {**own, **changes}
+        if self.model is not None and "init" not in changes:
+            values["init"] = "library"
         return Recipe(**values)
 
     def run(self, shape: Shape, task: Task, seed: int, **changes: Any) -> Run:
@@ -123,6 +126,7 @@ class OverTasks(Training):
     source: str = ""  # data of text, images or sentences
 
     def idle(self) -> dict[str, str]:
+        """Sizes of tasks that are not among those chosen."""
         of = {
             "points": ("farthest",),
             "pairs": ("recall",),
@@ -131,6 +135,7 @@ class OverTasks(Training):
         return without_effect(of, [task_name(task) for task in self.tasks], "tasks")
 
     def with_tasks(self, tasks: Sequence[str | Task]) -> Self:
+        """The same settings for these tasks."""
         return dataclasses.replace(self, tasks=tuple(tasks))
 
     def __post_init__(self) -> None:
@@ -242,6 +247,8 @@ def settings_of(
         base = base.with_tasks(tasks)
     if model is not None:
         base = base.with_model(model)
+    # A word is read as the type that the preset's value has, so `lr=1` is a number and `tasks=text`
+    # a list of one.
     known = [f.name for f in dataclasses.fields(base)]
     values: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
     for word in typed:

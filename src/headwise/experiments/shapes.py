@@ -14,15 +14,21 @@ if TYPE_CHECKING:
 def shape_for(task: Task, dim: int, depth: int, heads: int, rank: int, ffn_dim: int) -> Shape:
     """A pre-norm model for any task: a decoder where the task is causal or looks tokens up, else an
     encoder. Inputs and answers of another width are projected."""
+    # A causal task must not see its answers. Recall is trained as a decoder too.
     decodes = task.causal or task.spec()["name"] == "recall"
-    ends: dict[str, Any] = {"vocab_size": -(-task.vocab // 16) * 16} if task.vocab else {}
-    if not task.vocab and task.in_dim != dim:
+    # Ids are looked up in a table, of a size that is a multiple of 16; vectors of another width are
+    # projected.
+    ends: dict[str, Any] = {}
+    if task.vocab:
+        ends["vocab_size"] = -(-task.vocab // 16) * 16
+    elif task.in_dim != dim:
         ends["input_dim"] = task.in_dim
+    # A decoder over ids answers with ids by its table; any other model projects its answers.
     if not (task.vocab and decodes):
         ends["output_dim"] = task.answer_dim
-    positions: dict[str, Any] = (
-        {"positions": "additive", "num_positions": task.tokens} if task.ordered else {}
-    )
+    positions: dict[str, Any] = {}
+    if task.ordered:
+        positions = {"positions": "additive", "num_positions": task.tokens}
     return Shape(
         dim=dim,
         depth=depth,

@@ -28,6 +28,8 @@ def next_round(first: Sequence[R], rows: list[Row], seeds: int, further: int = 0
     """The runs that follow from a tuning on seed 0: `seeds` other seeds of every shape, task and
     start at its best rate. Before that, where the best rate is the smallest or the largest tried,
     the next one to that side, `further` times at most."""
+    # Runs that differ in their rate alone are the tuning of one shape: at a rate of 1 they are
+    # equal.
     row_of = {row["id"]: row for row in rows}
     by_shape: dict[R, list[R]] = {}
     for run in first:
@@ -36,6 +38,8 @@ def next_round(first: Sequence[R], rows: list[Row], seeds: int, further: int = 0
     for runs in by_shape.values():
         best = min(runs, key=lambda run: _by_loss(row_of[run.id]))
         more = None
+        # A best rate at the edge is not tuned yet. A rate beyond it that was run counts like the
+        # others; one that was not is the next run.
         for _ in range(further):
             more = _beyond(best, runs)
             if more is None or more.id not in row_of:
@@ -43,6 +47,8 @@ def next_round(first: Sequence[R], rows: list[Row], seeds: int, further: int = 0
             runs.append(more)
             best = min(runs, key=lambda run: _by_loss(row_of[run.id]))
             more = None
+        # Tuned: the other seeds at the best rate. They are what is evaluated, so the tuning's seed
+        # is not among them.
         if more is None:
             out += [dataclasses.replace(best, seed=seed) for seed in range(1, seeds + 1)]
         else:
@@ -72,6 +78,8 @@ def _beyond(best: R, runs: list[R]) -> R | None:
     rates = sorted(_rate(run) for run in runs)
     if len(rates) < 2 or rates[0] <= 0 or rates[0] < _rate(best) < rates[-1]:
         return None
+    # The step beyond is the ratio of the last two rates. Six digits make the same id on every
+    # machine.
     lower, higher = rates[0] ** 2 / rates[1], rates[-1] ** 2 / rates[-2]
     rate = lower if _rate(best) == rates[0] else higher
     return at_rate(best, float(f"{rate:.6g}"))
@@ -136,6 +144,7 @@ def gap_between(
     Where only the tuning's seed is there, by which the rate was chosen, it is set beside the
     other's on that seed, in words alone.
     """
+    # Like is compared with like: seeds that were not tuned on with such, or seed 0 with seed 0.
     ours, theirs = rows_at_best_rate(rows), rows_at_best_rate(base)
     tuning = all(r["seed"] == 0 for r in ours)
     if tuning:

@@ -128,6 +128,7 @@ class LineFigure:
     def floor(self) -> float:
         """Half of the smallest value above or below zero: where the picture ends if an interval
         reaches zero, which a log axis does not have."""
+        # Zeros are no values of a log axis.
         values = [y for panel in self.panels for line in panel.lines for y in line.y if y]
         return min(values, default=1.0) / 2
 
@@ -228,6 +229,7 @@ class HeatFigure:
     def __post_init__(self) -> None:
         _freeze(self, "x_names", "y_names", "panels")
         for panel in self.panels:
+            # Every panel is a full grid over the figure's names; what was not measured is None.
             sizes = {len(row) for row in panel.cells}
             if len(panel.cells) != len(self.y_names) or sizes - {len(self.x_names)}:
                 raise UsageError(
@@ -339,6 +341,8 @@ def from_json(value: Mapping[str, Any]) -> Figure:
     True
     """
     fields = {name: part for name, part in value.items() if name not in ("kind", "panels")}
+    # Parts are built from the inside out: lines, then panels, then the figure with its other
+    # fields.
     panels, kind = value["panels"], value["kind"]
     _check_choice("kind of figure", kind, ("lines", "heat", "ranges"))
     if kind == "heat":

@@ -65,6 +65,7 @@ def _canvas(
 
     columns = min(figure.columns, len(figure.panels)) or 1
     rows = max(1, -(-len(figure.panels) // columns))
+    # A fixed font and a fixed salt for ids in svg make the same bytes on every machine.
     always = {"font.family": "DejaVu Sans", "axes.titlesize": 9.5, "svg.hashsalt": "headwise"}
     with plt.rc_context(always | style):
         canvas, grid = plt.subplots(
@@ -76,6 +77,7 @@ def _canvas(
             squeeze=False,
         )
         axes = list(grid.flat)
+        # The last row may have more axes than panels.
         for ax in axes[len(figure.panels) :]:
             ax.remove()
         yield canvas, axes[: len(figure.panels)]
@@ -134,6 +136,7 @@ def _save_lines(figure: LineFigure, path: Path) -> None:
             _draw_line_panel(ax, figure, panel)
         _label_axes(figure, axes)
         columns = min(figure.columns, len(axes))
+        # Shared axes have tick labels in the last row of the grid only, which may be partly empty.
         for ax in axes[-columns:]:
             ax.tick_params(labelbottom=True)
         if figure.reference and axes:
@@ -149,6 +152,7 @@ def _draw_line_panel(ax: Any, figure: LineFigure, panel: LinePanel) -> None:
     if figure.reference:
         ax.axhline(figure.reference.y, color=GREY, lw=0.8, ls=(0, (1, 2)))
     ax.set(xscale=figure.x_scale, yscale=figure.y_scale, title=_raised(panel.title))
+    # An interval that reaches zero would stretch a log axis without end.
     if figure.y_scale == "log" and figure.leaves_picture(panel):
         ax.set_ylim(bottom=figure.floor)
     if figure.x_scale == "log":
@@ -173,6 +177,7 @@ def _draw_line(ax: Any, figure: LineFigure, line: Line) -> None:
     ax.plot(line.x, values, color=colour, label=label, **styles[line.style])
     if line.style in ("dashed", "dots") or not line.has_interval:
         return
+    # A band needs two neighbouring intervals; one alone is a bar.
     low = _gaps([None if v is None else figure.drawn_low(v) for v in line.low])
     high = _gaps(line.high)
     ax.fill_between(line.x, low, high, color=colour, alpha=0.18, lw=0)
@@ -224,6 +229,7 @@ def _save_heat(figure: HeatFigure, path: Path) -> None:
             ax.set_yticklabels(figure.y_names)
             ax.tick_params(length=0)
         _label_axes(figure, axes)
+        # The legend lists paths by colour and marks after them.
         order = {path.label: path.colour for panel in figure.panels for path in panel.paths}
         handles = _handles(axes)
         by_colour = sorted(handles, key=lambda label: (order.get(label, len(order) + 99), label))
@@ -295,6 +301,7 @@ def _save_ranges(figure: RangeFigure, path: Path) -> None:
     with _canvas(figure, path, size, {"font.size": 8.5, **style}) as (_, axes):
         for ax, panel in zip(axes, figure.panels, strict=True):
             _draw_ranges(ax, panel)
+            # Panels whose colours mean the same share the first one's legend.
             if panel.meaning not in explained:
                 handles = _handles([ax])
                 ax.legend(
@@ -318,6 +325,7 @@ def _draw_ranges(ax: Any, panel: RangePanel) -> None:
         if row.low is not None:
             ends = [row.low, row.high]
             ax.plot(ends, [y, y], "-", lw=1.8, color=colour, solid_capstyle="butt")
+        # A thin line parts the groups of intervals that have one name.
         if y and row.name != names[y - 1]:
             ax.axhline(y - 0.5, color="#e6e8eb", lw=0.8)
     ax.axvline(0, color=GREY, lw=0.8)

@@ -75,6 +75,8 @@ class _Page:
 
     def add_panel(self, cell: Cell, title: str, x: dict[str, Any], y: dict[str, Any]) -> None:
         """A panel's two axes, and its title in the middle above it."""
+        # Plotly has no panels: a pair of axes has its domain on the page, and traces name their
+        # axes.
         place = {"domain": list(cell.across), "anchor": f"y{cell.suffix}"}
         self.layout[f"xaxis{cell.suffix}"] = place | x
         place = {"domain": list(cell.up), "anchor": f"x{cell.suffix}"}
@@ -107,6 +109,7 @@ def _grid(figure: Figure, gap: float, drop: float) -> list[Cell]:
     of the page."""
     count = len(figure.panels)
     columns, rows = _size(figure)
+    # Panels fill the page from the top left. Plotly's domains run from the bottom up.
     width = (1 - gap * (columns - 1)) / columns
     height = (1 - drop * (rows - 1)) / rows
     cells = []
@@ -140,6 +143,7 @@ def _lines(figure: LineFigure) -> _Page:
     drop = 0.28 / rows if rows > 1 else 0.0  # as many pixels for any number of rows
     for cell, panel in zip(_grid(figure, gap, drop), figure.panels, strict=True):
         page.add_panel(cell, panel.title, _x_axis(figure, cell), _y_axis(figure, cell))
+        # Where the y axis is shared, an interval that leaves one panel's picture would stretch all.
         seen = figure.panels if figure.share_y else [panel]
         if figure.y_scale == "log" and any(figure.leaves_picture(one) for one in seen):
             ends = {"minallowed": math.log10(figure.floor)}
@@ -187,6 +191,7 @@ def _add_reference(page: _Page, cell: Cell, figure: LineFigure) -> None:
     if figure.reference is None:
         return
     y = figure.reference.y
+    # On a log axis Plotly takes an annotation's place as a logarithm, but a shape's as the value.
     if not cell.suffix:
         page.layout["annotations"].append(
             {
@@ -217,6 +222,7 @@ def _add_reference(page: _Page, cell: Cell, figure: LineFigure) -> None:
 
 def _trace(figure: LineFigure, line: Line) -> dict[str, Any]:
     colour = colour_of(line.colour)
+    # What the styles differ in is laid over what all lines have.
     looks: dict[str, dict[str, Any]] = {
         "solid": {},
         "line": {"mode": "lines"},
@@ -249,6 +255,7 @@ def _trace(figure: LineFigure, line: Line) -> dict[str, Any]:
 def _error_bars(figure: LineFigure, line: Line) -> dict[str, Any]:
     up: list[float | None] = []
     down: list[float | None] = []
+    # Plotly takes distances from the point, not ends of the interval.
     for y, low, high in zip(line.y, line.low, line.high, strict=True):
         up.append(None if y is None or high is None else high - y)
         down.append(None if y is None or low is None else y - figure.drawn_low(low))
@@ -372,6 +379,7 @@ def _ranges(figure: RangeFigure) -> _Page:
             "automargin": True,
         }
         page.add_panel(cell, panel.title, x_axis, y_axis)
+        # One trace per interval, so that each has its own colour and text under the mouse.
         for y, (row, name) in enumerate(zip(panel.ranges, names, strict=True)):
             colour = colour_of(row.colour)
             bar: dict[str, Any] = {"array": [0]}

@@ -72,6 +72,8 @@ class Page:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Page:
         """What `to_json` gave these values for; refused if they are something else."""
+        # The page of a user's experiment comes from a file, so its types are checked before the
+        # template sees them.
         texts = ("question", "about", "note", "caption")
         cells = [cell for row in value["cells"] for cell in row]
         lines = [*value["headline"], *value["headings"], *cells]
@@ -104,6 +106,7 @@ def write_page(path: Path, sections: Sequence[Section], lost: Sequence[str] = ()
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 
+    # Plotly's library goes into the page, so the page needs no network.
     template = resources.files("headwise").joinpath("show/templates/report.html").read_text()
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -123,6 +126,7 @@ def write_page(path: Path, sections: Sequence[Section], lost: Sequence[str] = ()
 def _values(section: Section) -> dict[str, Any]:
     """A section as the template takes it."""
     rows, page = section.rows, section.page
+    # Columns that are equal in all rows stand once above the table, the others in it.
     columns = list(dict.fromkeys(c for row in rows for c in row if c not in HIDDEN))
     # Rows of several versions may have different columns.
     same = {c: rows[0][c] for c in columns if all(c in r and r[c] == rows[0][c] for r in rows)}
@@ -166,6 +170,7 @@ def _curves(rows: Sequence[Row]) -> list[dict[str, Any]]:
     several_rates = len({row.get("lr") for row in rows}) > 1
     out = []
     for row in rows:
+        # At most 200 points of a curve are kept; rounding them keeps the page small.
         every = max(1, len(row["curve"]) // MOST_POINTS)
         # A language model's curve is by steps and in nats per token, its error in bits per byte.
         steps = row.get("epoch", 1)

@@ -48,6 +48,7 @@ def check(task: Task, spec: str = "", elsewhere: bool = True) -> list[Finding]:
     rules = [*FIRST_RULES, *RULES]
     if elsewhere:
         rules.append(Rule("process", lambda task: same_elsewhere(task, spec)))
+    # The rules seed the global generators, so the caller gets them back as they were.
     with global_generators_kept():
         return findings(task, rules)
 
@@ -59,18 +60,23 @@ def _averages(task: Task) -> str:
     """The loss is a mean over the batch of the first coordinates alone."""
     outputs, targets = random_outputs(task), drawn(task, 1, BATCH)[1]
     losses = task.loss(outputs, targets)
+    # A mean over the batch does not change when the batch is doubled; a sum does.
     twice = task.loss(torch.cat((outputs, outputs), 1), torch.cat((targets, targets)))
     if not is_close(twice, losses):
         raise Wrong(
             "loss must be the mean over the batch: the same sequences twice give "
             f"{in_words(twice[0])} instead of {in_words(losses[0])}"
         )
+    # Models may have wider outputs than the task asks for. NaN in the extra coordinates shows any
+    # use.
     beyond = torch.full((*outputs.shape[:-1], 2), math.nan)
     if not is_close(task.loss(torch.cat((outputs, beyond), -1), targets), losses):
         raise Wrong(
             f"loss must not depend on coordinates beyond answer_dim {task.answer_dim}: outputs may "
             "be wider"
         )
+    # Fused kernels compute |output - target|^2 themselves wherever `squared` says that this is the
+    # loss.
     if task.squared:
         answers, width = targets.shape[-2:]
         error = outputs[..., -answers:, :width] - targets
@@ -81,6 +87,7 @@ def _averages(task: Task) -> str:
 
 def _is_differentiable(task: Task) -> str:
     targets = drawn(task, 1, BATCH)[1]
+    # Zero is where losses with a root or a norm have no slope.
     for outputs in (random_outputs(task), torch.zeros_like(random_outputs(task))):
         outputs.requires_grad_()
         losses = task.loss(outputs, targets)
@@ -134,6 +141,7 @@ def _has_baselines(task: Task) -> str:
             raise Wrong(f"baseline {name} must be a finite number of at least 0, got {value!r}")
     if baselines["zero"] == 0:
         raise Wrong("outputs of zero must have an error, got baseline zero 0.0")
+    # The stated baseline is compared with a measurement, within 4 standard errors.
     batches, batch = 64, 32
     generator = torch.Generator().manual_seed(5)
     zeros = torch.zeros(batch, task.tokens, task.answer_dim)

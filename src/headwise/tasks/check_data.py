@@ -30,6 +30,7 @@ SMALL_SPACE = 10**6  # so few sequences of ids may all be met in training
 
 
 def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether tensors are equal pair by pair."""
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -37,7 +38,11 @@ def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 
 
 def follows_the_generator(task: Task) -> str:
+    """The generator's state alone decides what is drawn, whatever the global generators' states
+    are."""
     for step in STEPS:
+        # The same draw twice, with other states of the global generators: they must be neither used
+        # nor read.
         with _global_generators(1) as touched:
             first = drawn(task, 9, 13, step)
         if touched:
@@ -89,7 +94,9 @@ def _states() -> dict[str, bytes]:
 
 
 def draws_anew(task: Task) -> str:
+    """Another seed, and a second draw from the same generator, give other data."""
     for step in STEPS:
+        # One generator draws twice in a row; another has another seed.
         generator = torch.Generator().manual_seed(3)
         first = task.sample(generator, 64, step)
         if torch.equal(first[0], drawn(task, 4, 64, step)[0]):
@@ -131,8 +138,11 @@ def stays_on_the_device(task: Task) -> str:
 
 def keeps_apart(task: Task) -> str:
     """No held-out sequence occurs in training, unless there are hardly any others."""
+    # Long sequences of wide tokens are drawn in smaller numbers, so that the rule takes a second.
     room = LARGEST_DRAW // (task.tokens * max(1, task.in_dim))
     count, held_count = (max(32, min(n, room)) for n in DRAWN)
+    # Four parts of training, far from each other in steps, so that a task that gets harder is met
+    # at several stages.
     known: set[bytes] = set()
     for part in range(4):
         known |= set(_rows(drawn(task, 100 + part, count // 4, 1000 * part)[0]))
@@ -141,6 +151,8 @@ def keeps_apart(task: Task) -> str:
     what = f"{seen:,} of {held_count:,} held-out sequences occur among {count:,} training ones"
     if not seen:
         return f"none of {held_count:,} held-out sequences occurs among {count:,} training ones"
+    # A small space of ids is met completely in training. That is no fault of the task, and so only
+    # noted.
     space = task.vocab**task.tokens if task.vocab else math.inf
     if space <= SMALL_SPACE:
         raise Note(
@@ -157,8 +169,11 @@ def _rows(inputs: Tensor) -> list[bytes]:
 
 
 def fills_what_it_samples(task: Task) -> str:
+    """`fill` writes what `sample` returns from a generator in the same state."""
     steps, batch = 3, BATCH
     for step in (0, 10**6):
+        # The engine's buffers are (steps, models, batch, ...): a view of one model has steps that
+        # lie apart.
         expected = [t.unflatten(0, (steps, batch)) for t in drawn(task, 6, steps * batch, step)]
         room = [torch.zeros(steps, 2, *t.shape[1:], dtype=t.dtype) for t in expected]
         found = [t[:, 1] for t in room]  # the steps lie apart
@@ -176,6 +191,7 @@ def hides_the_answer(task: Task) -> str:
     itself, nor the next one that the model sees."""
     inputs, targets = drawn(task, 7, 64)
     causal = "causal" if task.causal else "not causal"
+    # Targets that are not like tokens (classes of a whole sequence, say) cannot be copied from one.
     shown = _answering_tokens(inputs, targets)
     if shown is None:
         return causal
@@ -204,6 +220,7 @@ def _answering_tokens(inputs: Tensor, targets: Tensor) -> Tensor | None:
 
 
 def is_pickled(task: Task) -> str:
+    """A task survives pickling, which is how it travels to worker processes."""
     again = pickle.loads(pickle.dumps(task))
     if again != task or hash(again) != hash(task):
         raise Wrong(f"a pickled task must be equal to the task, got {again!r:.80}")
@@ -222,6 +239,8 @@ def fingerprint(task: Task) -> dict[str, Any]:
 def fingerprints_elsewhere(tasks: Sequence[Task | str]) -> list[dict[str, Any]]:
     """The fingerprints that a new process finds of tasks, or of what names them. Its hash seed is
     another, so that sets and `hash` have another order there."""
+    # The child imports from the same paths as this process, and prints JSON on its last line: a
+    # user's file may print before it.
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     code = "from headwise.tasks.check_data import _answer; _answer()"
     found = subprocess.run(
@@ -244,6 +263,7 @@ def _answer() -> None:
 
 
 def same_elsewhere(task: Task, spec: str) -> str:
+    """A new process finds the same specification and draws the same data."""
     if type(task).__module__ == "__main__" and not spec:
         raise Note("its class is written in __main__: worker processes need it in a file")
     here, (there,) = fingerprint(task), fingerprints_elsewhere([spec or task])

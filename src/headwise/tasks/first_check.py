@@ -30,6 +30,8 @@ def check_first_sample(task: Task) -> None:
 
 
 def _is_a_value(task: Task) -> str:
+    # A task is a frozen dataclass of plain values, so that its specification can be hashed to a run
+    # id.
     check_value(task, "task")
     name = task.spec()["name"]
     if name in TASKS and not type(task).__module__.startswith(PACKAGE):
@@ -85,6 +87,7 @@ def _fits(task: Task, pair: Any, batch: int) -> str:
     """That a sample is of the task's sizes."""
     if not isinstance(pair, tuple) or [isinstance(t, Tensor) for t in pair] != [True, True]:
         raise Wrong(f"sample must return two tensors, inputs and targets, got {_named(pair)}")
+    # Sizes and dtype of the inputs follow from vocab or in_dim.
     inputs, targets = pair
     vocab = task.vocab
     size = (batch, task.tokens) if vocab else (batch, task.tokens, task.in_dim)
@@ -99,6 +102,7 @@ def _fits(task: Task, pair: Any, batch: int) -> str:
             f"ids must be from 0 to {vocab - 1} (vocab {vocab}), got {int(inputs.min())} to "
             f"{int(inputs.max())}"
         )
+    # Targets may have any shape behind the batch, as far as the task's own loss takes them.
     if targets.shape[:1] != (batch,):
         raise Wrong(f"targets must begin with the batch {batch}, got {tuple(targets.shape)}")
     for name, tensor in (("inputs", inputs), ("targets", targets)):
@@ -106,6 +110,7 @@ def _fits(task: Task, pair: Any, batch: int) -> str:
             raise Wrong(f"{name} must be finite, got {not_finite(tensor)}")
         if tensor.requires_grad:
             raise Wrong(f"{name} must be plain data, got a tensor that requires a gradient")
+    # A loss that is inherited says more about what the targets must be.
     if type(task).loss is Classified.loss and isinstance(task, Classified):
         _are_classes(targets, task.classes)
     if type(task).loss is SquaredError.loss:
@@ -151,6 +156,7 @@ def _losses_per_model(task: Task) -> str:
         )
     if not bool(losses.isfinite().all()):
         raise Wrong(f"loss must be finite, got {losses.tolist()}")
+    # An ensemble trains models side by side: the loss of each is what it would be alone.
     for m in range(2):
         alone = task.loss(outputs[m], targets)
         if tuple(alone.shape) != () or not is_close(alone, losses[m]):
@@ -158,6 +164,7 @@ def _losses_per_model(task: Task) -> str:
                 f"loss of a model must not depend on the others: got {in_words(losses[m])} beside "
                 f"another one, {in_words(alone)} alone"
             )
+    # In an ensemble each model may have its own data, so targets come with the models' axis too.
     given_twice = task.loss(outputs, targets.expand(2, *targets.shape))
     if tuple(given_twice.shape) != (2,) or not is_close(given_twice, losses):
         raise Wrong(
@@ -176,6 +183,7 @@ def random_outputs(task: Task, models: int = 2, batch: int = BATCH) -> Tensor:
 
 
 def drawn(task: Task, seed: int, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
+    """A sample of the task from a fresh generator of this seed, on the CPU."""
     return task.sample(torch.Generator().manual_seed(seed), batch, step)
 
 

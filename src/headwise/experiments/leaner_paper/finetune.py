@@ -82,6 +82,7 @@ class FinetuneSettings(Training):
                 )
 
     def with_model(self, model: Model) -> Self:
+        """Refused: fine-tuning starts from weights that headwise's own model has."""
         raise UsageError(
             "finetune starts from the weights of headwise's own model; models go with fig1, "
             "leaner, map"
@@ -142,6 +143,7 @@ PRESETS = {
 
 def shapes(s: FinetuneSettings, task: Task) -> list[Shape]:
     """The cuts of the width, as they take a task."""
+    # Rotary positions have no parameters, so one set of weights fits sequences of any length.
     made = (shape_for(task, s.dim, s.depth, heads, s.dim // heads, s.ffn_dim) for heads in s.heads)
     return [
         shape.replace(positions="none", num_positions=0, qk_rope_head_dim=shape.head_dim)
@@ -177,11 +179,14 @@ def then(s: FinetuneSettings, rows: list[Row]) -> list[Run]:
     """The fine-tuning: every cut from each of its pre-trained seeds, and from scratch."""
     task = _sentences(s)
     tuned, scratch = _recipes(s)
+    # A pre-training that diverged has no weights to start from.
     done = {row["id"] for row in rows if row["status"] == "done"}
     parents = [run for run in runs(s) if run.id in done]
     out = []
     for shape in shapes(s, task):
         for parent in parents:
+            # The child starts from the parent's weights and has its seed, so both losses belong to
+            # one model.
             if parent.shape.num_heads == shape.num_heads:
                 recipe = dataclasses.replace(tuned, init=AFTER + parent.id)
                 out.append(Run(shape, task, recipe, parent.seed))
@@ -214,11 +219,13 @@ class Cut(Measured):
 
     @property
     def name(self) -> str:
+        """Heads and their rank, as 4 x 8."""
         return f"{self.heads} x {self.rank}"
 
 
 def summary(rows: list[Row]) -> list[Cut]:
     """One point per number of heads and start."""
+    # Rows of both rounds come together: masked bytes are the parents, sentences the children.
     parents = {row["id"]: row for row in rows if row["task"] == "masked"}
     sentences = [row for row in rows if row["task"] == "sentences"]
     out = []
@@ -247,6 +254,7 @@ def summary(rows: list[Row]) -> list[Cut]:
 
 def _before(rows: list[Row], parents: dict[str, Row]) -> dict[str, Any]:
     """The pre-training's loss over the models that were fine-tuned, and both losses of each."""
+    # A child's init names its parent's id.
     pairs = [
         (parents[row["init"].removeprefix(AFTER)], row)
         for row in rows
@@ -262,6 +270,8 @@ def _before(rows: list[Row], parents: dict[str, Row]) -> dict[str, Any]:
 
 def _compared(p: Cut, points: list[Cut]) -> Cut:
     """The point with its differences from scratch and from the fewest heads."""
+    # Two comparisons: with the same heads from scratch, and with the fewest heads from the same
+    # start.
     alike = [q for q in points if q.start == p.start]
     fewest = min(alike, key=lambda q: q.heads)
     scratch = [q for q in points if q.start == SCRATCH and q.heads == p.heads]

@@ -23,6 +23,7 @@ def known_kappas() -> dict[tuple[Any, ...], Known]:
     """By kind, policy, weights, tokens, dim, heads and head_dim of the matrix."""
     out: dict[tuple[Any, ...], Known] = {}
     for row in published_values("leaner_kappa_gaussian"):
+        # Gaussian matrices: no layer, so no width, and no weights.
         sizes = ("widen", "", int(row["N"]), 0, int(row["heads"]), int(row["head_dim"]))
         out["gaussian", *sizes] = Known(float(row["mc_mean"]), float(row["mc_std"]), 20)
 

@@ -96,11 +96,13 @@ PRESETS = {
 def arms(base: Shape, more: Sequence[int]) -> dict[str, Shape]:
     """Every shape of the comparison by name. Those that cannot be built within their budget are
     left out."""
+    # The three cuts without more heads are the controls of all others.
     half = max(1, base.depth // 2)
     thin = max(1, base.ffn_dim // 2)
     out = {BASE: base, HALF: shallower(base, half), THIN: narrower(base, thin)}
     for times in more:
         heads = times * base.num_heads
+        # More heads by splitting and by widening, each at the three cuts.
         for name, grown in (("split", split(base, heads)), ("widen", widen(base, heads))):
             label = f"{name} to {heads}"
             out[label] = grown
@@ -111,6 +113,7 @@ def arms(base: Shape, more: Sequence[int]) -> dict[str, Shape]:
             out[f"widen-iso to {heads}"] = widen_iso(base, heads)
         with contextlib.suppress(UsageError):
             out[f"trade to {heads}"] = trade(base, heads, exact=True)
+        # What the widened heads cost, spent on the feed-forward or on layers instead.
         budget = Budget.of(widen(base, heads))
         out[f"feed-forward instead of {heads}"] = spend_on_ffn(base, budget)
         out[f"layers instead of {heads}"] = spend_on_depth(base, budget, exact=True)
@@ -121,6 +124,8 @@ def named(shapes: set[Shape]) -> dict[str, Shape]:
     """The arms' names from their shapes: of all shapes as a base, the one whose arms are most of
     them."""
     best: dict[str, Shape] = {}
+    # Rows know shapes only. Every shape is tried as the base; the right one explains most of the
+    # others.
     for base in sorted(shapes, key=lambda s: (s.num_heads, -s.depth, -s.ffn_dim, s.head_dim)):
         more = sorted(
             {s.num_heads // base.num_heads for s in shapes if s.num_heads > base.num_heads}
@@ -172,6 +177,7 @@ class Arm(Tuned):
 
     @property
     def name(self) -> str:
+        """Heads, rank, layers and feed-forward in words."""
         layers = plural(self.depth, "layer")
         return f"{self.heads} x {self.rank} in {layers}, feed-forward {self.ffn}"
 
@@ -219,6 +225,8 @@ def headline(points: Sequence[Arm]) -> list[str]:
     parameters."""
     lines = []
     for (task,), of_task in groups(points, "task").items():
+        # First the price of half the layers, without and with more heads. Then the arms that cost
+        # what the base costs.
         by_name = {p.arm: p for p in of_task if p.held_out is not None}
         if BASE not in by_name:
             continue
@@ -271,6 +279,7 @@ def _grown(known: list[Arm], cut: str) -> list[Line]:
     """Split and widened, each from the arm with the base's heads at the same cut."""
     out = []
     for colour, how in enumerate(("split", "widen")):
+        # A line begins at the arm with the base's heads and the same cut, the control.
         along = [
             p
             for p in known

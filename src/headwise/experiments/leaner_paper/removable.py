@@ -55,9 +55,11 @@ class RemovableSettings(OverTasks):
     starts: tuple[str, ...]
 
     def idle(self) -> dict[str, str]:
+        """As for other tasks, and `init`, which the starts replace."""
         return {**super().idle(), "init": "starts says how weights begin"}
 
     def with_model(self, model: Model) -> Self:
+        """Refused: the starts are ways to draw headwise's own weights."""
         raise UsageError(
             "removable compares initial weights, and a model of your own draws its own; models go "
             "with fig1, leaner, map"
@@ -125,6 +127,7 @@ class Start(Conditioned):
 
     @property
     def name(self) -> str:
+        """The start, and its condition number where it was measured."""
         if self.kappa_start is None:
             return self.init
         return f"{self.init} (kappa {self.kappa_start:.3g})"
@@ -155,6 +158,8 @@ def summary(rows: list[Row]) -> list[Start]:
 def _with_costs(points: list[Start]) -> list[Start]:
     """The points of one task, each with what it costs to go there from the most layers, and whether
     that is less than from the normal start."""
+    # The cost of a start is a difference of its own two depths. The gain is a difference of two
+    # costs: this start's and the normal one's.
     at = {(p.init, p.depth): p for p in points}
     most = max(p.depth for p in points)
     out = []
@@ -174,6 +179,7 @@ def _costs(shallow: Start | None, deep: Start | None) -> list[float]:
     """What dropping layers costs, seed by seed."""
     if shallow is None or deep is None:
         return []
+    # Paired by seed, so that what a seed has in common cancels.
     before = dict(zip(deep.seeds, deep.values, strict=True))
     after = zip(shallow.seeds, shallow.values, strict=True)
     return [loss - before[seed] for seed, loss in after if seed in before]
@@ -188,6 +194,7 @@ def headline(points: Sequence[Start]) -> list[str]:
         by_depth = groups(of_task, "depth")
         for (depth,), here in sorted(by_depth.items(), reverse=True):
             layers = plural(depth, "layer")
+            # The full depth has a loss, fewer layers have a cost.
             if depth == most:
                 what = f"loss with {layers}"
                 found = [f"{p.name} {p.held_out:.4f}" for p in here if p.held_out is not None]

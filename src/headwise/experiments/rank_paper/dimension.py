@@ -99,6 +99,8 @@ def runs(settings: Settings) -> list[Run]:
     for protocol in s.protocols:
         for dim in s.dims:
             for split in s.splits:
+                # Each module's heads are as wide as the points together, whatever the split, so
+                # the number of parameters stays.
                 shape = paper_shape(
                     dim=dim,
                     depth=s.depth,

@@ -82,6 +82,7 @@ def runs(settings: Settings) -> list[Layer]:
     """Every layer of the figure, seeds innermost; small layers differ more from draw to draw and
     cost nothing, so more of them."""
     s = settings
+    # 100 draws of up to 40 heads, fewer of more, but never fewer than `seeds`.
     many = {heads: max(s.seeds, min(100, 4096 // heads)) for heads in s.heads}
     return [
         Layer(d, h, draw, seed)
@@ -100,6 +101,7 @@ def make(layer: Layer, device: str) -> Row:
     from headwise.theory.harmonics import singular_floor
 
     began = time.monotonic()
+    # A draw follows from its seed, sizes and law alone.
     generator = torch.Generator(device).manual_seed(
         derive(layer.seed, "features", layer.dim, layer.heads, layer.draw)
     )
@@ -145,6 +147,8 @@ def _known_values(name: str, column: str) -> dict[tuple[int, int], float]:
 def summary(rows: list[Row]) -> list[Point]:
     """One point per (keys, dimension, heads): mean over draws with its interval, the floor, the
     known values."""
+    # Each kind of keys has own known values: the figure's for shortened keys, our recomputed ones
+    # for unit keys.
     paper = _known_values("random_features", "mse")
     known = _known_values("random_features_recomputed", "mse_cosuniform")
     out = []
@@ -188,9 +192,12 @@ def headline(points: Sequence[Point]) -> list[str]:
         ]
         if not compared:
             continue
+        # A point is near where it is within 3 % of the axis, as precisely as a figure can be read.
         values = [known for _, _, known, _ in compared]
         axis = max(values) - min(values)
         far = [one for one in compared if abs(one[1] - one[2]) > 0.03 * axis]
+        # Of the others those are odd that three standard errors of both means, five draws and ours,
+        # do not explain.
         odd = [
             (p, error, known)
             for p, error, known, spread in far

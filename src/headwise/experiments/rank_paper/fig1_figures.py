@@ -63,6 +63,8 @@ def _task_in_title(points: Sequence[Point]) -> str:
 
 def figure(points: Sequence[Point]) -> LineFigure:
     """A panel per depth and protocol, a line per budget, the published values dashed."""
+    # Budgets are named by the power of d, so the paper's at d = 64 and ours at another d have one
+    # colour where the power is the same.
     dim, ranks = points[0].dim, sorted({p.rank for p in points})
     own_task = points[0].task != "farthest"
     theirs = {} if own_task else {budget(w, PAPER_DIM): w for w in PAPER_WIDTHS.values()}
@@ -91,6 +93,7 @@ def figure(points: Sequence[Point]) -> LineFigure:
 def _budget_lines(line: Sequence[Point], ranks: list[int], colour: int) -> list[Line]:
     """One budget's held-out errors and the paper's statistic, with gaps where nothing was run."""
     name, dim = line[0].budget, line[0].dim
+    # All lines have a place for every rank, so a rank without a run is a gap.
     by_rank = {p.rank: p for p in line if p.held_out is not None}
     at = [by_rank.get(rank) for rank in ranks]
     shares = [rank / dim for rank in ranks]
@@ -175,6 +178,8 @@ def by_layers(points: Sequence[Point]) -> LineFigure:
 
 
 def _rows(points: Sequence[Point], axes: _Axes) -> list[_Row]:
+    # Colours go by the value of the line's field, so they are the same on both sides and in all
+    # rows.
     protocols = {p.protocol for p in points}
     replayed = next((name for name in REPLAYED if name in protocols), "")
     places = sorted({getattr(p, axes.along) for p in points})
@@ -215,6 +220,7 @@ def _published_along(p: Point, axes: _Axes) -> list[tuple[float, float]]:
     """The published values of a point's width and line."""
     if p.dim != PAPER_DIM or p.task != "farthest":
         return []
+    # A published value belongs to the line that has its width and, by axis, its depth or rank.
     fields = ("layers", "width", "rank")
     found = []
     for place, error in sorted(published_errors().items()):
@@ -238,6 +244,7 @@ def _right(here: list[Point], places: list[int], colour: int, axes: _Axes) -> li
 def _view(points: Sequence[Point], axes: _Axes, rows: list[_Row]) -> LineFigure:
     left = "as published: training error, replayed data"
     right = "held out: trained and evaluated on fresh data"
+    # A side that is empty in every row is left out.
     sides = [
         (title, side)
         for title, side in ((left, "left"), (right, "right"))

@@ -43,6 +43,7 @@ class Settings(fig1.Settings):
     """The main figure's settings, of its own task alone."""
 
     def with_tasks(self, tasks: Sequence[str | Task]) -> Self:
+        """Refused: -c I is the answer for the farthest point alone."""
         raise UsageError("learned is about the farthest point alone; own tasks go with fig1")
 
 
@@ -127,6 +128,7 @@ def _median(rows: list[Row], key: str) -> float | None:
 def summary(rows: list[Row]) -> list[Point]:
     """One point per (protocol, heads): the medians in both forms, the published ones. The main
     figure's rows may be given as they are."""
+    # Of the main figure's rows those with the fewest layers and full rank belong here.
     least = min((r["depth"] for r in rows), default=1)
     full = [r for r in rows if (r["depth"], r["head_dim"]) == (least, r["dim"])]
     found = group(full, "protocol", "num_heads")
@@ -135,12 +137,14 @@ def summary(rows: list[Row]) -> list[Point]:
 
 def _point(rows: list[Row], protocol: str, heads: int) -> Point:
     first = rows[0]
+    # The published medians stand only beside runs of their own size and data.
     as_published = (first["dim"], first["task_points"]) == (64, 16) and protocol in REPLAYED
     paper = {
         (int(r["num_heads"]), r["quantity"]): float(r["median"])
         for r in published_values("fig_perfect")
         if as_published
     }
+    # A row holds five quantiles per layer: least, quartile, median, quartile, largest.
     quartiles = [r["score_angle"][0] for r in rows if r.get("score_angle")]
     return Point(
         protocol=protocol,
@@ -188,6 +192,7 @@ def figure(points: Sequence[Point]) -> LineFigure:
     for (protocol,), same in groups(points, "protocol").items():
         known = [p for p in same if p.angle is not None]
         heads = [p.heads for p in known]
+        # The axis shows 180 degrees less the angle, so the ends of the interval change places.
         ours = Line(
             label="ours",
             colour=0,

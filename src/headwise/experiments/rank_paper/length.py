@@ -138,6 +138,7 @@ def summary(rows: list[Row]) -> list[Point]:
     found = group(rows, "protocol", "task_points", "head_dim")
     for (protocol, points, rank), same in found.items():
         first = same[0]
+        # The published values are of one size under replay and stand beside no others.
         sizes = (first["dim"], first["depth"], first["average"])
         as_published = sizes == (64, 2, 64) and protocol in REPLAYED
         out.append(
@@ -160,6 +161,7 @@ def headline(points: Sequence[Point]) -> list[str]:
     """Lowest rank, shortest and longest sequence, and how far training and held-out error part."""
     lines, least = [], min((p.rank for p in points), default=0)
     for (protocol, rank), same in groups(points, "protocol", "rank").items():
+        # Only the lowest rank is told: there the sequence's length matters most.
         known = sorted((p for p in same if p.held_out is not None), key=lambda p: p.points)
         if len(known) < 2 or rank != least:
             continue

@@ -66,6 +66,8 @@ class Settings(Training):
                 "equal arms with concatenated positions or room need a width in fours, got "
                 f"{self.width}"
             )
+        # Rows do not say which arm they belong to; `_arm` finds out from the rows beside them, if
+        # it can.
         told_apart = (
             "none" in self.encodings
             or {"additive", "concatenated"} <= set(self.encodings)
@@ -120,6 +122,8 @@ PRESETS = {
 
 
 def _shape(s: Settings, depth: int, rank: int, encoding: str, arm: str) -> Shape:
+    # Concatenated positions double the width D, and modules cost D^2: a quarter of them and half
+    # the feed-forward have the parameters of the others.
     wide = encoding in WIDENING
     smaller = wide and arm == "equal"
     return paper_shape(
@@ -145,6 +149,7 @@ def runs(settings: Settings) -> list[Run]:
         for protocol in s.protocols:
             for depth in s.depths:
                 for encoding in s.encodings:
+                    # The paper trains models with positions twice as long at half the rate.
                     longer = arm == "published" and encoding != "none"
                     changes = {"lr": s.lr / 2, "steps": 2 * s.steps} if longer else {}
                     for rank in s.ranks:
@@ -161,6 +166,7 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
     is room to work in and says nothing of places."""
     import torch
 
+    # Only a table that differs from place to place can be taken away.
     if run.model is not None or run.shape.positions in ("none", "room"):
         return {}
     model, x, target = trained_model(run, weights, SEQUENCES)
@@ -170,6 +176,7 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
         return run.task.loss(model(x)[0], target).item()
 
     with torch.no_grad():
+        # One row everywhere keeps what the table adds and removes what it says of the place.
         table = model.positions.clone()
         found = {
             "own_places": error(table),
@@ -206,6 +213,7 @@ def _arm(row: Row, rows: list[Row]) -> str:
     """
     if row["positions"] == "none":
         return "both"
+    # The number of averaged modules (`average`) and of steps are what the arms differ in.
     added = {r["average"] for r in rows if r["positions"] == "additive"}
     widened = {r["average"] for r in rows if r["positions"] in WIDENING}
     one = len({r["steps"] for r in rows if r["positions"] != "none"}) == 1
@@ -224,6 +232,8 @@ def _of_the_figure(rows: list[Row]) -> list[Row]:
     bare = [r for r in rows if r["positions"] == "none"]
     if not placed:
         return bare
+    # A model without positions stands beside those with as many modules, or four times as many as
+    # an equal arm's concatenated ones.
     widths = {r["average"] for r in placed}
     widths |= {4 * r["average"] for r in placed if r["positions"] in WIDENING}  # a quarter, equal
     depths = {r["depth"] for r in placed}
@@ -251,12 +261,14 @@ def summary(rows: list[Row]) -> list[Point]:
 
 def _point(rows: list[Row], paper: dict[tuple[int, str, int], float]) -> Point:
     first = rows[0]
+    # The paper's own arms at its sizes have a published value beside them.
     place = (first["depth"], first["positions"], first["head_dim"])
     as_published = (
         (first["task_dim"], first["task_points"]) == (64, 16)
         and first["protocol"] in REPLAYED
         and first["arms"] != "equal"
     )
+    # How many times as bad a model is without its places, run by run.
     moved = [
         r["one_place"] / r["own_places"]
         for r in rows

@@ -158,6 +158,7 @@ def runs(settings: Settings) -> list[Run]:
     from headwise.tasks import Regression
 
     s, out = settings, []
+    # A small task has no room for the paper's first stage, so the stage is cut to the task.
     first = (min(s.first_dim, s.dim), min(s.first_points, s.points))
     task = Regression(s.dim, s.points, s.curriculum, *first)
     for protocol in s.protocols:
@@ -176,13 +177,16 @@ def probe(run: Run, weights: dict[str, Any]) -> Row:
     from headwise.tasks import Regression
 
     assert isinstance(run.task, Regression)
+    # The last query has all pairs before it. Its right answer is the sum of w_j x_j.
     pairs = run.task.points - 1
     if run.model is not None or pairs < run.task.dim:
         return {}  # with fewer pairs w does not follow from them
+    # The model's answers at the last x, whose token stands before its y.
     model, inputs, targets = trained_model(run, weights, PROMPTS)
     with torch.no_grad():
         answers = torch.cat([model(some)[0][:, -2, 0] for some in inputs.split(64)]).double()
     x_BPD, y_BP = inputs[:, ::2].double(), targets[..., 0].double()
+    # w follows from the pairs. The slope of the answers in w_j x_j is how much coordinate j counts.
     w_BD = torch.linalg.lstsq(x_BPD[:, :pairs], y_BP[:, :pairs, None]).solution[..., 0]
     slopes = torch.linalg.lstsq(w_BD * x_BPD[:, -1], answers[:, None]).solution[:, 0]
     if not slopes.isfinite().all():
@@ -225,12 +229,14 @@ def _point(rows: list[Row]) -> Point:
     check_one_model(rows)
     first = rows[0]
     done = sorted((r for r in rows if r["status"] == "done"), key=lambda r: r["seed"])
+    # All errors are divided by d, so that predicting zero scores 1 in every dimension.
     d, count = first["task_dim"], first["task_points"]
     profiles = [[error / d for error in r["held_out_profile"]] for r in done]
     profile = [mean([p[k] for p in profiles]) for k in range(count)] if done else []
     last = profile[-1] if profile else None
     paper = {int(r["num_heads"]): float(r["mse"]) for r in published_values("icl_regression")}
     as_published = (d, count, first["dim"], first["depth"]) == (20, 41, 48, 12)
+    # A coordinate is used where its slope is above one half.
     used = [sum(slope > 0.5 for slope in r["slopes"]) for r in done if "slopes" in r]
     return Point(
         protocol=first["protocol"],
@@ -304,6 +310,8 @@ def figure(points: Sequence[Point]) -> LineFigure:
     for colour, same in enumerate(groups(known, "protocol", "width", "depth").values()):
         place = _place(same[0], points)
         lines.append(error_line(place, colour, [p.rank for p in same], same))
+        # Runs of one shape fall in two groups, those that learn and those that do not, so single
+        # seeds are drawn too.
         singles = [
             (p.rank, profile[-1]) for p in same if len(p.profiles) > 1 for profile in p.profiles
         ]

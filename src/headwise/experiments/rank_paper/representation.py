@@ -91,6 +91,7 @@ def make(curve: Curve, device: str) -> Row:
     from headwise.theory.harmonics import representation
 
     began = time.monotonic()
+    # |u| is even in the angle: half of it is computed and mirrored.
     half = np.linspace(0, math.pi, curve.angles // 2 + 1)
     u = np.abs(representation(curve.dim, np.cos(half), curve.degree, curve.form == "published"))
     if not np.isfinite(u).all():
@@ -135,6 +136,7 @@ def summary(rows: list[Row]) -> list[Point]:
     """One point per curve: its peak beside the one read off the figure and the one known."""
     peaks, out = _known_peaks(), []
     for r in rows:
+        # Known peaks are of degree 49.
         known = peaks.get(r["dim"], {}) if r["degree"] == 49 else {}
         as_published = r["form"] == "published"
         formula = "peak_formula_published" if as_published else "peak_formula_correct"

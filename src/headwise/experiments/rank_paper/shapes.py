@@ -22,6 +22,7 @@ def paper_shape(
 
     With concatenated positions or room the model is `position_dim` wider than the points.
     """
+    # Heads cut the model's width, which concatenated positions make larger.
     wide = dim + (position_dim if positions in WIDENING else 0)
     for name, value, least in (("dim", dim, 2), ("width", width, 1)):
         if value < least:
@@ -54,5 +55,6 @@ def budget(width: int, dim: int) -> str:
     >>> budget(1, 64), budget(8, 64), budget(3, 64)
     ('d^2', 'd^2.5', '3 d^2')
     """
+    # width d^2 parameters are d^(2 + log_d width). Only halves of a power are written as such.
     power = 2 + math.log(width) / math.log(dim)
     return f"d^{power:g}" if abs(power * 2 - round(power * 2)) < 1e-9 else f"{width} d^2"

@@ -159,6 +159,7 @@ def figure(points: Sequence[Point]) -> LineFigure:
     def odd_vote(dim: int, heads: int) -> float:
         return vote_error(dim, heads + 1 - heads % 2)
 
+    # A majority needs an odd number of heads. An error of zero has no place on a log axis.
     counts, panels = [4**i for i in range(9)], []
     for title, error in (
         ("one layer: the least error of any hard rank-1 heads", singular_floor),
