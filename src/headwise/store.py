@@ -5,6 +5,7 @@ many writers.
     STORE/experiments/NAME.json            what was asked for: command, preset, settings, ids; of
                                            an own experiment also its page
     STORE/runs/ID/run.json                 the run's specification
+    STORE/runs/ID/source.json              of a user's own task or model: a digest of its code
     STORE/runs/ID/rows.jsonl               its rows, appended; the last complete one counts
     STORE/runs/ID/checkpoint.safetensors   where an unfinished run is
     STORE/runs/ID/weights.safetensors      its weights, where they were kept

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import math
 import os
+import pickle
 import queue
 import shutil
 import signal
@@ -27,6 +28,7 @@ from typing import Any
 
 from headwise.device import pick_device, provenance
 from headwise.errors import UsageError
+from headwise.execute.sources import note_sources
 from headwise.files import USER_FILE, load_user_file
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import load_corpus, pretrain
@@ -54,6 +56,7 @@ class Work:
     def __call__(self, chunk: Sequence[Run], advance: Advance) -> None:
         store = Store(self.store)
         with store.claim(chunk) as mine:
+            note_sources(store, mine)
             train(
                 mine,
                 device=self.device,
@@ -136,12 +139,24 @@ def _main_hidden() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _need_main(runs: Sequence[Run], probe: Probe | None) -> bool:
-    """Whether a task, a model or the probe is defined in the caller's script or notebook, where
-    another process does not find it."""
+def _only_here(runs: Sequence[Run], probe: Probe | None) -> bool:
+    """Whether a task, a model or the probe is defined where another process does not find it: in
+    the caller's script or notebook, or inside a function."""
     classes = {type(value) for run in runs for value in (run.task, run.model)}
-    own_probe = probe is not None and probe.__module__ == "__main__"
-    return own_probe or any(kind.__module__ == "__main__" for kind in classes)
+    return any(_is_only_here(value) for value in (*classes, probe) if value is not None)
+
+
+def _is_only_here(value: Any) -> bool:
+    module = sys.modules.get(value.__module__)
+    if module is None or value.__module__ == "__main__":
+        return True
+    if value.__module__ != "builtins" and "__file__" not in vars(module):
+        return True  # a notebook's cell, or what exec was given
+    try:
+        pickle.dumps(value)  # by its name, which has to lead back to it
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return True
+    return False
 
 
 def _drain(news: Any, advance: Advance) -> None:
@@ -253,7 +268,7 @@ def sweep(
     bar = Progress(sum(r.recipe.steps for r in missing), f"{label}: {len(missing)} runs")
     while missing:
         chunks = chunks_of(missing, workers)
-        if workers == 1 or len(chunks) == 1 or _need_main(missing, probe):
+        if workers == 1 or len(chunks) == 1 or _only_here(missing, probe):
             here(work, chunks, bar.advance)
         elif free := [left for chunk in chunks if (left := _free(store, chunk))]:
             Pool(workers)(work, free, bar.advance)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError
+from headwise.execute.sources import edited
 from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.base import Experiment, Settings
 from headwise.experiments.given_rows import given_rows, take_rows
@@ -86,10 +87,8 @@ class Made:
 
     def __repr__(self) -> str:
         where = f", page {self.page}" if self.page else ""
-        first = (
-            f"{self.name} ({self.preset}): {self.counts.runs} runs, {len(self.rows)} rows{where}"
-        )
-        return "\n".join([first, *self.headline])
+        counts = f"{self.counts.runs} runs, {len(self.rows)} rows"
+        return "\n".join([f"{self.name} ({self.preset}): {counts}{where}", *self.headline])
 
     def _repr_html_(self) -> str:
         """The headline and the table, for a notebook."""
@@ -237,7 +236,8 @@ def make(
         )
     if note:
         store.note(experiment.name, {**asked, "ids": ids})
-    say(beginning)
+    for line in (beginning, *edited(store, runs)):
+        say(line)
     if missing and train and preset == "paper" and worker.slow:
         say(
             "the preset paper is made for a GPU and may take days on a CPU; --no-train shows what "

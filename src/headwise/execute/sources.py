@@ -1,0 +1,121 @@
+"""Whether a user's own task or model is still the one that a store's runs were begun with.
+
+A run's id holds a class's name, version and fields, and not its code. So beside the run lies a
+digest of that code, by which an edit without a new version is noticed and said. It is no part of
+the specification, and a run without it, as before it was written, is taken as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from headwise.files import write_whole
+from headwise.rows import Specified
+from headwise.store import Store
+from headwise.training.run import Run
+
+SOURCE_FILE = "source.json"  # in a run's folder: {"task": digest, "model": digest} of own classes
+
+
+def note_sources(store: Store, runs: Sequence[Run]) -> None:
+    """Write down which code the runs are begun with, where that is not written yet."""
+    for run in runs:
+        path = store.runs_path / run.id / SOURCE_FILE
+        found = {part: digest(kind) for part, kind in _own_classes(run).items()}
+        known = {part: text for part, text in found.items() if text}
+        if known and not path.exists():
+            write_whole(path, json.dumps(known) + "\n")
+
+
+def edited(store: Store, runs: Sequence[Specified]) -> list[str]:
+    """One line for each task or model whose code is not that of all its runs in the store."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for run in runs:
+        if not isinstance(run, Run):
+            continue
+        noted = _noted(store.runs_path / run.id / SOURCE_FILE)
+        for part, kind in _own_classes(run).items():
+            now = digest(kind)
+            counts[part, kind.__name__] += bool(now) and noted.get(part, now) != now
+    return [
+        f"the code of {part} {name} changed since {count} of these runs were begun; they are taken "
+        "as they are, raise its version to make them again"
+        for (part, name), count in counts.items()
+        if count
+    ]
+
+
+def _own_classes(run: Run) -> dict[str, type]:
+    """The classes of a run that are not headwise's."""
+    kinds = {"task": type(run.task), "model": type(run.model)}
+    if run.model is None:
+        del kinds["model"]
+    return {
+        part: kind for part, kind in kinds.items() if not kind.__module__.startswith("headwise.")
+    }
+
+
+def _noted(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@functools.cache
+def digest(kind: type) -> str:
+    """A digest of a class and of what it uses of its own file, without comments, docstrings and
+    layout; empty where there is no file, as in a notebook.
+
+    Another file that this one imports is not followed.
+    """
+    module = sys.modules.get(kind.__module__)
+    file = None if module is None else vars(module).get("__file__")
+    if file is None:
+        return ""
+    try:
+        statements = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    used = {kind.__qualname__.split(".")[0]}
+    taken: list[ast.stmt] = []
+    while more := [s for s in statements if s not in taken and used & _bound(s)]:
+        taken += more
+        used |= {n.id for s in more for n in ast.walk(s) if isinstance(n, ast.Name)}
+    if not taken:
+        return ""
+    text = "\n".join(ast.unparse(_without_docstrings(s)) for s in statements if s in taken)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement of a file gives a value to."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    names = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
+
+
+def _without_docstrings(statement: ast.stmt) -> ast.stmt:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = node.body[0]
+            is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+            if is_text and len(node.body) > 1:
+                del node.body[0]
+    return statement
