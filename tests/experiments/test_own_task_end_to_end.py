@@ -221,7 +221,9 @@ def test_an_edited_task_is_noticed(folder, capsys):
         assert main([*words("store"), *small]) == 0
         return capsys.readouterr().err
 
-    line = r"the code of task Sorting changed since 1 of these runs were begun; .* raise its version"
+    line = (
+        r"the code of task Sorting changed since 1 of these runs were begun; .* raise its version"
+    )
     assert "changed since" not in run()
     before = rows_of("store")
     edit(folder / "my_task.py", '"""Zero; and', '# a note\n        """Nought; and')
