@@ -20,6 +20,7 @@ BLOCK = 1024
 def stepped(w, a, b, g, beta1, beta2, rate, root, eps, keep):
     """A weight and its moments after one step: `rate` is the step's size, `root` 1/sqrt(1 -
     beta2^t), `keep` what decay leaves."""
+    # Both moments, then the weight: decay first, then the step, as torch's AdamW has them.
     a += (1 - beta1) * (g - a)
     b = b * beta2 + (1 - beta2) * g * g
     return w * keep - a / (tl.sqrt(b) * root + eps) * rate, a, b
@@ -42,6 +43,7 @@ def _moved(
     CLIPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    # A program moves BLOCK numbers; the gradient is divided while it is read, and stays as it is.
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     seen = i < size
     g = tl.load(grad + i, mask=seen, other=0.0)
@@ -80,6 +82,7 @@ def adamw_rows(
     is, and gradients are taken times the model's `inverse`."""
     m = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # A model whose gradients are not finite keeps everything: its mask hides all numbers.
     end = P
     if CHECK:
         # NaN is not below; a mask with a number of each lane would have a thread load one number at
@@ -93,6 +96,8 @@ def adamw_rows(
     a = tl.load(mean + at, mask=seen, other=0.0)
     b = tl.load(square + at, mask=seen, other=0.0)
     old = tl.load(w + at, mask=seen, other=0.0)
+    # Three numbers per model, in rows of M: the step's size, 1/sqrt(1 - beta2^t), and what decay
+    # leaves.
     rate, root, keep = tl.load(rates + m), tl.load(rates + M + m), tl.load(rates + 2 * M + m)
     new, a, b = stepped(old, a, b, g, beta1, beta2, rate, root, eps, keep)
     tl.store(mean + at, a, mask=seen)
@@ -117,6 +122,7 @@ def adamw(
 ) -> None:
     """Step number `step`, from 1, of contiguous float32 tensors in place; the gradient counts
     divided by `over` and stays as it is."""
+    # The corrections of both moments for step t.
     grad = grad.contiguous()
     rate, root = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
     with torch.cuda.device_of(w):  # triton launches on the current device

@@ -36,6 +36,7 @@ def short_packed(qkv_BNP: Tensor, heads: int, scale: float) -> Tensor:
 
 def _products(a_RQL: Tensor, b_RNL: Tensor) -> Tensor:
     """The inner product over R of every pair: (R, Q, L), (R, N, L) -> (Q, N, L)."""
+    # One pass over lanes for each of the R coordinates.
     out_QNL = a_RQL[0].unsqueeze(1) * b_RNL[0].unsqueeze(0)
     for a_QL, b_NL in zip(a_RQL[1:], b_RNL[1:], strict=True):
         out_QNL.addcmul_(a_QL.unsqueeze(1), b_NL.unsqueeze(0))
@@ -44,6 +45,7 @@ def _products(a_RQL: Tensor, b_RNL: Tensor) -> Tensor:
 
 def _mix(weights_NQL: Tensor, x_RNL: Tensor, out_RQL: Tensor) -> None:
     """The weighted sum over N: (N, Q, L), (R, N, L) -> (R, Q, L)."""
+    # One pass for each of the N keys, straight into the output.
     pairs = zip(weights_NQL.unsqueeze(1), x_RNL.transpose(0, 1).unsqueeze(2), strict=True)
     torch.mul(*next(pairs), out=out_RQL)
     for w_1QL, x_R1L in pairs:
@@ -52,6 +54,7 @@ def _mix(weights_NQL: Tensor, x_RNL: Tensor, out_RQL: Tensor) -> None:
 
 def _forward(q_RQL: Tensor, k_RNL: Tensor, v_VNL: Tensor, o_VQL: Tensor) -> Tensor:
     """Writes the output, returns the attention weights (Q, N, L)."""
+    # The scale is in q already.
     p_QNL = _products(q_RQL, k_RNL)
     p_QNL.sub_(p_QNL.amax(1, keepdim=True)).exp_()
     first_QL, *others = p_QNL.unbind(1)
@@ -67,12 +70,15 @@ def _backward(
     tensors: Sequence[Tensor], p_QNL: Tensor, grads: Sequence[Tensor], scale: float
 ) -> None:
     """Takes (q, k, v, o, gradient of o); writes the gradients of the unscaled q, of k and of v."""
+    # dp = g v^T, and delta = g o: ds = p (dp - delta).
     q_RQL, k_RNL, v_VNL, o_VQL, g_VQL = tensors
     ds_QNL = _products(g_VQL, v_VNL)
     dot_QL = g_VQL[0] * o_VQL[0]
     for g_QL, o_QL in zip(g_VQL[1:], o_VQL[1:], strict=True):
         dot_QL.addcmul_(g_QL, o_QL)
     ds_QNL.sub_(dot_QL.unsqueeze(1)).mul_(p_QNL)
+    # dq = ds k, times the scale since q came in scaled; dk = ds^T q has the scale from q; dv = p^T
+    # g.
     _mix(ds_QNL.transpose(0, 1), k_RNL, grads[0])
     grads[0].mul_(scale)
     _mix(ds_QNL, q_RQL, grads[1])
@@ -80,6 +86,7 @@ def _backward(
 
 
 def _forward_all(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+    # LANES lanes at a time.
     o = v.new_empty(v.shape[0], q.shape[1], v.shape[2])
     return o, [_forward(*t) for t in zip(*(x.split(LANES, -1) for x in (q, k, v, o)), strict=True)]
 
@@ -107,6 +114,7 @@ def _from_lanes(x_RNL: Tensor, batch: int, heads: int) -> Tensor:
 class _Short(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention on lanes; keeps operands, output and weights."""
         lanes = _to_lanes(q) * scale, _to_lanes(k), _to_lanes(v)
         o, weights = _forward_all(*lanes)
         ctx.save_for_backward(*lanes, o, *weights)
@@ -116,6 +124,7 @@ class _Short(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The gradients of q, k and v."""
         q, k, v, o, *weights = ctx.saved_tensors
         grads = [torch.empty_like(x) for x in (q, k, v)]
         _backward_all((q, k, v, o, _to_lanes(grad)), weights, grads, ctx.scale)
@@ -125,6 +134,9 @@ class _Short(torch.autograd.Function):
 class _ShortPacked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv_BNP: Tensor, heads: int, scale: float) -> Tensor:
+        """Attention straight from one projection's output."""
+        # (B, N, 3, R, H) to (3, R, N, B, H): batch and heads become the lanes, copied in whole rows
+        # of heads, and q is scaled on the way.
         batch, tokens, packed = qkv_BNP.shape
         rank = packed // (3 * heads)
         parts = qkv_BNP.view(batch, tokens, 3, rank, heads).permute(2, 3, 1, 0, 4)
@@ -140,8 +152,10 @@ class _ShortPacked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The gradient of the projection's output."""
         lanes, o, *weights = ctx.saved_tensors
         _, rank, tokens, batch, heads = lanes.shape
+        # The same order of axes there and back.
         g = grad.view(batch, tokens, rank, heads).permute(2, 1, 0, 3).reshape(rank, tokens, -1)
         grads = torch.empty_like(lanes)
         _backward_all((*lanes.flatten(3), o, g), weights, list(grads.flatten(3)), ctx.scale)

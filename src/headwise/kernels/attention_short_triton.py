@@ -51,6 +51,8 @@ def forward(
     `precision` is how products of float32 are made: tf32 or tf32x3. `together`: short sequences may
     share a product, 16 rows of them, in which a number that is not finite reaches them all.
     """
+    # How many rows a program takes decides how many programs there are; each kernel then has its
+    # own number of programs per sequence, for its heads.
     sequences, tokens, _ = q.shape
     kernel = kind_of(tokens, rank, causal)
     share = together and kernel != "lanes" and not causal
@@ -140,6 +142,8 @@ def kind_of(tokens: int, rank: int, causal: bool = False) -> str:
 
 
 def _tiles(tokens: int, rows: int, rank: int, causal: bool, dtype: torch.dtype) -> dict[str, Any]:
+    # A product takes 16 rows and columns at least, and powers of two. Above 128 keys the queries go
+    # in blocks, or the scores would not fit in registers.
     padded, wide = max(16, triton.next_power_of_2(rows)), max(16, triton.next_power_of_2(rank))
     queries = padded
     if padded > 128:
@@ -219,6 +223,7 @@ class _Heads(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, precision: str, causal: bool
     ) -> Tensor:
+        """Heads become columns of rows, without a copy where they lie so."""
         _, heads, _, rank = q.shape
         ctx.options = heads, rank, scale, precision, causal
         q, k, v = _as_rows(q, k, v)
@@ -230,6 +235,7 @@ class _Heads(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The gradients of q, k and v, in the layout of q."""
         q, k, v = ctx.saved_tensors
         heads, rank = ctx.options[:2]
         (g,) = _as_rows(grad)

@@ -79,10 +79,12 @@ def lanes_forward(
     BLOCK: tl.constexpr,
 ):
     """o of BLOCK heads of one sequence."""
+    # The sequence, and this block's heads: one per thread.
     b = (tl.program_id(0) // blocks).to(tl.int64)
     h = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     at = h[:, None] * R + tl.arange(0, R)[None, :]
     seen = (h < heads)[:, None]
+    # Keys and values of all N tokens, in registers; queries go by.
     ks = _rows(k + b * seq + at, row, N, seen)
     vs = _rows(v + b * seq + at, row, N, seen)
     high, low = _extremes(ks, N)
@@ -91,6 +93,7 @@ def lanes_forward(
         qi = next_q.to(tl.float32) * (scale * LOG2E)
         ahead = tl.minimum(i + 1, N - 1)  # the next row is on its way while this one is worked on
         next_q = tl.load(q + b * seq + ahead * row + at, mask=seen, other=0.0)
+        # The output is divided by the softmax's sum at the end, once per query.
         e = _exponents(qi, ks, high, low, N, R)
         total = e[0]
         out = e[0][:, None] * vs[0]
@@ -132,6 +135,7 @@ def lanes_backward(
     vs = _rows(v + b * seq + at, row, N, seen)
     high, low = _extremes(ks, N)
     zero = tl.zeros([BLOCK, R], tl.float32)
+    # Gradients of keys and values grow in registers while queries go by.
     dks = ()
     dvs = ()
     for j in tl.static_range(N):
@@ -145,6 +149,7 @@ def lanes_backward(
         ahead = tl.minimum(i + 1, N - 1)
         next_q = tl.load(q + b * seq + ahead * row + at, mask=seen, other=0.0)
         next_g = tl.load(g + b * g_seq + ahead * g_row + at, mask=seen, other=0.0)
+        # The weights again, undivided: e_j and their sum.
         e = _exponents(qi * LOG2E, ks, high, low, N, R)
         total = e[0]
         out = e[0][:, None] * vs[0]
@@ -152,11 +157,13 @@ def lanes_backward(
             total += e[j]
             out += e[j][:, None] * vs[j]
         inverse = 1.0 / total
+        # The division goes into g once, instead of into each e_j.
         gi = gi * inverse[:, None]
         mean = tl.sum(gi * out, 1) * inverse  # sum_j p_j g.v_j = g.o, over the total once more
         dqi = tl.zeros_like(qi)
         new_dks = ()
         new_dvs = ()
+        # ds_j = p_j (g.v_j - g.o).
         for j in tl.static_range(N):
             new_dvs = new_dvs + (dvs[j] + e[j][:, None] * gi,)
             ds = (e[j] * (tl.sum(gi * vs[j], 1) - mean))[:, None]

@@ -80,11 +80,13 @@ def packs_forward(
     IP: tl.constexpr,
 ):
     """o of HEADS heads of one sequence, or of as many sequences as make ROWS rows."""
+    # The sequence, its heads in this line of memory, and the rows of a product.
     b = (tl.program_id(0) // blocks).to(tl.int64)
     c = tl.program_id(0) % blocks * HEADS * R + tl.arange(0, HEADS * R)[None, :]
     n = tl.arange(0, NP)[:, None]
     seen = (c < width) & (n < ROWS)
     at = b * seq + n * row + c
+    # Scores (heads, NP, NP), softmax over the query's own sequence, outputs (heads, NP, R).
     s = inner(
         _pack(q, at, seen, HEADS, NP, R), _pack(k, at, seen, HEADS, NP, R), HEADS, NP, R, IP
     ) * (scale * LOG2E)
@@ -126,13 +128,16 @@ def packs_backward(
     n = tl.arange(0, NP)[:, None]
     seen = (c < width) & (n < ROWS)
     at = b * seq + n * row + c
+    # All operands as (heads, NP, R).
     qt = _pack(q, at, seen, HEADS, NP, R)
     kt = _pack(k, at, seen, HEADS, NP, R)
     vt = _pack(v, at, seen, HEADS, NP, R)
     gt = _pack(g, b * g_seq + n * g_row + c, seen, HEADS, NP, R)
+    # ds = p (dp - sum of p dp) scale, per head.
     p = softmax(inner(qt, kt, HEADS, NP, R, IP) * (scale * LOG2E), N, NP)
     dp = inner(gt, vt, HEADS, NP, R, IP)
     ds = (p * (dp - tl.sum(p * dp, 2)[:, :, None]) * scale).to(kt.dtype)
+    # dq = ds k, dk = ds^T q, dv = p^T g.
     to = b * d_seq + n * d_row + c
     dqt = tl.dot(ds, kt, input_precision=IP)
     tl.store(dq + to, _unpack(dqt.to(dq.dtype.element_ty), HEADS, NP, R), mask=seen)

@@ -23,6 +23,7 @@ from headwise.kernels.attention_short_triton_packs import LOG2E
 @triton.jit
 def _climb(qt, ks, i: tl.constexpr, scale, B: tl.constexpr, IP: tl.constexpr):
     """The softmax of a block of queries over the blocks of keys up to its own, as a tuple."""
+    # Scores against each block; only the block of the queries themselves has hidden keys.
     n = tl.arange(0, B)
     s = ()
     for j in tl.static_range(i + 1):
@@ -30,6 +31,7 @@ def _climb(qt, ks, i: tl.constexpr, scale, B: tl.constexpr, IP: tl.constexpr):
         if j == i:
             sj = tl.where(n[:, None] >= n[None, :], sj, float("-inf"))
         s = s + (sj,)
+    # The softmax runs over all blocks: one maximum, one sum, then the division.
     top = tl.max(s[0], 1)  # type: ignore[bad-index]
     for j in tl.static_range(1, i + 1):
         top = tl.maximum(top, tl.max(s[j], 1))
@@ -65,6 +67,7 @@ def stairs_forward(
     IP: tl.constexpr,
 ):
     """o of one head of one sequence."""
+    # The sequence, and where its head begins in a row.
     b = (tl.program_id(0) // heads).to(tl.int64)
     r = tl.arange(0, RP)[None, :]
     at = b * seq + tl.program_id(0) % heads * R + r
@@ -72,6 +75,7 @@ def stairs_forward(
     ks = ()
     vs = ()
     for i in tl.static_range(STEPS):
+        # Down one step: its keys and values stay for the steps below.
         t = i * B + tl.arange(0, B)[:, None]
         seen = (r < R) & (t < N)
         ks = ks + (tl.load(k + at + t * row, mask=seen, other=0.0),)
@@ -113,6 +117,7 @@ def stairs_backward(
     at = b * seq + tl.program_id(0) % heads * R + r
     from_g = b * g_seq + tl.program_id(0) % heads * R + r
     to = b * d_seq + tl.program_id(0) % heads * R + r
+    # One block of keys, of values and of their gradients for every step so far.
     ks = ()
     vs = ()
     dks = ()
@@ -126,6 +131,7 @@ def stairs_backward(
         dvs = dvs + (tl.zeros([B, RP], tl.float32),)
         qt = tl.load(q + at + t * row, mask=seen, other=0.0)
         gt = tl.load(g + from_g + t * g_row, mask=seen, other=0.0)
+        # dp = g v^T of each block, and delta = sum of p dp over all of them.
         p = _climb(qt, ks, i, scale, B, IP)
         dp = ()
         for j in tl.static_range(i + 1):
@@ -133,6 +139,7 @@ def stairs_backward(
         mean = tl.sum(p[0] * dp[0], 1)  # type: ignore[bad-index]
         for j in tl.static_range(1, i + 1):
             mean += tl.sum(p[j] * dp[j], 1)
+        # ds = p (dp - delta) scale: dq is complete here, dk and dv grow until the last step.
         dqt = tl.zeros([B, RP], tl.float32)
         new_dks = ()
         new_dvs = ()

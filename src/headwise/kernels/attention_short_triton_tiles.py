@@ -55,15 +55,18 @@ def tiles_forward(
     IP: tl.constexpr,
 ):
     """o of GROUP heads of one sequence, or of as many sequences as make ROWS rows."""
+    # The sequence, or the first of those that share a tile.
     b = (tl.program_id(0) // blocks).to(tl.int64)
     r = tl.arange(0, RP)[None, :]
     n = tl.arange(0, NP)
     keys = n[None, :]
     for g in range(GROUP):
         h = tl.program_id(0) % blocks * GROUP + g
+        # A head beyond the last one has no rows.
         live = tl.where(h < heads, ROWS, 0)
         seen = (r < R) & (n < live)[:, None]
         at = b * seq + h * R + r
+        # All keys and values of the head stay; blocks of queries go by.
         kt = tl.load(k + at + n[:, None] * row, mask=seen, other=0.0)
         vt = tl.load(v + at + n[:, None] * row, mask=seen, other=0.0)
         for i in range(0, NP, BQ):
@@ -118,6 +121,7 @@ def tiles_backward(
         live = tl.where(h < heads, ROWS, 0)
         seen = (r < R) & (n < live)[:, None]
         at = b * seq + h * R + r
+        # Keys, values and their gradients stay; blocks of queries go by.
         kt = tl.load(k + at + n[:, None] * row, mask=seen, other=0.0)
         vt = tl.load(v + at + n[:, None] * row, mask=seen, other=0.0)
         dkt = tl.zeros([NP, RP], tl.float32)
@@ -127,6 +131,7 @@ def tiles_backward(
             some = (r < R) & (nq < live)[:, None]
             qt = tl.load(q + at + nq[:, None] * row, mask=some, other=0.0)
             gt = tl.load(g + b * g_seq + nq[:, None] * g_row + h * R + r, mask=some, other=0.0)
+            # The weights again, then ds = p (dp - sum of p dp) scale.
             s = tl.dot(qt, tl.trans(kt), input_precision=IP) * (scale * LOG2E)
             p = _softmax(s, keys, nq, N, NP, CAUSAL)
             dp = tl.dot(gt, tl.trans(vt), input_precision=IP)

@@ -50,6 +50,7 @@ def attend_wide(
     `work`: bytes of temporary memory, 0 for `Span.work`. `keep`: how large the weights may be to be
     kept for the backward pass, in sizes of all operands.
     """
+    # Under torch.compile the whole pass is one operation, with its own formula for the gradient.
     if torch.compiler.is_compiling():
         keep = keep if torch.is_grad_enabled() else 0.0
         return _wide(q, k, v, scale, causal, window, block, work, keep)[0]
@@ -73,6 +74,7 @@ class Wide(torch.autograd.Function):
         work: int,
         keep: float,
     ) -> Tensor:
+        """Outputs; weights are kept only where a gradient is wanted."""
         ctx.options = scale, span, block, work
         keep = keep if any(ctx.needs_input_grad) else 0.0
         o, lse, p = _forward(q, k, v, scale, span, block, work, keep)
@@ -82,6 +84,7 @@ class Wide(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The gradients of q, k and v."""
         gradients = _backward(grad, *ctx.saved_tensors, *ctx.options)
         return *gradients, None, None, None, None, None
 
@@ -95,6 +98,8 @@ def runs_on_triton(t: Tensor) -> bool:
 def _allocate(q: Tensor, k: Tensor, v: Tensor, keep: float) -> tuple[Tensor, Tensor, Tensor]:
     """Memory for the heads' outputs, for the log sum exp of each query, and for the weights if they
     are small enough to be kept (else a tensor of no numbers)."""
+    # Triton's kernels write weights in whole tiles, and outputs with heads beside each other, as
+    # the output projection reads them. The twin has one table per KV head.
     B, H, Q, _ = q.shape
     KV, N, V = k.shape[1], k.shape[2], v.shape[3]
     operands = q.numel() + k.numel() + v.numel() + B * H * Q * V

@@ -87,6 +87,8 @@ class Launcher:
         **constants: Any,
     ) -> Relaunch:
         """`constants` in the order of the kernel's own."""
+        # Triton's first launch compiles and gives the compiled kernel, which is then called without
+        # looking at the arguments again.
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
         found = self.kernel[grid](*tensors, *numbers, **constants, **options)
         run = (self.kernel if found is None else found)[grid]  # the interpreter gives nothing
@@ -131,6 +133,8 @@ def launch_scores(q: Tensor, k: Tensor, s: Tensor, span: Span) -> Relaunch:
 
 def launch_softmax(s: Tensor, p: Tensor, lse: Tensor, scale: float, span: Span) -> Relaunch:
     """p and lse (batch, heads, rows) from scores."""
+    # A program holds a row's scores at once where they fit; with a window that is the window and
+    # the tiles at its ends.
     longest = span.padded_keys
     if span.window:
         seen = span.window * (1 if span.causal else 2)
@@ -188,6 +192,7 @@ def launch_score_gradients(
     t: Backward, p: Tensor, ds: Tensor, scale: float, span: Span, kept: bool
 ) -> Relaunch:
     """ds, and p unless it is kept."""
+    # Strides of all operands, then of the tables, in the order of the kernel's arguments.
     (B, H, _, R), V = t.q.shape, t.v.shape[3]
     tiling, row_tiles = _tiling(t.q, HALF if kept else REMADE), span.padded_queries // TILE
     numbers = (
@@ -220,6 +225,7 @@ def launch_score_gradients(
 
 def launch_key_gradients(t: Backward, p: Tensor, ds: Tensor, span: Span) -> Relaunch:
     """dk and dv (batch, KV heads, keys, rank or width) from the tables."""
+    # Both results in one launch: the grid's third axis chooses.
     (B, KV, _, R), V, H = t.dk.shape, t.dv.shape[3], t.q.shape[1]
     tiling, key_tiles = _tiling(ds), span.padded_keys // TILE
     tensors = (ds, t.q, t.dk, p, t.g, t.dv)

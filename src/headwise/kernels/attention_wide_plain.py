@@ -38,13 +38,17 @@ def forward(
     """Write outputs, log sums and, where there is memory for them, weights; operands as in
     `attend_wide`."""
     (B, H, Q, R), (KV, N, V) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
+    # Heads that share keys stand below each other, so that one product serves them all: (Z, G Q, R)
+    # times (Z, N, R).
     Z, G = B * KV, H // KV
     q_ZGQR, k_ZNR, v_ZNV = q.reshape(Z, G, Q, R), k.reshape(Z, N, R), v.reshape(Z, N, V)
     o_ZGQV, lse_ZGQ = o.view(Z, G, Q, V), lse.view(Z, G, Q)
+    # As many (batch x KV heads) at once as temporary memory allows.
     bytes_Z = _bytes(G, q.dtype, block, 1, block if p is None else 0, N)
     for z in pieces(Z, work // bytes_Z):
         kept = None if p is None else p[z]
         for first, last in span.blocks(block):
+            # Scores of a block of queries against the keys it sees, weights, outputs.
             low, high = span.keys_of(first, last, block)
             s = _scores(_rows(q_ZGQR[z], first, last), k_ZNR[z, low:high])
             if kept is None:
@@ -71,6 +75,7 @@ def backward(
     """The gradients of queries, keys and values."""
     (B, H, Q, _), KV = q.shape, k.shape[1]
     Z, G = B * KV, H // KV
+    # The same axes as forward.
     q_ZGQR, g_ZGQV, o_ZGQV = (t.reshape(Z, G, Q, t.shape[-1]) for t in (q, grad.contiguous(), o))
     k_ZNR, v_ZNV = (t.reshape(Z, *t.shape[2:]) for t in (k, v))
     lse = lse.view(Z, G, Q)
@@ -87,6 +92,7 @@ def backward(
         dk=start(k_ZNR.shape, dtype=k.dtype, device=k.device),
         dv=start(v_ZNV.shape, dtype=v.dtype, device=v.device),
     )
+    # Memory for whole sequences if it is there, else for one sequence and some keys at a time.
     tables = 2 if p is None else 1  # of weights and of their gradients, or of these alone
     most = work // _bytes(G, q.dtype, block, tables, tables * Q, span.keys)
     chunk = span.keys
@@ -106,16 +112,19 @@ def _backward(
     one_chunk = chunk >= N
     for start in range(0, N, chunk):
         stop = min(start + chunk, N)
+        # Blocks of queries that see some of this chunk; they follow each other.
         seeing = [b for b in blocks if _overlap(span.keys_of(*b, block), start, stop)]
         if not seeing:
             continue
         top, rows = seeing[0][0], seeing[-1][1] - seeing[0][0]
+        # Tables for all of them over the chunk: ds always, p where it was not kept.
         ds = t.q.new_empty(Z, G * rows, stop - start)
         if kept is None:
             p = t.q.new_empty(Z, G * rows, stop - start)
         else:
             p = kept[:, G * top : G * (top + rows)]
         for first, last in seeing:
+            # The part of the chunk that this block sees.
             low, high = span.keys_of(first, last, block)
             low, high = max(low, start), min(high, stop)
             cell = slice(G * (first - top), G * (last - top)), slice(low - start, high - start)
@@ -123,13 +132,16 @@ def _backward(
             _score_gradients(
                 t, p[:, *cell], ds[:, *cell], queries, keys, span, scale, kept is not None
             )
+            # All keys are here, so the queries' gradient is complete.
             if one_chunk:
                 _product(ds[:, *cell], t.k[:, low:high], t.dq[:, :, first:last])
+        # Rows in the order of the tables: block by block, within it head by head.
         if G > 1:
             q_rows = torch.cat([_rows(t.q, *b) for b in seeing], 1)
             g_rows = torch.cat([_rows(t.g, *b) for b in seeing], 1)
         else:
             q_rows, g_rows = t.q[:, 0, top : top + rows], t.g[:, 0, top : top + rows]
+        # dv = p^T g and dk = ds^T q, for a block of keys over the queries that see it.
         for low in range(start, stop, block):
             high = min(low + block, stop)
             its = [b for b in seeing if _overlap(span.keys_of(*b, block), low, high)]
@@ -139,6 +151,7 @@ def _backward(
             columns = slice(low - start, high - start)
             torch.bmm(p[:, these, columns].mT, g_rows[:, these], out=t.dv[:, low:high])
             torch.bmm(ds[:, these, columns].mT, q_rows[:, these], out=t.dk[:, low:high])
+    # Several chunks: ds of each block once more over all of its keys, for dq = ds k in one sum.
     if one_chunk:
         return
     for first, last in blocks:
@@ -163,6 +176,7 @@ def _score_gradients(
     p is there when it was kept. Else it is made from the scores, and written if there is memory for
     it.
     """
+    # Scores' gradients need p: as it was kept, or from the scores and the log sum.
     (first, last), (low, high) = queries, keys
     lse, delta = t.lse[:, :, first:last], t.delta[:, :, first:last]
     s = None if kept else _scores(_rows(t.q, first, last), t.k[:, low:high])

@@ -75,6 +75,8 @@ class Span:
     def queries_of(self, first: int, last: int) -> tuple[int, int]:
         """Which queries see some of keys [first, last), in whole tiles; none when the second number
         is not the larger."""
+        # The other way round: a causal mask hides the queries before the keys, a window those far
+        # behind.
         low, high = 0, self.queries
         if self.causal:
             low = max(0, first - self.offset)

@@ -50,10 +50,13 @@ def forward(
 ) -> None:
     """Write outputs, log sums and, where there is memory for them, weights; operands as in
     `attend_wide`."""
+    # Bytes of scores, and of weights that are not kept, for one row of queries over all heads.
     B, H, Q, _ = q.shape
     q, k, v = straight(q), straight(k), straight(v)
     row_bytes = H * span.padded_keys * (4 if p is not None else 4 + q.itemsize)
     most = work // (row_bytes * span.padded_queries)
+    # Usually everything fits. Else several sequences at once, or if not even one fits, some of its
+    # queries.
     if most >= B:
         _forward(q, k, v, o, lse, p, scale, span)
         return
@@ -77,10 +80,12 @@ def _forward(
     scale: float,
     span: Span,
 ) -> None:
+    # Scores in float32 and weights in the operands' type, both in whole tiles.
     B, H = q.shape[:2]
     table = B, H, span.padded_queries, span.padded_keys
     s = torch.empty(table, dtype=torch.float32, device=q.device)
     p = q.new_empty(table) if p is None else p
+    # The three launches of this layout, if they were made before.
     key = scale, span, k.shape[1], v.shape[3], layout_of(q, k, v, o, lse, p)
     if known := launches.get(key):
         scores, softmax, outputs = known
@@ -112,9 +117,11 @@ def backward(
     work: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
-    g, q, k, v = (straight(t) for t in (g, q, k, v))
+    g, q = straight(g), straight(q)
+    k, v = straight(k), straight(v)
     B, H = q.shape[:2]
     delta = row_dots(g, o)
+    # How many sequences fit; if not one, keys go in chunks, and dq is added up in float32.
     tables = 2 if p is None else 1  # of weights and of scores' gradients, or of these alone
     column_bytes = H * span.padded_queries * q.itemsize * tables
     most = work // (column_bytes * span.padded_keys)
@@ -124,6 +131,7 @@ def backward(
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         _backward_by_keys(Backward(q, k, v, g, lse, delta, dq, dk, dv), p, scale, span, chunk)
         return torch.empty_like(q).copy_(dq), dk, dv
+    # One piece of memory serves all pieces of the batch.
     tensors = Backward(q, k, v, g, lse, delta, torch.empty_like(q), dk, dv)
     parts = pieces(B, most)
     room = _tables(q, tables, parts[0].stop if parts else 0, span)  # one for all pieces
@@ -161,6 +169,7 @@ def _backward(
 def _backward_by_keys(t: Backward, p: Tensor | None, scale: float, span: Span, chunk: int) -> None:
     """A sequence and a chunk of keys at a time: the gradients of these are complete; those of
     queries are added up."""
+    # Memory for the largest chunk, used again for all.
     B, H, Q, _ = t.q.shape
     largest = Span(Q, min(chunk, span.keys), 0, False, 0)
     room = _tables(t.q, 2 if p is None else 1, 1, largest)
@@ -168,12 +177,14 @@ def _backward_by_keys(t: Backward, p: Tensor | None, scale: float, span: Span, c
         one = slice(n, n + 1)
         for start in range(0, span.keys, chunk):
             stop = min(start + chunk, span.keys)
+            # Only queries that see the chunk; where none does, its gradients are zero.
             first, last = span.queries_of(start, stop)
             keys = one, slice(None), slice(start, stop)
             if last <= first:
                 t.dk[keys] = t.dv[keys] = 0
                 continue
             rows = one, slice(None), slice(first, last)
+            # Query i of the part stands at its key i + offset.
             offset = span.offset + first - start
             its = Span(last - first, stop - start, offset, span.causal, span.window)
             part = Backward(

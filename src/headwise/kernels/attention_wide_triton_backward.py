@@ -89,14 +89,17 @@ def score_gradients(
 ):
     """Tiles of ds = p (g v^T - delta) scale; p is there (KEPT), or made from q k^T and written
     too."""
+    # The head of a sequence, and the tile's first query and key.
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
     first = tl.program_id(0) % row_tiles * SIDE
     start = tl.program_id(0) // row_tiles * COLUMNS
     low, high = keys_of(first, rows, keys, offset, window, CAUSAL, WINDOW)
+    # Tiles that no query sees are not made.
     if start < high and start + COLUMNS > low:
         i, j = tl.arange(0, SIDE), tl.arange(0, COLUMNS)
         n, m = rows - first, keys - start
+        # Where the tile lies in both tables, and how much of it is inside them.
         p_tile = (
             p
             + z.to(tl.int64) * p_h
@@ -118,6 +121,8 @@ def score_gradients(
         g += b * g_b + h * g_h + first.to(tl.int64) * g_n
         v += b * v_b + h // group * v_h + start.to(tl.int64) * v_n
         acc = tl.zeros([SIDE, COLUMNS], tl.float32)
+        # dp = g v^T. With p kept that is all; else p is made from q k^T and the log sum first, and
+        # written for dv = p^T g.
         if KEPT:
             acc = add_product(acc, g, v, i, j, n, m, g_n, v_n, width, STEP, EVEN_V, PRECISION)
             e = tl.load(p_tile, mask=inside, other=0.0).to(tl.float32)
@@ -203,26 +208,29 @@ def key_gradients(
 ):
     """dk = ds^T q, and for the second half of the grid dv = p^T g, over the rows of all heads that
     share keys."""
+    # A KV head of a sequence, the first of its query heads, and the tile's first key and column.
     z = tl.program_id(1)
     kv = heads // group
     n, one, h = (z // kv).to(tl.int64), (z % kv).to(tl.int64), z % kv * group
     first = tl.program_id(0) % key_tiles * SIDE
     start = tl.program_id(0) // key_tiles * COLUMNS
+    # The third axis of the grid chooses the result: its table a, its operand b, its output and
+    # their strides.
     a = ds + n * ds_b
     b = q + n * q_b
     out = dk + n * dk_b + one * dk_h
     second = tl.program_id(2) == 1
-    a_h, a_n, b_h, b_n = (
-        tl.where(second, p_h, ds_h),
-        tl.where(second, p_n, ds_n),
-        tl.where(second, g_h, q_h),
-        tl.where(second, g_n, q_n),
-    )
-    out_n, wide = tl.where(second, dv_n, dk_n), tl.where(second, width, rank)
+    a_h = tl.where(second, p_h, ds_h)
+    a_n = tl.where(second, p_n, ds_n)
+    b_h = tl.where(second, g_h, q_h)
+    b_n = tl.where(second, g_n, q_n)
+    out_n = tl.where(second, dv_n, dk_n)
+    wide = tl.where(second, width, rank)
     if second:
         a = p + n * p_b
         b = g + n * g_b
         out = dv + n * dv_b + one * dv_h
+    # Queries that see these keys, over all heads of the group: one loop of `group` x steps.
     if start < wide:
         low, high = queries_of(first, rows, keys, offset, window, CAUSAL, WINDOW)
         i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)

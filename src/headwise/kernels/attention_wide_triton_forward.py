@@ -29,6 +29,7 @@ SIDE: tl.constexpr = tl.constexpr(TILE)
 def keys_of(first, rows, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """Columns of the tiles that some row of [first, first + SIDE) sees: first and behind the last,
     multiples of SIDE."""
+    # `first` is at least 0, so minimum(first, 0) is a zero, as a tensor: `low` keeps its type.
     last = tl.minimum(first + SIDE, rows) + offset
     low = tl.minimum(first, 0)
     high = low + keys
@@ -91,6 +92,7 @@ def add_product(
 ):
     """acc + a b^T over the width; rows of both that are not there count as zeros. EVEN: the width
     is a multiple of STEP."""
+    # STEP columns of both operands at a time.
     r = tl.arange(0, STEP)
     a += row[:, None] * a_step + r[None, :]
     b += col[:, None] * b_step + r[None, :]
@@ -140,14 +142,14 @@ def scores(
     PRECISION: tl.constexpr,
 ):
     """Tiles of q k^T that are seen, float32."""
+    # The head of a sequence, and the tile's first query and key.
     z = tl.program_id(1)
-    b, h = (
-        (z // heads).to(tl.int64),
-        (z % heads).to(tl.int64),
-    )  # a sequence may have more than 2^31 numbers
+    b = (z // heads).to(tl.int64)  # 64 bits: a sequence may have more than 2^31 numbers
+    h = (z % heads).to(tl.int64)
     first = tl.program_id(0) % row_tiles * SIDE
     start = tl.program_id(0) // row_tiles * COLUMNS
     low, high = keys_of(first, rows, keys, offset, window, CAUSAL, WINDOW)
+    # Tiles that no query sees are not made.
     if start < high and start + COLUMNS > low:
         i, j = tl.arange(0, SIDE), tl.arange(0, COLUMNS)
         acc = tl.zeros([SIDE, COLUMNS], tl.float32)
@@ -167,12 +169,14 @@ def softmax_rows(
 ):  # fmt: skip
     """p = softmax(scale s) of one row over the tiles it lies in, zeros where it is hidden; lse =
     log sum exp(scale s)."""
+    # A program per row, over the tiles that its block of queries sees.
     row, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
     low, high = keys_of(row // SIDE * SIDE, rows, keys, offset, window, CAUSAL, WINDOW)
     s += z * s_h + row.to(tl.int64) * s_n
     p += z * p_h + row.to(tl.int64) * p_n
     c = low + tl.arange(0, BLOCK)
     steep = scale * LOG2E
+    # The whole row at once.
     if ONE:
         hidden = hidden_in(row, c, rows, keys, offset, window, CAUSAL, WINDOW) | (c >= high)
         x = tl.where(hidden, -float("inf"), tl.load(s + c, mask=c < high, other=0.0) * steep)
@@ -181,6 +185,8 @@ def softmax_rows(
         total = tl.sum(e, 0)
         tl.store(p + c, (e / tl.maximum(total, 1e-30)).to(p.dtype.element_ty), mask=c < high)
     else:
+        # A long row in blocks, read twice: first a maximum and a sum for each lane, put together at
+        # the end, then the weights.
         tops = tl.full([BLOCK], -1e30, tl.float32)
         sums = tl.zeros([BLOCK], tl.float32)
         for _ in range(low, high, BLOCK):
@@ -234,12 +240,14 @@ def weighted_sums(
 ):
     """a b for a table a: what its rows make of keys or values; added to what is there (ADD), or
     instead of it."""
+    # The head of a sequence, and the tile's first row and column.
     z = tl.program_id(1)
     n, h = (z // heads).to(tl.int64), (z % heads).to(tl.int64)
     first = (row_tiles - 1 - tl.program_id(0) % row_tiles) * SIDE  # the longest sums first
     start = tl.program_id(0) // row_tiles * COLUMNS
     low, high = keys_of(first, rows, keys, offset, window, CAUSAL, WINDOW)
     i, j, r = tl.arange(0, SIDE), start + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+    # The table's tiles need no mask; rows of b beyond the last key do.
     a += z.to(tl.int64) * a_h + first.to(tl.int64) * a_n + low + i[:, None] * a_n + r[None, :]
     b += n * b_b + h // group * b_h + low.to(tl.int64) * b_n + r[:, None] * b_n + j[None, :]
     acc = tl.zeros([SIDE, COLUMNS], tl.float32)

@@ -35,6 +35,7 @@ class Sizes(NamedTuple):
 
     @property
     def warps(self) -> int:
+        """Warps that share a sequence, 16 tokens each."""
         return -(-self.tokens // 16)
 
     @property
@@ -55,6 +56,7 @@ class Sizes(NamedTuple):
     @property
     def shared(self) -> dict[str, int]:
         """Bytes of shared memory of each kernel, as in decoder_cuda.cu."""
+        # A row of D halves has 16 bytes more, so that rows begin in different banks.
         row, heads = 2 * self.width + 16, self.width // self.rank
         matrix, qkv = 16 * self.warps * row, 3 * self.width * row
         feed = self.hidden * row + self.width * (2 * self.hidden + 16) + self.width * row
@@ -146,6 +148,7 @@ class Kept(NamedTuple):
     peaks: Tensor  # logarithms of the softmaxes' denominators
 
     def of(self, models: slice) -> Kept:
+        """The same of some models."""
         return Kept(*(t[models] for t in self))
 
 
@@ -156,6 +159,7 @@ class Between(NamedTuple):
     d_heads: Tensor  # the gradient of the heads
 
     def of(self, models: slice) -> Between:
+        """The same of some models."""
         return Between(*(t[models] for t in self))
 
 
@@ -263,9 +267,8 @@ def _run(name: str, sizes: Sizes, grid: tuple[int, int], warps: int, *arguments:
 
 @functools.cache
 def _module(sizes: Sizes, device: int) -> nvrtc.Module:
-    source = "".join(
-        (Path(__file__).parent / name).read_text() for name in ("warp.cuh", "decoder_cuda.cu")
-    )
+    names = ("warp.cuh", "decoder_cuda.cu")
+    source = "".join((Path(__file__).parent / name).read_text() for name in names)
     defined = {
         "WIDTH": sizes.width,
         "HIDDEN": sizes.hidden,
@@ -296,6 +299,7 @@ def _proven(sizes: Sizes, device: torch.device) -> bool:
 def trial(sizes: Sizes, device: torch.device) -> float:
     """The largest relative error of two layers' outputs and gradients against float64: of more
     sequences and tiles than splits."""
+    # Two models and two layers; more sequences and more tiles than splits, and not in even shares.
     D, F = sizes.width, sizes.hidden
     N, R = sizes.tokens, sizes.rank
     M, splits, unscale = 2, 2, 0.25
@@ -305,12 +309,16 @@ def trial(sizes: Sizes, device: torch.device) -> float:
     def drawn(*size: int, spread: float = 1.0, around: float = 0.0) -> Tensor:
         return (torch.randn(M, *size, generator=draw) * spread + around).half().double().to(device)
 
+    # Parameters in BlockWeights' order, drawn in half so that float64 begins from the same numbers;
+    # gains are about 1.
     x, dx2 = drawn(batch * N, D), drawn(batch * N, D)
     sides = [(D,), (D,), (3 * D, D), (3 * D,), (D, D), (D,), (D,), (D,), (F, D), (F,), (D, F), (D,)]
     params = [
         [drawn(*size, spread=0.15, around=1.0 * (i in (0, 6))) for i, size in enumerate(sides)]
         for _ in range(2)
     ]  # gains about 1
+    # One flat row per model and layer, as ensembles have them. Every parameter is then a view that
+    # starts in the first model's row.
     counts = [p[0].numel() for p in params[0]]
     starts = [sum(counts[:i]) for i in range(len(counts))]
     rows = [torch.cat([p.flatten(1) for p in layer], 1).float().contiguous() for layer in params]
@@ -324,12 +332,16 @@ def trial(sizes: Sizes, device: torch.device) -> float:
         of_type = [(half if len(size) > 1 else row.view(-1))[at:] for size, at in places]
         weights.append(BlockWeights(*of_type))
 
+    # Two layers, so that both orders of the residual are used: the lowest reads the usual one, the
+    # highest writes it.
     lower, upper = (buffers(sizes, M, batch, device) for _ in params)
     out, dx = torch.empty_like(x, dtype=torch.float32), torch.empty_like(x, dtype=torch.float32)
     between, dx_between = gradients(sizes, M, batch, device)
     forward(sizes, call, x.float(), weights[0], lower, lowest=True, highest=False)
     upper = upper._replace(x2=out)
     forward(sizes, call, lower.x2, weights[1], upper, lowest=False, highest=True)
+    # Backward from the highest to the lowest; gradients begin as NaN, so that a place nobody writes
+    # is seen.
     to = [BlockWeights(*(g.view(-1)[at:] for at in starts)) for g in grads]
     d_out = dx2.float()
     feed_back(sizes, call, d_out, upper, weights[1], between, to[1], split, highest=True)
@@ -339,10 +351,12 @@ def trial(sizes: Sizes, device: torch.device) -> float:
     feed_back(sizes, call, dx_between, lower, weights[0], between, to[0], split, highest=False)
     backward(sizes, call, x.float(), lower, weights[0], between, dx, to[0], split, lowest=True)
 
+    # The same block in float64, by autograd.
     exact = [t.requires_grad_() for t in (x, *params[0], *params[1])]
     with torch.enable_grad():
         end = _block(_block(x, params[0], batch, R, call.scale), params[1], batch, R, call.scale)
         wanted = torch.autograd.grad(end, exact, dx2)
+    # Outputs, the input's gradient, and each parameter's, splits added up.
     pairs = [(out, end), (dx, wanted[0])]
     ours = [g for rows in grads for g in (rows.sum(0).double() / unscale).split(counts, 1)]
     pairs += [(a, b.flatten(1)) for a, b in zip(ours, wanted[1:], strict=True)]
@@ -351,6 +365,7 @@ def trial(sizes: Sizes, device: torch.device) -> float:
 
 def _block(x: Tensor, params: list[Tensor], batch: int, rank: int, scale: float) -> Tensor:
     """What the kernels compute, as one writes it."""
+    # Biases and gains (M, width) get a token axis.
     p = BlockWeights(*(t if t.ndim > 2 else t[:, None] for t in params))
     M, T, D = x.shape
     normed = torch.nn.functional.layer_norm(x, (D,), eps=1e-6) * p.gain1 + p.shift1
@@ -358,12 +373,11 @@ def _block(x: Tensor, params: list[Tensor], batch: int, rank: int, scale: float)
         t.view(M, batch, T // batch, D // rank, rank).transpose(2, 3)
         for t in (normed @ p.qkv.mT + p.qkv_bias).split(D, -1)
     )
+    # Heads (M, batch, heads, N, R) under a causal mask, joined again to (M, T, D).
     later = torch.ones(T // batch, T // batch, dtype=torch.bool, device=x.device).triu(1)
-    mixed = (
-        (torch.softmax((q @ k.mT * scale).masked_fill(later, -torch.inf), -1) @ v)
-        .transpose(2, 3)
-        .reshape(M, T, D)
-    )
+    scores = (q @ k.mT * scale).masked_fill(later, -torch.inf)
+    heads = torch.softmax(scores, -1) @ v
+    mixed = heads.transpose(2, 3).reshape(M, T, D)
     x = x + mixed @ p.out.mT + p.out_bias
     second = torch.nn.functional.layer_norm(x, (D,), eps=1e-6) * p.gain2 + p.shift2
     return x + torch.nn.functional.gelu(second @ p.up.mT + p.up_bias) @ p.down.mT + p.down_bias

@@ -45,6 +45,7 @@ def _slope(z, GELU: tl.constexpr):
 @triton.jit
 def normalized(x, some, D: tl.constexpr):
     """(x - mean)/std of each row, zero in the padding, and 1/std."""
+    # The padding must stay zero, or it would count in the variance.
     x = tl.where(some, x - (tl.sum(x, 1) / D)[:, None], 0.0)
     inverse = tl.rsqrt(tl.sum(x * x, 1) / D + EPS)
     return x * inverse[:, None], inverse
@@ -66,6 +67,7 @@ def _normed(x, gain, shift, h, wide, D: tl.constexpr):
 def _hidden(up, up_bias, down, f, d, wide, F, D: tl.constexpr):
     """Both matrices of the feed-forward and the first one's bias for some hidden units; zeros
     beyond the last."""
+    # W_1 [BF, BD] and W_2 [BD, BF] of the block.
     there = f < F
     w1 = tl.load(up + f[:, None] * D + d[None, :], mask=there[:, None] & wide[None, :], other=0.0)
     w2 = tl.load(down + d[:, None] * F + f[None, :], mask=wide[:, None] & there[None, :], other=0.0)
@@ -75,6 +77,8 @@ def _hidden(up, up_bias, down, f, d, wide, F, D: tl.constexpr):
 @triton.jit
 def norm_gradient(hat, inverse, dh, gain, some, D: tl.constexpr):
     """The gradient of a norm's input from that of its output."""
+    # The norm removes mean and length, so its gradient has no part along either: subtract its mean,
+    # and its part along hat.
     g = dh * gain[None, :]
     g = g - (tl.sum(g, 1) / D)[:, None] - hat * (tl.sum(g * hat, 1) / D)[:, None]
     return tl.where(some, g * inverse[:, None], 0.0)
@@ -99,6 +103,7 @@ def project(
     IP: tl.constexpr,
 ):
     """h = n(x), y[T, C] = h w[C, D]^T + b."""
+    # The model, the tile's tokens, and their place in (models, T, D).
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, BD)
@@ -113,6 +118,7 @@ def project(
         wide,
         D,
     )
+    # The normed tile stays on the chip while columns of W go by.
     for first in range(0, C, BC):
         c = first + tl.arange(0, BC)
         live = c < C
@@ -159,6 +165,7 @@ def feed(
     STAGES: tl.constexpr,
 ):
     """x1 = x + o out^T + bias, h = n(x1), x2 = x1 + act(h up^T + bias) down^T + bias."""
+    # The model and the tile's tokens; `row` is where the model's weights begin.
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, BD)
@@ -166,6 +173,7 @@ def feed(
     some = wide[None, :]
     at = (m * T + t)[:, None] * D + d[None, :]
     row = m * model
+    # x1 = x + o W_O^T + bias, summed over blocks of C columns.
     xt = (
         tl.load(x + at, mask=some, other=0.0)
         + tl.load(out_bias + row + d, mask=wide, other=0.0)[None, :]
@@ -179,8 +187,11 @@ def feed(
         )
         xt = tl.dot(ot, tl.trans(wt), xt, input_precision=IP)
     tl.store(x1 + at, xt, mask=some)
+    # n(x1) goes to memory for the way back, and stays here for the feed-forward.
     ht = _normed(xt, gain + row + d, shift + row + d, h + at, wide, D)
     xt += tl.load(down_bias + row + d, mask=wide, other=0.0)[None, :]
+    # x1 keeps growing: a block of hidden units is made, activated, and added through W_2. Nothing
+    # of the hidden layer is written.
     for first in tl.range(0, F, BF, num_stages=STAGES):
         w1, w2, bias = _hidden(
             up + row, up_bias + row, down + row, first + tl.arange(0, BF), d, wide, F, D
@@ -227,9 +238,11 @@ def feed_back(
     some = wide[None, :]
     at = (m * T + t)[:, None] * D + d[None, :]
     row = m * model
+    # dx2 is the gradient of x1 too, through the skip.
     g2 = tl.load(dx2 + at, mask=some, other=0.0)
     ht = tl.load(h + at, mask=some, other=0.0)
     gt = g2.to(ht.dtype)
+    # Hidden units are made again, block by block: dz = dx2 W_2 act'(z), dh = dz W_1.
     dh = tl.zeros([BT, BD], tl.float32)
     for first in tl.range(0, F, BF, num_stages=STAGES):
         w1, w2, bias = _hidden(
@@ -238,16 +251,19 @@ def feed_back(
         z = tl.dot(ht, tl.trans(w1), input_precision=IP) + bias[None, :]
         dz = tl.dot(gt, w2, input_precision=IP) * _slope(z, GELU)
         dh = tl.dot(dz.to(ht.dtype), w1, dh, input_precision=IP)
+    # dx1 = dx2 + the norm's part.
     hat, inverse = normalized(tl.load(x1 + at, mask=some, other=0.0), some, D)
     g1 = g2 + norm_gradient(
         hat, inverse, dh, tl.load(gain + row + d, mask=wide, other=0.0), some, D
     )
     tl.store(dx1 + at, g1, mask=some)
+    # Sums over this tile's tokens, one set per tile; the caller adds tiles up.
     sums = tile_sums + ((m * slots + slot) * tl.num_programs(0) + tl.program_id(0)) * 6 * BD + d
     tl.store(sums, tl.sum(dh * hat, 0))
     tl.store(sums + BD, tl.sum(dh, 0))
     tl.store(sums + 2 * BD, tl.sum(g2, 0))
     tl.store(sums + 3 * BD, tl.sum(g1, 0))
+    # do = dx1 W_O, for the attention's way back.
     g1 = g1.to(ht.dtype)
     for first in range(0, C, BC):
         c = first + tl.arange(0, BC)
@@ -275,6 +291,7 @@ def project_back(
     wide = d < D
     some = wide[None, :]
     at = (m * T + t)[:, None] * D + d[None, :]
+    # dh = dy W, over all columns of queries, keys and values.
     dh = tl.zeros([BT, BD], tl.float32)
     for first in range(0, C, BC):
         c = first + tl.arange(0, BC)
@@ -286,6 +303,7 @@ def project_back(
             other=0.0,
         )
         dh = tl.dot(yt, wt, dh, input_precision=IP)
+    # dx = dx1 + the norm's part, with the norm's tile sums.
     hat, inverse = normalized(tl.load(x + at, mask=some, other=0.0), some, D)
     g = norm_gradient(
         hat, inverse, dh, tl.load(gain + m * model + d, mask=wide, other=0.0), some, D
@@ -322,6 +340,7 @@ def feed_weights(
 ):
     """Gradients of both matrices of the feed-forward and of the first one's bias, for a block of
     hidden units and a token split."""
+    # The model, the token split, and the block of hidden units.
     m = tl.program_id(2).to(tl.int64)
     split = tl.program_id(1)
     f = tl.program_id(0) * BF + tl.arange(0, BF)
@@ -329,6 +348,7 @@ def feed_weights(
     wide = d < D
     row = m * model
     there = f < F
+    # The block's weights stay on the chip; every SPLIT-th tile of tokens goes by.
     w1, w2, bias = _hidden(up + row, up_bias + row, down + row, f, d, wide, F, D)
     grad1 = tl.zeros([BF, BD], tl.float32)
     grad2 = tl.zeros([BF, BD], tl.float32)
@@ -338,11 +358,13 @@ def feed_weights(
         at = (m * T + t)[:, None] * D + d[None, :]
         ht = tl.load(h + at, mask=wide[None, :], other=0.0)
         gt = tl.load(dx2 + at, mask=wide[None, :], other=0.0).to(ht.dtype)
+        # The hidden units of the tile again, and dz = dx2 W_2 act'(z).
         z = tl.dot(ht, tl.trans(w1), input_precision=IP) + bias[None, :]
         dz = tl.dot(gt, w2, input_precision=IP) * _slope(z, GELU)
         grad_bias += tl.sum(dz, 0)
         grad1 = tl.dot(tl.trans(dz.to(ht.dtype)), ht, grad1, input_precision=IP)
         grad2 = tl.dot(tl.trans(_act(z, GELU).to(ht.dtype)), gt, grad2, input_precision=IP)
+    # The split's own copy of the flat rows; d_down is stored transposed.
     to = split.to(tl.int64) * apart + row
     seen = there[:, None] & wide[None, :]
     tl.store(d_up + to + f[:, None] * D + d[None, :], grad1 * undo, mask=seen)
@@ -382,6 +404,7 @@ def outer(
     wide = d < D
     total = tl.zeros([BC, BD], tl.float32)
     total_bias = tl.zeros([BC], tl.float32)
+    # Every SPLIT-th tile of tokens; `a` decides the operands' type.
     for tile in tl.range(split, T // BT, SPLIT, num_stages=STAGES):
         t = tile * BT + tl.arange(0, BT)
         at = tl.load(a + (m * T + t)[:, None] * C + c[None, :], mask=live[None, :], other=0.0)
@@ -391,6 +414,7 @@ def outer(
         total = tl.dot(tl.trans(at), bt, total, input_precision=IP)
         if BIAS:
             total_bias += tl.sum(at.to(tl.float32), 0)
+    # `c_step` and `d_step` say which axis of the gradient is c.
     to = split.to(tl.int64) * apart + m * model
     tl.store(
         grad + to + c[:, None] * c_step + d[None, :] * d_step,

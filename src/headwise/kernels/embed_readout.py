@@ -75,6 +75,7 @@ def _rows(*params: Tensor) -> list[Tensor | int]:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        """One kernel for norm, gain and shift; the input is kept."""
         from headwise.kernels import embed_readout_triton
 
         x = x.contiguous()
@@ -86,10 +87,12 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """dx, and the gradients of gain and shift from one set of sums per program."""
         from headwise.kernels import embed_readout_triton
 
         x, gain = ctx.saved_tensors
         dx, (rows, grid, sizes) = torch.empty_like(x), _grid(x)
+        # Two sums of BD numbers for each program: of dy hat and of dy.
         tile_sums = x.new_empty(grid[1], grid[0], 2, sizes["BD"])
         embed_readout_triton.norm_back[grid](
             x, *_rows(gain), grad.contiguous(), dx, tile_sums, rows, **sizes
@@ -103,6 +106,7 @@ class _Leave(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor
     ) -> Tensor:
+        """The norm and the read-out in one pass; n(x) is not written."""
         from headwise.kernels import embed_readout_triton
 
         x = x.contiguous()
@@ -114,11 +118,15 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """dx, and the gradients of gain, shift, weight and bias from one set of sums per
+        program."""
         from headwise.kernels import embed_readout_triton
 
         x, gain = ctx.saved_tensors[:2]
         shift, weight = ctx.saved_tensors[2:]
         dx, (rows, grid, sizes) = torch.empty_like(x), _grid(x)
+        # Four sums of BD numbers for each program, in the order of the parameters; the bias has one
+        # number, so its sum stands in every place.
         tile_sums = x.new_empty(grid[1], grid[0], 4, sizes["BD"])
         embed_readout_triton.leave_back[grid](
             x, *_rows(gain, shift, weight), grad.contiguous(), dx, tile_sums, rows, **sizes
@@ -130,6 +138,7 @@ class _Leave(torch.autograd.Function):
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+        """One product of K inputs, with bias and positions added in the same pass."""
         from headwise.kernels import embed_readout_triton
 
         x = x.contiguous()
@@ -154,10 +163,12 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Gradients of weight, bias and positions; the input has none."""
         from headwise.kernels import embed_readout_triton
 
         (x,) = ctx.saved_tensors
         (M, batch, N, K), D = x.shape, grad.shape[-1]
+        # Each split sums over its sequences: for every position (N, D), and for the weight (D, K).
         splits = min(SPLITS, batch)
         tile_sums = x.new_empty(M, splits, D * (N + K))
         embed_readout_triton.enter_back[(splits, M)](
@@ -175,10 +186,10 @@ class _Enter(torch.autograd.Function):
             num_stages=1,
         )
         table, weight = tile_sums.sum(1).split((N * D, D * K), 1)
+        # The bias is added at every place, so its gradient is the places' sum. Positions beyond N
+        # had no part in it.
         table = table.view(M, N, D)
-        whole = (
-            torch.nn.functional.pad(table, (0, 0, 0, ctx.positions - N))
-            if ctx.positions > N
-            else table
-        )
-        return None, weight.view(M, D, K), table.sum(1), whole
+        bias = table.sum(1)
+        if ctx.positions > N:
+            table = torch.nn.functional.pad(table, (0, 0, 0, ctx.positions - N))
+        return None, weight.view(M, D, K), bias, table

@@ -32,6 +32,7 @@ class Normed(NamedTuple):
     inv: Tensor
 
     def of(self, models: slice) -> Normed:
+        """The same of some models."""
         return Normed(*(t[models] for t in self))
 
 

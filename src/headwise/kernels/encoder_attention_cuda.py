@@ -54,9 +54,7 @@ class Layer(NamedTuple):
     rank: int
     row: int  # numbers from one model's weights to the next one's
     scale: float  # of scores
-    average: (
-        int  # modules whose mean the part is: the output is divided by it, it has as many biases
-    )
+    average: int  # modules whose mean the part is; it has as many biases
 
 
 def refusal(
@@ -127,6 +125,7 @@ def forward(
     With more than one column split the output goes to `partials` (models, splits, T, D), and of
     `end` nothing is written.
     """
+    # The order is that of the kernel's parameters: tensors, sizes, factors, flags.
     arguments = (
         *(x, *weights, *end),
         *(layer.tokens, layer.columns, layer.row, 1 / layer.average, layer.scale, layer.average),
@@ -202,6 +201,7 @@ def trial(rank: int, device: torch.device) -> float:
 
 def _error(rank: int, device: torch.device, C: int) -> float:
     """The same for C columns; of several token tiles, so that every buffer is used again."""
+    # Two models and six token tiles.
     M, T, D = 2, 6 * TOKEN_TILE, WIDTH
     average, splits, unscale = 2, 2, 0.25
     draw = torch.Generator().manual_seed(rank)
@@ -209,6 +209,7 @@ def _error(rank: int, device: torch.device, C: int) -> float:
     def drawn(*size: int, spread: float = 1.0) -> Tensor:
         return (torch.randn(M, *size, generator=draw) * spread).to(device)
 
+    # The layer's parts as encoder.py names them.
     x, dz, u0 = drawn(T, D, spread=0.5).half(), drawn(T, D).half(), drawn(T, D)
     qkv, out = drawn(3 * C, D, spread=0.3).half(), drawn(D, C, spread=0.1).half()
     qkv_bias, bias = drawn(3 * C), drawn(average, D)
@@ -221,6 +222,7 @@ def _error(rank: int, device: torch.device, C: int) -> float:
     at_qkv_bias, at_out = sizes[0], sizes[0] + sizes[1]
     at_bias = at_out + sizes[2]
     at_scales = at_bias + sizes[3]
+    # Matrices come from the half copy of the rows, everything else from the float32 one.
     exact, half = row.view(-1), row.half().view(-1)
     weights = AttentionWeights(half, exact[at_qkv_bias:], half[at_out:])
     u, y = torch.empty_like(u0), torch.empty_like(x)
@@ -229,10 +231,13 @@ def _error(rank: int, device: torch.device, C: int) -> float:
     end = End(exact[at_bias:], scale0, u0, scale, u, y, inv)
     layer = Layer(M, T, C, rank, row.shape[1], scale=0.6, average=average)
 
+    # Once with the columns split, which fills `partials`, and once whole, which writes u, y and
+    # inv.
     tiles = C // COLUMN_TILE
     partials = torch.empty(M, tiles, T, D, device=device)
     for n in (tiles, 1):
         forward(layer, x, weights, end, partials, n, first=False)
+    # Backward into partial sums: dx per cluster, weights per token split.
     dx_sums = torch.empty(M, dx_partials(C), T, D, dtype=torch.float16, device=device)
     sums, total = torch.empty(splits, M, at_bias, device=device), torch.zeros(M, device=device)
     flat = sums.view(-1)
@@ -240,6 +245,7 @@ def _error(rank: int, device: torch.device, C: int) -> float:
     gradients = Gradients(dx_sums, grads, total, splits, at_bias, unscale)
     backward(layer, x, dz, weights, gradients, first=False)
 
+    # The same in float64, by autograd: scores (M, sequences, heads, N, N).
     wanted = [t.double().requires_grad_() for t in (x, qkv, qkv_bias, out)]
     with torch.enable_grad():
         projected = wanted[0] @ wanted[1].mT + wanted[2][:, None]
@@ -250,6 +256,7 @@ def _error(rank: int, device: torch.device, C: int) -> float:
         heads = mixed.transpose(2, 3).reshape(M, T, C)
         added = heads @ wanted[3].mT / average
         d_x, *d_weights = torch.autograd.grad(added, wanted, dz.double())
+    # What the norm sees, and what the kernels must have written of it.
     z = added.detach() + scales[:, :1, None] * u0 + bias.mean(1)[:, None]
     over = 1 / z.norm(dim=-1)
     pairs = [

@@ -27,6 +27,7 @@ def project(
     x, w, b, y, T, C, model, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, IP: tl.constexpr
 ):
     """y[T, C] = x[T, D] w[C, D]^T + b."""
+    # A tile of tokens times a tile of columns.
     m = tl.program_id(2).to(tl.int64)
     t = tl.program_id(1) * BT + tl.arange(0, BT)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -61,6 +62,7 @@ def collect(
     IP: tl.constexpr,
 ):
     """n(s0 u0 + alpha a[T, C] w[D, C]^T + mean of the bias rows)."""
+    # A tile of tokens, all D columns of the output, summed over blocks of C.
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
@@ -70,6 +72,7 @@ def collect(
         at = tl.load(a + m * T * C + t[:, None] * C + c[None, :])
         wt = tl.load(w + m * model + d[:, None] * C + c[None, :])
         z = tl.dot(at, tl.trans(wt), z, input_precision=IP)
+    # The residual, the modules' mean, and the norm at the end of the tile.
     to = m * T * D + t[:, None] * D + d[None, :]
     z = z * alpha + residual(u0 + to, scale0 + m * model, bias + m * model, D, AVERAGE, FIRST)
     norm(z, tl.load(scale + m * model), u, y, inv, to, m * T + t)
@@ -86,6 +89,8 @@ def spread(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
+    # dz = the gradient of what the norm took, kept in both types: float32 for the residual, the
+    # operands' type for products.
     z = norm_back(
         tl.load(g + to),
         u + to,
@@ -97,6 +102,7 @@ def spread(
     tl.store(dz + to, z)
     zt = z.to(dz16.dtype.element_ty)
     tl.store(dz16 + to, zt)
+    # The heads' gradient, alpha dz W_O, a block of columns at a time.
     for c0 in range(0, C, BC):
         c = c0 + tl.arange(0, BC)
         wt = tl.load(w + m * model + d[:, None] * C + c[None, :])
@@ -113,6 +119,7 @@ def gather(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
+    # dz passes by on the skip; the projections' part is added.
     z = tl.load(dz + to)
     for c0 in range(0, C, BC):
         c = c0 + tl.arange(0, BC)
@@ -129,6 +136,7 @@ def outer(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """dw[c, d] = a[T, C]^T x[T, D], db = the column sums of a: a tile of columns, all tokens."""
+    # A tile of columns, whose sums over all tokens stay on the chip.
     m = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     d = tl.arange(0, D)
@@ -211,12 +219,14 @@ def mix(
     """n(s0 u0 + alpha W_O concat softmax(score_scale q k^T) v + mean of the bias rows); q, k, v,
     scores and heads stay on the chip. N tokens are worked on at once, short sequences of OWN tokens
     side by side."""
+    # A tile has S runs of N tokens and, per block of columns, H heads.
     S: tl.constexpr = BT // N
     H: tl.constexpr = BC // R
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
+    # The input's tile stays; blocks of heads go by: projected, mixed, and added through W_O.
     xt = tl.load(x + to)
     qkv += m * model
     qkv_bias += m * model
@@ -274,6 +284,7 @@ def mix_back(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
+    # Through the norm, as in `spread`.
     z = norm_back(
         tl.load(g + to),
         u + to,
@@ -285,6 +296,8 @@ def mix_back(
     xt = tl.load(x + to)
     zt = z.to(xt.dtype)
     tl.store(dz16 + to, zt)
+    # Blocks of heads again: q, k, v and the weights p are made anew from the input, so the way
+    # forward keeps none of them.
     qkv += m * model
     qkv_bias += m * model
     dqkv += m * T * 3 * C + t[:, None] * (3 * C)
@@ -295,11 +308,13 @@ def mix_back(
         k, wk = _heads_of(xt, qkv + C * D, qkv_bias + C, c, d, D, S, N, H, R, IP)
         v, wv = _heads_of(xt, qkv + 2 * C * D, qkv_bias + 2 * C, c, d, D, S, N, H, R, IP)
         wt = tl.load(out + m * model + d[:, None] * C + c[None, :])
+        # The heads' gradient, and through the softmax: ds = p (dp - sum of p dp) scale.
         gt = _cut((tl.dot(zt, wt, input_precision=IP) * alpha).to(xt.dtype), S, N, H, R)
         p = softmax(inner(q, k, S * H, N, R, IP) * (score_scale * LOG2E), OWN, N)
         dp = inner(gt, v, S * H, N, R, IP)
         ds = (p * (dp - tl.sum(p * dp, 2)[:, :, None]) * score_scale).to(xt.dtype)
         p = p.to(xt.dtype)
+        # For the weights' gradients: the heads' outputs, dq, dk and dv, heads joined.
         tl.store(o + c[None, :], _join(tl.dot(p, v, input_precision=IP).to(xt.dtype), S, N, H, R))
         dq = _join(tl.dot(ds, k, input_precision=IP).to(xt.dtype), S, N, H, R)
         dk = _join(
@@ -311,6 +326,7 @@ def mix_back(
         tl.store(dqkv + c[None, :], dq)
         tl.store(dqkv + C + c[None, :], dk)
         tl.store(dqkv + 2 * C + c[None, :], dv)
+        # The input's gradient, summed over blocks on top of the skip's dz.
         if not FIRST:
             z = tl.dot(dq, wq, z, input_precision=IP)
             z = tl.dot(dk, wk, z, input_precision=IP)

@@ -138,6 +138,7 @@ def _proven(device: torch.device) -> bool:
 def trial(device: torch.device) -> float:
     """The largest relative error of a small layer's outputs and gradients against float64: of more
     tiles than lie in shared memory at once."""
+    # Two models; more column tiles and token tiles than shared memory holds at once.
     M, T = 2, 6 * FORWARD_TOKENS
     F, D = 6 * COLUMN_TILE, WIDTH
     splits, unscale = 2, 0.25
@@ -151,6 +152,8 @@ def trial(device: torch.device) -> float:
     down, bias = drawn(D, F, spread=0.1).half(), drawn(D)
     scales = drawn(16).abs() + 0.5  # of the part before and of this one first
 
+    # One flat row per model, as ensembles have them. Every parameter is then a view that starts in
+    # the first model's row.
     parameters = (up.float(), up_bias, down.float(), bias, scales)
     row = torch.cat([p.flatten(1) for p in parameters], 1).contiguous()
     sizes = [p[0].numel() for p in parameters]
@@ -165,12 +168,14 @@ def trial(device: torch.device) -> float:
     layer = Layer(M, T, F, row.shape[1])
     forward(layer, x, weights, End(exact[at_bias:], scale0, u0, scale, u, y, inv))
 
+    # Backward into partial sums: dx per cluster, weights per token split.
     dx_sums = torch.empty(M, dx_partials(F), T, D, dtype=torch.float16, device=device)
     sums, total = torch.empty(splits, M, at_bias, device=device), torch.zeros(M, device=device)
     flat = sums.view(-1)
     grads = MlpWeights(flat, flat[at_up_bias:], flat[at_down:])
     backward(layer, x, dz, weights, Gradients(dx_sums, grads, total, splits, at_bias, unscale))
 
+    # The same in float64, written out.
     hidden = x.double() @ up.double().mT + up_bias.double()[:, None]
     active, slope = hidden.clamp_min(0), (dz.double() @ down.double()) * (hidden > 0)
     z = active @ down.double().mT + bias[:, None] + scales[:, :1, None] * u0

@@ -23,12 +23,14 @@ def feed(
     D: tl.constexpr, BT: tl.constexpr, BF: tl.constexpr, IP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """n(s0 u0 + down[D, F] relu(up[F, D] x + up_bias) + bias)."""
+    # The model, the tile's tokens, and their place in (models, T, D).
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
     xt = tl.load(x + to)
     z = tl.zeros([BT, D], tl.float32)
+    # The input's tile stays; blocks of hidden units go by and are added through W_2.
     for f0 in tl.range(0, F, BF, num_stages=STAGES):
         f = f0 + tl.arange(0, BF)
         w1t = tl.load(up + m * model + f[:, None] * D + d[None, :])
@@ -39,6 +41,7 @@ def feed(
         )
         h = tl.maximum(h, 0.0).to(xt.dtype)
         z = tl.dot(h, tl.trans(w2t), z, input_precision=IP)
+    # The residual and the output's bias, then the norm at the end of the tile.
     z += tl.load(bias + m * model + d)[None, :] + tl.load(u0 + to) * tl.load(scale0 + m * model)
     norm(z, tl.load(scale + m * model), u, y, inv, to, m * T + t)
 
@@ -80,6 +83,7 @@ def feed_back(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
+    # Through the norm: dz, which is also the skip's part of dx.
     z = norm_back(
         tl.load(g + to),
         u + to,
@@ -91,6 +95,7 @@ def feed_back(
     xt = tl.load(x + to)
     zt = z.to(xt.dtype)
     tl.store(dz + to, zt)
+    # Hidden units are made again: a unit that was cut off passes no gradient.
     for f0 in tl.range(0, F, BF, num_stages=STAGES):
         f = f0 + tl.arange(0, BF)
         w1t = tl.load(up + m * model + f[:, None] * D + d[None, :])
@@ -102,6 +107,8 @@ def feed_back(
         dh = tl.dot(zt, w2t, input_precision=IP)
         dh = tl.where(h > 0.0, dh, 0.0).to(xt.dtype)
         z = tl.dot(dh, w1t, z, input_precision=IP)
+    # The norm below is the attention part's own, so its gradient can be taken while dx is still
+    # here.
     if LOWER:
         sums = tile_sums + (m * slots + slot - 1) * tl.num_programs(0) * 2 * D
         z = norm_back(z, u1 + to, inv1 + m * T + t, scale1 + m * model, sums, D)
@@ -115,6 +122,7 @@ def feed_weights(
     D: tl.constexpr, BT: tl.constexpr, BF: tl.constexpr, IP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of up, up_bias and down: a tile of hidden units, all tokens."""
+    # A tile of hidden units, [BF, T]: its weights stay on the chip, all tokens go by.
     m = tl.program_id(1).to(tl.int64)
     f = tl.program_id(0) * BF + tl.arange(0, BF)
     d = tl.arange(0, D)
@@ -129,6 +137,7 @@ def feed_weights(
         at = m * T * D + t[:, None] * D + d[None, :]
         xt = tl.load(x + at)
         zt = tl.load(dz + at)
+        # The hidden units of these tokens again, transposed, and their gradients.
         h = tl.dot(w1t, tl.trans(xt), input_precision=IP) + b1t[:, None]
         dh = tl.dot(tl.trans(w2t), tl.trans(zt), input_precision=IP)
         dh = tl.where(h > 0.0, dh, 0.0)

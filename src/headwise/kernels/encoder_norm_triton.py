@@ -39,6 +39,8 @@ def norm(z, s, u, y, inv, at, rows):
 def norm_back(grad, u, inv, scale, tile_sums, D: tl.constexpr):
     """The gradient of z from that of n(z). Writes this program's tile sums: of dz, and of the
     gradient of s."""
+    # n(z) does not change with z's length, so only what is across the direction counts: (g - u
+    # (u.g)) s / ||z||.
     direction = tl.load(u)
     along = tl.sum(direction * grad, 1)
     z = (grad - direction * along[:, None]) * (tl.load(inv) * tl.load(scale))[:, None]
@@ -70,6 +72,7 @@ def sum_outputs(
     m = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     at = t[:, None] * D + tl.arange(0, D)[None, :]
+    # The same numbers of each split, in order.
     partials += m * splits * T * D + at
     z = tl.zeros([BT, D], tl.float32)
     for _ in range(splits):
@@ -181,10 +184,13 @@ def squared_error(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     d = tl.arange(0, D)
     to = m * T * D + t[:, None] * D + d[None, :]
+    # Only the last Q tokens of a sequence have answers; row counts answers over the batch.
     n = t % N
     answers = (n >= N - Q)[:, None] & (d < W)[None, :]
     row = (m * (T // N) + t // N) * Q + n - (N - Q)
     want = tl.load(target + row[:, None] * W + d[None, :], mask=answers, other=0.0)
+    # The error s u - target, its gradient into dx, and its square into this tile's sum, where the
+    # gradient of s would be.
     e = tl.where(answers, tl.load(u + to) * tl.load(scale + m * model) - want, 0.0)
     tl.store(dx + to, e * (factor * tl.load(loss_scale + m)))
     sums = tile_sums + ((m * slots + slot) * tl.num_programs(0) + tl.program_id(0)) * 2 * D
@@ -204,6 +210,7 @@ def finish(
     slot = tl.program_id(0)
     m = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, D)
+    # One program per slot and model goes through all tiles, so the order of the sum is fixed.
     start = tile_sums + (m * slots + slot) * TILES * 2 * D
     along = tl.zeros([BLOCK], tl.float32)
     sums = tl.zeros([D], tl.float32)
@@ -219,6 +226,8 @@ def finish(
                 ),
                 0,
             )
+    # Where the sums go: the loss, or the gradients of s and of the bias rows, which share the sum
+    # of dz.
     whole = tl.sum(along, 0)
     if slot == 0:
         tl.store(losses + m, whole * per_loss)

@@ -32,13 +32,18 @@ CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL | None:
+    # The library of PyTorch's own CUDA version: where the loader finds it, then in the packages
+    # that PyTorch installs.
     version = (torch.version.cuda or "").partition(".")[0]
     name = f"libnvrtc.so.{version}"
     places = [name]
+    if not version:
+        return None
     spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations or ()) if spec else ():
+    roots = [] if spec is None else spec.submodule_search_locations or []
+    for root in roots:
         places += sorted(str(p) for p in Path(root).glob(f"*/lib/{name}"))
-    for place in places if version else ():
+    for place in places:
         try:
             return ctypes.CDLL(place)
         except OSError:
@@ -62,20 +67,19 @@ def missing(device: torch.device) -> str:
 
 def numbered(device: torch.device) -> torch.device:
     """The same device with its number."""
-    index = (
-        torch.cuda.current_device()
-        if device.type == "cuda" and device.index is None
-        else device.index
-    )
-    return torch.device(device.type, index)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def worst(pairs: list[tuple[Tensor, Tensor]]) -> float:
     """The largest relative error of what was computed against what was wanted; not a number where
     one is not."""
-    return float(
-        torch.stack([(a.double() - b.detach()).norm() / b.detach().norm() for a, b in pairs]).max()
-    )
+    errors = []
+    for computed, wanted in pairs:
+        exact = wanted.detach()
+        errors.append((computed.double() - exact).norm() / exact.norm())
+    return float(torch.stack(errors).max())
 
 
 def proven(what: str, trial: Callable[[], float], device: torch.device) -> bool:
@@ -115,6 +119,8 @@ def _done(status: int) -> None:
 
 def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
     """Machine code of a source for one GPU architecture, such as sm_90a."""
+    # The key of the cache holds all that machine code depends on: source, options and the
+    # compiler's version.
     options = [
         f"--gpu-architecture={architecture}",
         "--std=c++17",
@@ -126,11 +132,8 @@ def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
     key = hashlib.sha256(
         "\n".join([source, *options, f"{major.value}.{minor.value}"]).encode()
     ).hexdigest()
-    kept = (
-        Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
-        / "headwise"
-        / f"{key}.cubin"
-    )
+    folder = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
+    kept = folder / "headwise" / f"{key}.cubin"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
     code = _compile(nvrtc, source, options)
@@ -140,6 +143,7 @@ def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
 
 
 def _compile(nvrtc: ctypes.CDLL, source: str, options: list[str]) -> bytes:
+    # Create, compile, read the code; on failure the compiler's log is the message.
     program = ctypes.c_void_p()
     words = (ctypes.c_char_p * len(options))(*(word.encode() for word in options))
     if nvrtc.nvrtcCreateProgram(
@@ -219,9 +223,11 @@ class Module:
         """Launch on the current stream; arguments are tensors, ints (32 bits) and floats. So many
         neighbours along the grid form a cluster: they run at the same time and reach each other's
         shared memory."""
+        # The driver takes a pointer to each argument, so `values` must live until the launch.
         values = [_argument(arg) for arg in args]
         places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        # The only launch attribute is the cluster's size.
         size = ctypes.pointer(_Attribute(CLUSTER, b"", (cluster, 1, 1)))
         config = _Config((*grid, 1), (threads, 1, 1), shared, stream, size, 1)
         _done(

@@ -80,7 +80,8 @@ def _from_inputs(
     s = layer.shape
     # The queries of the new tokens at their own positions; keys and values follow from the kept
     # inputs.
-    H, R, V, KV = s.num_heads, s.head_dim, s.v_head_dim, s.num_kv_heads
+    H, KV = s.num_heads, s.num_kv_heads
+    R, V = s.head_dim, s.v_head_dim
     (q_map, k_map, v_map), (q_bias, k_bias, v_bias) = layer.projections()
     q = layer.place_queries(s, linear(x, q_map, q_bias), start)
     if absorb and s.qk_norm == "none" and not s.qk_rope_head_dim:
