@@ -35,8 +35,7 @@ from headwise.experiments.rank_paper.fig1 import PRESETS, budget, runs
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.tasks import Farthest
 from headwise.training.checkpoint import begin
-from headwise.training.engine import most_models
-from headwise.training.ensemble import Ensemble
+from headwise.training.ensemble import Ensemble, most_models
 from headwise.training.fused_encoder import FusedEncoder
 
 GPU = torch.device("cuda")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TextIO
 
 LINE_EVERY = 15.0  # seconds between plain lines
@@ -73,3 +75,24 @@ class Progress:
         text = f"[{bar:<24}] {text}"
         print(f"\r{text:<{self.width}}", end="\n" if last else "", file=self.stream, flush=True)
         self.width = len(text)
+
+
+@dataclass
+class Steps:
+    """Counts an ensemble's model-steps, so that they can be taken back when it is trained again."""
+
+    advance: Callable[[int], None]
+    made: int = 0
+    free: int = 0
+
+    def add(self, steps: int) -> None:
+        if isinstance(steps, Free):
+            self.free += steps
+        else:
+            self.made += steps
+        self.advance(steps)
+
+    def take_back(self, finished: int) -> None:
+        """All of them but those of runs that are finished."""
+        self.advance(Free(-self.free))
+        self.advance(finished - self.made)

@@ -15,7 +15,8 @@ from support.tolerance import seeded
 
 from headwise.errors import UsageError
 from headwise.execute.sweep import cost
-from headwise.experiments import EXPERIMENTS, PAGES, find, page
+from headwise.experiments import EXPERIMENTS, PAGES, find
+from headwise.experiments.pages import shown_by
 from headwise.experiments.points import plain_point
 from headwise.experiments.rank_paper import length, positions
 from headwise.experiments.settings import meaning_of, settings_of
@@ -55,7 +56,7 @@ def once(points: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, *PAGES])
 def test_experiment_says_what_it_is(name: str) -> None:
-    experiment = page(name)
+    experiment = shown_by(name)
     assert experiment.name == name
     assert experiment.question.endswith("?")
     assert "\n" not in experiment.question

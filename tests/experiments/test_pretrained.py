@@ -9,8 +9,8 @@ import pytest
 
 from headwise.cli import main
 from headwise.errors import UsageError
-from headwise.experiments import EXPERIMENTS, page, pretrained
-from headwise.experiments.pages import single_decoders
+from headwise.experiments import EXPERIMENTS, pretrained
+from headwise.experiments.pages import shown_by, single_decoders
 from headwise.shape import Shape
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
@@ -190,10 +190,10 @@ def test_what_diverged_is_counted_and_not_averaged():
 
 
 def test_it_is_shown_and_not_run(tmp_path):
-    assert page("pretrain").question == pretrained.EXPERIMENT.question
+    assert shown_by("pretrain").question == pretrained.EXPERIMENT.question
     assert "pretrain" not in EXPERIMENTS
     with pytest.raises(UsageError, match="unknown experiment 'pretrained'"):
-        page("pretrained")
+        shown_by("pretrained")
     assert main(["run", "pretrain", "--store", str(tmp_path)]) == 2
 
 

@@ -20,7 +20,7 @@ from headwise.model.transformer import build
 from headwise.seeds import derive
 from headwise.shape import Shape
 from headwise.tasks import BiasedNearest, Farthest, Nearest
-from headwise.training import engine
+from headwise.training import ensemble
 from headwise.training.checkpoint import begin
 from headwise.training.data import HELD_OUT_BATCH, HELD_OUT_SEED, block_steps, draw_block
 from headwise.training.engine import train
@@ -35,7 +35,7 @@ def test_what_the_kernels_refuse_does_not_hold_back_the_rest(
 ) -> None:
     """A head of rank 128 is too wide for them; the same width cut in two is not, and would be
     stacked with it."""
-    monkeypatch.setattr(engine, "most_models", lambda run, device: 64)
+    monkeypatch.setattr(ensemble, "most_models", lambda run, device: 64)
     shapes = [
         paper_shape(dim=128, depth=1, rank=rank, width=1, ffn_dim=64, points=16)
         for rank in (128, 64, 32)
@@ -47,12 +47,12 @@ def test_what_the_kernels_refuse_does_not_hold_back_the_rest(
     ]
     assert len({ensemble_key(run) for run in runs}) == 1
     states = [begin(run) for run in runs]
-    by_kernels = engine.pack(states, torch.device("cuda"))
+    by_kernels = ensemble.pack(states, torch.device("cuda"))
     assert [sorted(s.run.shape.head_dim for s in stack) for stack in by_kernels] == [
         [128, 128],
         [32, 32, 64, 64],
     ]
-    assert [len(stack) for stack in engine.pack(states, CPU)] == [6]
+    assert [len(stack) for stack in ensemble.pack(states, CPU)] == [6]
 
 
 # ---- schedules

@@ -36,24 +36,26 @@ COMMANDS = {
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        raise UsageError(f"unknown command {words[0]!r}; {nearest(words[0], COMMANDS)}")
-    known = parser()
-    args = known.parse_args(words)
-    if args.version:
-        from headwise import __version__
+    """Run one command; of several processes the first one speaks."""
+    with contextlib.nullcontext() if first() else contextlib.redirect_stdout(io.StringIO()):
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            raise UsageError(f"unknown command {words[0]!r}; {nearest(words[0], COMMANDS)}")
+        known = parser()
+        args = known.parse_args(words)
+        if args.version:
+            from headwise import __version__
 
-        print(f"headwise {__version__}")
-    elif args.command is None:
-        known.print_help()
-    else:
-        file, function = COMMANDS[args.command]
-        module = importlib.import_module(f"headwise.cli.{file}")
-        answer = getattr(module, function)(args, words)
-        if args.json:
-            print(json.dumps(answer))
-        return 1 if answer.get("failed") else 0
-    return 0
+            print(f"headwise {__version__}")
+        elif args.command is None:
+            known.print_help()
+        else:
+            file, function = COMMANDS[args.command]
+            module = importlib.import_module(f"headwise.cli.{file}")
+            answer = getattr(module, function)(args, words)
+            if args.json:
+                print(json.dumps(answer))
+            return 1 if answer.get("failed") else 0
+        return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            with contextlib.nullcontext() if first() else contextlib.redirect_stdout(io.StringIO()):
-                return _dispatch(words)
+            return _dispatch(words)
         finally:
             sys.stdout.flush()  # a reader that is gone shows here, not at exit
     except UsageError as e:

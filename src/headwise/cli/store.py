@@ -121,12 +121,12 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 
 def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
-    from headwise.experiments import page
     from headwise.experiments.given_rows import readable
+    from headwise.experiments.pages import shown_by
     from headwise.experiments.points import plain_point
     from headwise.show.matplotlib_figure import save
 
-    experiment = page(args.experiment)
+    experiment = shown_by(args.experiment)
     view = _view(experiment, args.view)
     sources = [Path(name) for name in args.rows]
     where = ", ".join(map(str, sources))

@@ -245,6 +245,12 @@ def check_space(path: Path, runs: Sequence[Any], keep_weights: bool = False) -> 
         raise UsageError(f"the store {path} cannot be written: no permission in {folder}")
 
 
+def check_machine(device: str, path: Path, missing: Sequence[Any], keep_weights: bool) -> None:
+    """Refuse what the disk cannot hold, and a device that is not there."""
+    check_space(path, [run for run in missing if run.work != "compute"], keep_weights)
+    pick_device(device)
+
+
 def sweep(
     runs: Sequence[Run],
     store: Store,
@@ -277,10 +283,11 @@ def sweep(
             bar.advance(0, f"waiting for {len(left)} runs that another process is making")
             time.sleep(0.5)
         missing = left
+    store.tidy(runs)
+    rows = store.rows([run.id for run in runs])
     if bar.done:
         bar.close()
-    store.tidy(runs)
-    return store.rows([run.id for run in runs])
+    return rows
 
 
 def _free(store: Store, chunk: list[Run]) -> list[Run]:

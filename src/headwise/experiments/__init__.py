@@ -38,17 +38,12 @@ PAGES = {"pretrain": "pretrained"}  # what other commands leave in a store: show
 def find(name: str) -> Experiment[Any, Any]:
     """An experiment by its name, or the `EXPERIMENT` of a Python file."""
     if name in EXPERIMENTS:
-        return _built_in(EXPERIMENTS[name])
+        return built_in(EXPERIMENTS[name])
     if not name.endswith(".py"):
         raise UsageError(
             f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}, or a Python file"
         )
     return from_file(Path(name))
-
-
-def page(name: str) -> Experiment[Any, Any]:
-    """What a store's rows of that name are shown by."""
-    return _built_in(PAGES[name]) if name in PAGES else find(name)
 
 
 def from_file(path: Path) -> Experiment[Any, Any]:
@@ -82,5 +77,6 @@ def from_file(path: Path) -> Experiment[Any, Any]:
     return experiment
 
 
-def _built_in(module: str) -> Experiment[Any, Any]:
+def built_in(module: str) -> Experiment[Any, Any]:
+    """The experiment of one of the modules here."""
     return importlib.import_module(f"headwise.experiments.{module}").EXPERIMENT

@@ -138,6 +138,20 @@ class Experiment(Generic[S, P]):
         """How many runs, or rows where they are computed."""
         return f"{len(runs)} {'runs' if self.trains else 'rows'}"
 
+    def check_options(
+        self, runs: Sequence[Specified], workers: int | None, keep_weights: bool
+    ) -> None:
+        """Refuse options of a run that these runs have no use for."""
+        if keep_weights and not self.trains:
+            raise UsageError(
+                f"--keep-weights goes with experiments that train; {self.name} computes its rows"
+            )
+        if workers and any(run.work != "train" for run in runs):
+            raise UsageError(
+                f"--workers goes with runs that are trained in ensembles; {self.name} makes its "
+                "rows one after another"
+            )
+
     def preset(self, name: str, **changes: Any) -> S:
         """A preset with some settings changed; unknown names are refused with the nearest ones."""
         if name not in self.presets:

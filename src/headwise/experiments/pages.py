@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import UsageError
-from headwise.experiments import EXPERIMENTS, PAGES
-from headwise.experiments import page as find_page
+from headwise.experiments import EXPERIMENTS, PAGES, built_in, find
 from headwise.experiments.base import Experiment
 from headwise.rows import Row
 from headwise.show.figure import Figure, has_panels
@@ -20,6 +19,11 @@ from headwise.show.report import Page, Section, write_page
 from headwise.store import Store
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError)
+
+
+def shown_by(name: str) -> Experiment[Any, Any]:
+    """What a store's rows of that name are shown by."""
+    return built_in(PAGES[name]) if name in PAGES else find(name)
 
 
 def page_of(experiment: Experiment[Any, Any], preset: str, points: Sequence[Any]) -> Page:
@@ -97,7 +101,7 @@ def _page(name: str, asked: Mapping[str, Any], rows: list[Row]) -> Page:
     # A user's file may have changed or gone since, so its page is kept in the store.
     built_in = (name in EXPERIMENTS or name in PAGES) and "source" not in asked
     if built_in:
-        experiment = find_page(name)
+        experiment = shown_by(name)
         return page_of(experiment, asked["preset"], experiment.summary(rows))
     if "page" in asked:
         return Page.from_json(asked["page"])
@@ -115,7 +119,7 @@ def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> lis
     rows.sort(key=lambda row: row["finished"])
     if not rows:
         return []
-    experiment = find_page("pretrain")
+    experiment = shown_by("pretrain")
     commands = dict.fromkeys(row["command"] for row in rows if row.get("command"))
     return [
         Section(

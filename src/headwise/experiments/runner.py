@@ -209,13 +209,13 @@ def make(
     """
     say = say or functools.partial(print, file=sys.stderr, flush=True)
     runs = list(experiment.runs(settings))
-    _check_options(experiment, runs, workers, keep_weights)
+    ids = list(dict.fromkeys(run.id for run in runs))
+    experiment.check_options(runs, workers, keep_weights)
     given = given_rows(rows, runs) if rows else {}
     worker = _Worker(experiment, store, device, workers, keep_weights, checkpoint_every, train)
 
     # What is asked for, and what of it is there: said and noted before anything is made, so that
     # the store's page shows it also after a kill.
-    ids = _ids(runs)
     count = experiment.count(runs)
     asked = {"command": command, "preset": preset, "settings": settings.plain()}
     before = store.noted_ids(experiment.name)
@@ -229,7 +229,10 @@ def make(
         beginning += f", {taken} of them from {files}, {len(missing)} to make"
     if begun:
         beginning += f", {begun} to resume"
-    worker.check(missing)
+    if train:
+        from headwise.execute.sweep import check_machine
+
+        check_machine(device, store.path, missing, keep_weights)
     if not train and len(missing) == len(runs):
         raise UsageError(
             f"none of these {count} is in {store.path}; without --no-train they are made"
@@ -260,11 +263,10 @@ def make(
 
     points = experiment.summary(found)
     headline = experiment.headline(points)
+    ids = list(dict.fromkeys(run.id for run in runs))
     if note:
-        store.note(
-            experiment.name, {**asked, "ids": _ids(runs), **_kept(experiment, preset, points)}
-        )
-        if before - set(_ids(runs)):
+        store.note(experiment.name, {**asked, "ids": ids, **_kept(experiment, preset, points)})
+        if before - set(ids):
             say(
                 f"{experiment.name} was made with other settings in {store.path} before: its page "
                 "now shows these; the older rows are still there"
@@ -322,17 +324,6 @@ class _Worker:
 
         return self.experiment.trains and pick_device(self.device).type == "cpu"
 
-    def check(self, missing: Sequence[Specified]) -> None:
-        """Refuse a device that is not there, and what the disk cannot hold."""
-        if not self.train:
-            return
-        from headwise.device import pick_device
-        from headwise.execute.sweep import check_space
-
-        pick_device(self.device)
-        trained = [run for run in missing if run.work != "compute"]
-        check_space(self.store.path, trained, self.keep_weights)
-
     def rows_of(self, runs: Sequence[Any], keep_weights: bool = False) -> list[Row]:
         """The rows of runs, in order; those that are missing are made unless only what is there was
         asked for."""
@@ -366,27 +357,6 @@ class _Worker:
                     checkpoint_every=self.checkpoint_every,
                     probe=self.experiment.probe,
                 )
-
-
-def _ids(runs: Sequence[Specified]) -> list[str]:
-    return list(dict.fromkeys(run.id for run in runs))
-
-
-def _check_options(
-    experiment: Experiment[Any, Any],
-    runs: Sequence[Specified],
-    workers: int | None,
-    keep_weights: bool,
-) -> None:
-    if keep_weights and not experiment.trains:
-        raise UsageError(
-            f"--keep-weights goes with experiments that train; {experiment.name} computes its rows"
-        )
-    if workers and any(run.work != "train" for run in runs):
-        raise UsageError(
-            f"--workers goes with runs that are trained in ensembles; {experiment.name} makes its "
-            "rows one after another"
-        )
 
 
 def _later_rounds(

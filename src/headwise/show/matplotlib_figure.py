@@ -145,7 +145,7 @@ def _save_lines(figure: LineFigure, path: Path) -> None:
 
 
 def _draw_line_panel(ax: Any, figure: LineFigure, panel: LinePanel) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
     for line in panel.lines:
         _draw_line(ax, figure, line)
@@ -158,7 +158,7 @@ def _draw_line_panel(ax: Any, figure: LineFigure, panel: LinePanel) -> None:
     if figure.x_scale == "log":
         ax.xaxis.set_major_locator(FixedLocator(figure.ticks))
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: fraction(x)))
+        ax.xaxis.set_major_formatter(FixedFormatter([fraction(x) for x in figure.ticks]))
     ax.grid(axis="y", **GRID)
     ax.set_axisbelow(True)
 

@@ -171,10 +171,6 @@ def _read(path: Path, run: Run) -> State:
     return state
 
 
-def remove(folder: Path, run: Run) -> None:
-    path_of(folder, run).unlink(missing_ok=True)
-
-
 def keep_weights(folder: Path, run: Run, weights: dict[str, Tensor]) -> None:
     """Write a trained model's parameters by name."""
     from safetensors.torch import save as packed

@@ -1,4 +1,4 @@
-"""An ensemble in training: models of one kind, trained at once by one step.
+"""An ensemble in training: which runs form one, and the step that trains all its models at once.
 
 Every parameter has a leading model axis and lies in flat rows, one row per model (flat.py). Each
 model has its own data, rate and loss scale, and nothing of one model enters another's numbers. The
@@ -12,7 +12,9 @@ makes gradients of the flat rows (step.Kernels), and AdamW moves the rows (optim
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +23,17 @@ from headwise.model.transformer import build
 from headwise.training import data, own
 from headwise.training.checkpoint import State
 from headwise.training.data import block_steps, draw_block, held_out_batches
-from headwise.training.flat import OPERANDS, FlatRows, HeadGroup, Layout, head_groups
+from headwise.training.flat import ALIGN, OPERANDS, FlatRows, HeadGroup, Layout, head_groups
 from headwise.training.fused_decoder import FusedDecoder
 from headwise.training.fused_encoder import FusedEncoder
 from headwise.training.loss_scale import LossScales
 from headwise.training.optim import AdamW, Moved, Overflow
-from headwise.training.run import Run
+from headwise.training.run import Run, ensemble_key
 from headwise.training.step import KernelFamily, Kernels, Modules
 
+LARGEST = 64  # models
+CPU_CACHE = 32 << 20  # bytes of a step's activations and weights on a CPU
+GPU_SHARE, GPU_BYTES = 0.4, 56 << 30  # of the free memory, and at most
 FAMILIES: tuple[type[KernelFamily], ...] = (FusedEncoder, FusedDecoder)
 
 
@@ -37,6 +42,60 @@ def family_of(run: Run, device: torch.device) -> type[KernelFamily] | None:
     if run.model is not None or device.type != "cuda":
         return None
     return next((family for family in FAMILIES if not family.refusal(run, device)), None)
+
+
+def pack(states: Sequence[State], device: torch.device) -> list[list[State]]:
+    """States that can be trained together: equal keys, equal epochs, the same kernels, no more than
+    fit. Equal shapes come side by side."""
+    groups: dict[Any, list[State]] = {}
+    for state in states:
+        key = (ensemble_key(state.run), state.epoch, family_of(state.run, device))
+        groups.setdefault(key, []).append(state)
+    ensembles = []
+    for group in groups.values():
+        group.sort(key=lambda state: state.run.shape.num_heads)
+        count = math.ceil(len(group) / most_models(group[0].run, device))
+        size = math.ceil(len(group) / count)
+        ensembles += [group[i : i + size] for i in range(0, len(group), size)]
+    return ensembles
+
+
+def most_models(run: Run, device: torch.device) -> int:
+    """How many models of this kind are trained together at most.
+
+    On a CPU as many as keep a step's activations near the cache, and one alone when its bits would
+    depend on its place. On a GPU as many as fit 40 % of the free memory and 56 GiB: a model's step
+    was never slower in a larger ensemble. A model of a user's own is always alone.
+    """
+    on_cpu = device.type == "cpu"
+    if run.model is not None or (on_cpu and not _fills_lines(run)):
+        return 1
+    recipe, tokens = run.recipe, run.task.tokens
+    step = run.shape.activation_bytes(tokens, batch=recipe.batch) + 20 * run.shape.params
+    if on_cpu:
+        return max(1, min(LARGEST, CPU_CACHE // step))
+    free, _ = torch.cuda.mem_get_info(device)
+    # what an earlier ensemble left to us
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    family = family_of(run, device)
+    model = 4 * step if family is None else family.model_bytes(run)
+    block = block_steps(run.task, recipe) * recipe.batch * tokens * max(2, run.task.in_dim) * 4
+    data = 4 * block  # drawn, and in place
+    return max(1, min(LARGEST, int(min(GPU_SHARE * free, GPU_BYTES)) // (model + data)))
+
+
+def _fills_lines(run: Run) -> bool:
+    """Whether one model's activations and gradients fill whole cache lines, so that its neighbours'
+    start on one: the matrix library takes another path, with other bits, where they do not, and for
+    a matrix of one row or column (the read-out is padded)."""
+    with torch.device("meta"):
+        matrices = [
+            p
+            for name, p in build(run.shape).named_parameters()
+            if name.endswith("weight") and p.ndim == 2 and "read_out" not in name
+        ]
+    sizes = [run.recipe.batch * run.task.tokens, *(p.numel() for p in matrices)]
+    return not any(size % ALIGN for size in sizes) and all(min(p.shape) > 1 for p in matrices)
 
 
 class Ensemble:

@@ -79,15 +79,18 @@ class Recipe:
             ):
                 raise UsageError(f"{name} must be a number from {low} to {high:g}, got {value!r}")
             object.__setattr__(self, name, float(value))  # 1 and 1.0 are one run
+        if str(self.init).startswith(AFTER) and not re.fullmatch("[0-9a-f]{16}", self.parent):
+            raise UsageError(
+                f"init {AFTER} must be followed by a run's id, 16 digits and letters a to f, got "
+                f"{self.init!r}"
+            )
         for name, choices in (
             ("schedule", SCHEDULES),
             ("protocol", PROTOCOLS),
-            ("init", INITS),
+            ("init", (self.init,) if self.parent else INITS),
             ("precision", PRECISIONS),
         ):
-            if getattr(self, name) not in choices and not (
-                name == "init" and self._checked_parent()
-            ):
+            if getattr(self, name) not in choices:
                 raise UsageError(
                     f"unknown {name} {getattr(self, name)!r}; "
                     f"{nearest(str(getattr(self, name)), choices)}"
@@ -100,20 +103,10 @@ class Recipe:
                 f"steps must be a multiple of epoch, got steps {self.steps}, epoch {self.epoch}"
             )
 
-    def _checked_parent(self) -> bool:
-        if not isinstance(self.init, str) or not self.init.startswith(AFTER):
-            return False
-        if not re.fullmatch("[0-9a-f]{16}", self.parent):
-            raise UsageError(
-                f"init {AFTER} must be followed by a run's id, 16 digits and letters a to f, got "
-                f"{self.init!r}"
-            )
-        return True
-
     @property
     def parent(self) -> str:
         """The id of the run whose weights this one starts from; empty: none."""
-        return self.init.removeprefix(AFTER) if self.init.startswith(AFTER) else ""
+        return self.init.removeprefix(AFTER) if str(self.init).startswith(AFTER) else ""
 
     @property
     def epochs(self) -> int:

@@ -308,7 +308,8 @@ def headline(points: Sequence[Point]) -> list[str]:
         dim = same[0].dim
         full, half = by_rank.get(dim), by_rank.get(dim // 2) if dim % 2 == 0 else None
         if full and half and full.held_out and half.held_out:
-            lines.append(_full_against_half(full, half))
+            place = f"{plural(full.layers, 'layer')}, budget {full.budget}, {full.protocol}"
+            lines.append(f"{place}: {_full_against_half(full, half)}")
     if tried := [p for p in points if p.rates > 1]:
         lines += _tuning(tried, len(points))
     if any(p.protocol == "original" and p.n > 1 for p in points):
@@ -328,10 +329,7 @@ def _full_against_half(full: Point, half: Point) -> str:
         verdict += f", tuned over {plural(full.rates, 'rate')} and {half.rates}"
     if failed:
         verdict = f"{failed} runs only predict zero, so this compares nothing"
-    return (
-        f"{plural(full.layers, 'layer')}, budget {full.budget}, {full.protocol}: full rank "
-        f"{full.held_out:.4f}, half rank {half.held_out:.4f}, {verdict}"
-    )
+    return f"full rank {full.held_out:.4f}, half rank {half.held_out:.4f}, {verdict}"
 
 
 def _tuning(tried: list[Point], of: int) -> list[str]:

@@ -73,13 +73,13 @@ def figure(points: Sequence[Point]) -> LineFigure:
     several = len({p.protocol for p in points}) > 1
     panels, title = [], _task_in_title(points)
     for (protocol, layers), same in groups(points, "protocol", "layers").items():
-        lines: list[Line] = []
+        lines, published = list[Line](), list[Line]()
+        for name in sorted({p.budget for p in same} & theirs.keys()):
+            published += _published(layers, theirs[name], name, colours.index(name))
         for line in groups(same, "width").values():
             lines += _budget_lines(line, ranks, colours.index(line[0].budget))
-        for name in sorted({p.budget for p in same} & theirs.keys()):
-            lines += _published(layers, theirs[name], name, colours.index(name))
         place = plural(layers, "layer") + (f", {protocol}" if several else "")
-        panels.append(LinePanel(title=place, lines=lines))
+        panels.append(LinePanel(title=place, lines=[*lines, *published]))
     return LineFigure(
         title=f"{title}: error against rank at equal parameters (d={dim})",
         x_label="rank of a head / d",
