@@ -70,10 +70,11 @@ def attend(
         q.requires_grad or k.requires_grad or v.requires_grad,
         reference.BLOCK_BYTES,
     )  # fmt: skip
+    contiguous = _rows_contiguous(q, k, v)
     plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
     scale = plan.scale if scale is None else scale
     # The usual call: torch picks the chosen kernel by itself, and the operands need no change.
-    if _rows_contiguous(q, k, v) and plan.direct:
+    if contiguous and plan.direct:
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -161,7 +161,7 @@ def headline(points: Sequence[Point]) -> list[str]:
     """Lowest rank, shortest and longest sequence, and how far training and held-out error part."""
     lines, least = [], min((p.rank for p in points), default=0)
     for (protocol, rank), same in groups(points, "protocol", "rank").items():
-        # Only the lowest rank is told: there the sequence's length matters most.
+        # A line for the lowest rank alone: there the sequence's length matters most.
         known = sorted((p for p in same if p.held_out is not None), key=lambda p: p.points)
         if len(known) < 2 or rank != least:
             continue
