@@ -50,7 +50,8 @@ def print_made(made: Made, show: bool = False) -> dict[str, Any]:
     from headwise.experiments.points import plain_point
 
     print_points(made.experiment, made.points)
-    for line in (*made.headline, *([made.note] if made.note else [])):
+    note = made.experiment.notes.get(made.preset)
+    for line in (*made.headline, *([note] if note else [])):
         print(line)
     files = {"figure": made.picture, "report": made.page}
     written = {what: str(path) for what, path in files.items() if path}
@@ -60,7 +61,7 @@ def print_made(made: Made, show: bool = False) -> dict[str, Any]:
     if counts.failed:
         say(f"headwise: {counts.failed} of {len(made.points)} checks do not hold")
     return {
-        "experiment": made.name,
+        "experiment": made.experiment.name,
         "preset": made.preset,
         "store": str(made.store.path),
         "runs": counts.runs,
