@@ -1,5 +1,5 @@
-"""Files written whole, by rename, so that a kill leaves the old one or the new one; and Python files
-of users as modules, whose values can be pickled. Standard library only."""
+"""Files written whole, by rename, so that a kill leaves the old one or the new one; and Python
+files of users as modules, whose values can be pickled. Standard library only."""
 
 from __future__ import annotations
 
