@@ -23,7 +23,8 @@ from headwise.shape import Shape
 from headwise.tasks import Farthest, Regression
 from headwise.training.checkpoint import begin
 from headwise.training.data import HELD_OUT_BATCH, HELD_OUT_SEED, block_steps, draw_block
-from headwise.training.ensemble import Ensemble, most_models, train
+from headwise.training.engine import train
+from headwise.training.ensemble import Ensemble, most_models
 from headwise.training.fused_encoder import refusal
 from headwise.training.run import ADDED, Recipe, Run
 

@@ -13,8 +13,8 @@ from support.tolerance import STANDARD_ERRORS, close, same, seeded
 from torch import Tensor
 
 from headwise.errors import UsageError
+from headwise.experiments.figure_parts import published_values
 from headwise.experiments.leaner_paper.conditioning import INVERSE
-from headwise.experiments.published import published_values
 from headwise.model.attention import Attention
 from headwise.model.init import initialise
 from headwise.model.transformer import Decoder, Encoder, build

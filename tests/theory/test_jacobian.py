@@ -14,7 +14,7 @@ from support.tolerance import close, examples, seeded
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.experiments.published import published_values
+from headwise.experiments.figure_parts import published_values
 from headwise.model.attention import Attention
 from headwise.shape import Shape
 from headwise.theory import jacobian as jacobians

@@ -15,7 +15,7 @@ from support.tolerance import close, examples, same, seeded
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.experiments.published import published_values
+from headwise.experiments.figure_parts import published_values
 from headwise.theory.gaussian import gaussian_kappa
 from headwise.theory.spectrum import MEASURES, spectrum
 
