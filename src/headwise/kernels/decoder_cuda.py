@@ -138,7 +138,7 @@ def token_splits(sizes: Sizes, batch: int, models: int) -> tuple[int, int]:
 
 
 class Kept(NamedTuple):
-    """What a block leaves for the way back, in the kernels' own order."""
+    """What a block leaves for the backward pass, in the kernels' own order."""
 
     x1: Tensor  # the residual between its parts
     h2: Tensor  # the same normed
@@ -153,7 +153,7 @@ class Kept(NamedTuple):
 
 
 class Between(NamedTuple):
-    """What the way back leaves between the two parts of a block, in the kernels' own order."""
+    """What the backward pass leaves between the two parts of a block, in the kernels' own order."""
 
     dx1: Tensor  # the gradient of the residual
     d_heads: Tensor  # the gradient of the heads

@@ -187,7 +187,7 @@ def feed(
         )
         xt = tl.dot(ot, tl.trans(wt), xt, input_precision=IP)
     tl.store(x1 + at, xt, mask=some)
-    # n(x1) goes to memory for the way back, and stays here for the feed-forward.
+    # n(x1) goes to memory for the backward pass, and stays here for the feed-forward.
     ht = _normed(xt, gain + row + d, shift + row + d, h + at, wide, D)
     xt += tl.load(down_bias + row + d, mask=wide, other=0.0)[None, :]
     # x1 keeps growing: a block of hidden units is made, activated, and added through W_2. Nothing
@@ -263,7 +263,7 @@ def feed_back(
     tl.store(sums + BD, tl.sum(dh, 0))
     tl.store(sums + 2 * BD, tl.sum(g2, 0))
     tl.store(sums + 3 * BD, tl.sum(g1, 0))
-    # do = dx1 W_O, for the attention's way back.
+    # do = dx1 W_O, for the attention's backward pass.
     g1 = g1.to(ht.dtype)
     for first in range(0, C, BC):
         c = first + tl.arange(0, BC)

@@ -7,7 +7,7 @@ apart   `project` writes queries, keys and values, attention_short_triton.py mix
 whole   `mix` and `mix_back` do all of that for a tile of 64 tokens and leave nothing in between:
         ranks 16, 32, 64 and sequences that divide the tile.
 
-Weights' gradients are products over all tokens of what the way back wrote (`outer`): a program has
+Weights' gradients are products over all tokens of what backward wrote (`outer`): a program has
 a tile of columns and goes through all tokens, so nothing is left to add.
 
 Axes: T tokens, C inner width of attention, D model width.

@@ -1,7 +1,7 @@
 """The feed-forward of a post-norm layer in Triton: x <- n(x + W_2 relu(W_1 x)), for narrow models.
 
 A program of `feed` has a tile of tokens and goes through the hidden units in tiles of BF: the
-hidden layer never leaves the chip. On the way back it is made again, twice: `feed_back` has tiles
+hidden layer never leaves the chip. In backward it is made again, twice: `feed_back` has tiles
 of tokens and makes the input's gradient, `feed_weights` has tiles of hidden units and goes through
 all tokens for the weights' gradients, which need nobody to add them. Conventions and `tile sums`
 are those of encoder_norm_triton.py.

@@ -169,11 +169,11 @@ def _load(source: str) -> _Data:
             f"held-out classes must be among the training part's, {', '.join(names[:9])}, got "
             f"{strange[0]!r} in {source}"
         )
-    told = hashlib.sha256(json.dumps([train, held]).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([train, held]).encode()).hexdigest()[:12]
     rows, held_rows = (
         [Row(texts, known[label]) for texts, label in part] for part in (train, held)
     )
-    return _Data(rows, held_rows, tuple(names), told)
+    return _Data(rows, held_rows, tuple(names), digest)
 
 
 def _order(label: str) -> tuple[bool, int, str]:

@@ -4,9 +4,9 @@ It computes what `model.Encoder` and autograd compute (step.Modules, its plain t
 that `refusal` lets through.
 
 What lies where. Per layer and part, n(z) = s z/||z|| leaves a `Normed`: the direction u in float32,
-s u in the operands' type, which the next part multiplies, and 1/||z||. Nothing else is kept for the
-way back, except queries, keys, values and heads where no kernel holds a whole attention part. Back,
-`dx` is the gradient of the residual in float32, `dz16` that of what is normed as an operand.
+s u in the operands' type, which the next part multiplies, and 1/||z||. Nothing else is kept for
+backward, except queries, keys, values and heads where no kernel holds a whole attention part. In
+backward `dx` is the gradient of the residual in float32, `dz16` that of what is normed as an operand.
 
 Who makes what. The attention part and the feed-forward of a layer are objects that own their
 kernels: in CUDA C++ for sequences of 16 tokens on an H100 or H200, else in Triton
