@@ -6,7 +6,8 @@ that `refusal` lets through.
 What lies where. Per layer and part, n(z) = s z/||z|| leaves a `Normed`: the direction u in float32,
 s u in the operands' type, which the next part multiplies, and 1/||z||. Nothing else is kept for
 backward, except queries, keys, values and heads where no kernel holds a whole attention part. In
-backward `dx` is the gradient of the residual in float32, `dz16` that of what is normed as an operand.
+backward `dx` is the gradient of the residual in float32, `dz16` that of what is normed as an
+operand.
 
 Who makes what. The attention part and the feed-forward of a layer are objects that own their
 kernels: in CUDA C++ for sequences of 16 tokens on an H100 or H200, else in Triton
