@@ -181,9 +181,9 @@ def test_verdicts_tell_a_difference_from_none_and_correlations_have_intervals():
     assert any(line.startswith("farthest: best ") and "x 16" in line for line in lines)
     split = next(line for line in lines if line.startswith("farthest, split"))
     assert "the loss changes by +" in split
-    told = next(line for line in lines if "rank correlation" in line)
-    assert "rank -1.00" in told or "rank -0.9" in told
-    assert "kappa_end" in told
+    told = [line for line in lines if "rank correlation" in line]
+    assert [line.partition(":")[0] for line in told] == ["farthest, 1 layer", "farthest, 2 layers"]
+    assert all("with rank -1.00" in line or "with rank -0.9" in line for line in told)
     flat = budget_map.headline(all_points(lambda run: 1.0 + 0.1 * (run.seed % 2), settings))
     assert "no difference is found" in next(
         line for line in flat if line.startswith("farthest, split")
@@ -258,19 +258,35 @@ def test_the_summary_over_tasks_says_what_the_headline_says(tmp_path):
         100 * (at[2, 4, 4] - at[2, 1, 16]) / (max(losses) - min(losses))
     )
     assert split.low < split.mean < split.high
-    rank = next(row for row in correlations if (row.name, row.label) == ("recall", "rank"))
+    rank = next(row for row in correlations if (row.name, row.label) == ("recall, 1 layer", "rank"))
     assert rank.low <= rank.mean <= rank.high < 0
-    assert (
-        {row.name for row in changes}
-        == {row.name for row in correlations}
-        == {"farthest", "recall"}
-    )
+    assert {row.name for row in changes} == {"farthest", "recall"}
+    assert {row.name for row in correlations} == {
+        f"{task}, {depth}" for task in ("farthest", "recall") for depth in ("1 layer", "2 layers")
+    }
     save(description, tmp_path / "summary.png")
     save(description, tmp_path / "summary.svg")
     page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
     assert len(page["data"]) == len(changes) + len(correlations)
     assert page["layout"]["yaxis"]["ticktext"].count("farthest") == 1
+
+
+def test_heads_that_help_in_one_depth_and_hurt_in_another_do_not_cancel():
+    settings = dataclasses.replace(TINY, heads=(1, 2, 4), ranks=(2, 4))
+
+    def loss(run):
+        sign = 1 if run.shape.depth == 1 else -1
+        return 1.0 + 0.1 * sign * run.shape.num_heads + 0.01 * run.seed
+
+    points = all_points(loss, settings)
+    found = {
+        row.name: row.mean
+        for row in budget_map.over_tasks(points).panels[1].ranges
+        if row.label == "heads"
+    }
+    assert found["farthest, 1 layer"] > 0.9
+    assert found["farthest, 2 layers"] < -0.9
 
 
 def test_the_summary_is_drawn_from_one_seed_and_from_cells_that_are_all_alike(tmp_path):

@@ -4,8 +4,8 @@ at one exact budget of arithmetic?
     headwise run nanochat_heads
     headwise run nanochat_heads --preset paper --set source=FOLDER
 
-quick: width 64, bytes of a generated text; 2 CPU cores, minutes. paper: width 512, 8 layers; one
-GPU, seven seconds per run.
+quick: width 64, bytes of a generated text; 2 CPU cores, minutes. paper (the larger preset, no
+paper's size and none of nanochat's): width 512, 8 layers; one GPU, seven seconds per run.
 
 A nanochat-style decoder (RMS norm, rotary positions, norms of queries and keys without gains,
 squared ReLU, untied head) of one width and depth. Every arm sees the same tokens and costs the same
@@ -325,6 +325,10 @@ EXPERIMENT = Experiment(
         "window; of random pairs: how often, shown pairs of random tokens, it tells the second of "
         "a pair from the first."
     ),
+    notes={
+        "paper": "This preset is named paper for being the larger one: width 512, with 8.2 million "
+        "tokens for 29 million parameters, is no paper's size and none of nanochat's."
+    },
     runs=runs,
     then=then,
     summary=summary,

@@ -4,8 +4,9 @@ papers' advice on it.
     headwise run map --task farthest
     headwise run map --preset paper --task text --set source=FILE
 
-quick: width 32, 28 cells; 2 CPU cores, minutes. paper: width 64, 3 seeds after tuning; one GPU,
-minutes per task. Tasks: farthest, recall, text, images, listops, sentences, or a file of your own.
+quick: width 32, 28 cells; 2 CPU cores, minutes. paper (the larger preset, no paper's size): width
+64, 3 seeds after tuning; one GPU, minutes per task. Tasks: farthest, recall, text, images, listops,
+sentences, or a file of your own.
 
 Every cell is a model of the same number of parameters (or FLOPs): what its heads do not use goes
 into the feed-forward. Ways to add heads are paths across it: `split` (rank x heads kept), `widen`
@@ -25,7 +26,13 @@ from typing import TYPE_CHECKING
 
 from headwise.errors import UsageError, nearest
 from headwise.experiments.base import Experiment
-from headwise.experiments.leaner_paper.shared import PAPER, QUICK, Conditioned, kappas
+from headwise.experiments.leaner_paper.shared import (
+    NOTES,
+    PAPER,
+    QUICK,
+    Conditioned,
+    kappas,
+)
 from headwise.experiments.points import groups, plural, signed
 from headwise.experiments.probes import condition_probe
 from headwise.experiments.settings import OverTasks, check_lists
@@ -52,13 +59,10 @@ if TYPE_CHECKING:
 PATHS = ("split", "widen", "trade")
 SYMBOLS: dict[str, Symbol] = {"the rank paper": "star", "the leaner paper": "diamond"}
 BUDGETS = ("params", "flops")
-PREDICTORS = {  # what the loss may go with: a field of a cell, and its words
-    "rank": "rank",
-    "heads": "heads",
-    "depth": "layers",
-    "kappa_start": "kappa at start",
-    "kappa_end": "kappa at end",
-}
+# What the loss may go with, within one depth: over all depths heads that help in four layers and
+# hurt in one cancel. A condition number is not among them: cells of another min(tokens, heads x
+# rank) have matrices of another size, and its order is then that size's.
+PREDICTORS = ("rank", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +256,7 @@ def _paths_through(cell: Cell, base: Cell) -> list[str]:
 
 def headline(points: Sequence[Cell]) -> list[str]:
     """For each task: the best cell, what each path does from its first to its last cell, and what
-    predicts the loss."""
+    the loss goes with at each depth."""
     lines = []
     for (task,), of_task in groups(points, "task").items():
         known = [cell for cell in of_task if cell.held_out is not None]
@@ -262,12 +266,13 @@ def headline(points: Sequence[Cell]) -> list[str]:
         lines.append(f"{task}: best {best.name}, held-out loss {_loss(best):.4f}")
         ends_of = {path: ends for path in PATHS if (ends := _ends(known, path))}
         lines += [f"{task}, {path}: {_verdict(*ends)}" for path, ends in ends_of.items()]
-        found = [f"{field} {words}" for field in PREDICTORS if (words := _predicts(known, field))]
-        if found:
-            lines.append(
-                f"{task}: rank correlation of the loss over {len(known)} cells with "
-                + ", ".join(found)
-            )
+        for (depth,), same in groups(known, "depth").items():
+            found = [f"{name} {words}" for name in PREDICTORS if (words := _predicts(same, name))]
+            if found:
+                lines.append(
+                    f"{task}, {plural(depth, 'layer')}: rank correlation of the loss over "
+                    f"{len(same)} cells with " + ", ".join(found)
+                )
         lines += [f"{task}: {line}" for line in edge_warning(known, "cells")]
     return lines
 
@@ -291,9 +296,7 @@ def _along(cells: Sequence[Cell], path: str) -> list[Cell]:
 
 def _goes_with(cells: Sequence[Cell], field: str) -> Mean:
     """The rank correlation of the loss with a field of the cells."""
-    values = [(getattr(cell, field), _loss(cell)) for cell in cells]
-    there = [(value, loss) for value, loss in values if value is not None]
-    return rank_correlation([value for value, _ in there], [loss for _, loss in there])
+    return rank_correlation([getattr(c, field) for c in cells], [_loss(c) for c in cells])
 
 
 def _predicts(cells: Sequence[Cell], field: str) -> str:
@@ -368,26 +371,28 @@ def _drawn_paths(cells: list[Cell], ranks: list[int], heads: list[int]) -> list[
 
 def over_tasks(points: Sequence[Cell]) -> RangeFigure:
     """All tasks at a glance: what each way to add heads does to the loss, and what the loss goes
-    with."""
+    with at each depth."""
     changes: list[Range] = []
     correlations: list[Range] = []
     for (task,), of_task in groups(points, "task").items():
         known = [cell for cell in of_task if cell.held_out is not None]
         changes += _changes(task, known)
-        for colour, (field, label) in enumerate(PREDICTORS.items()):
-            rho = _goes_with(known, field)
-            if rho.low is not None:
-                ends = {"mean": rho.mean, "low": rho.low, "high": rho.high}
-                correlations.append(Range(name=task, label=label, colour=colour, **ends))
+        for (depth,), same in groups(known, "depth").items():
+            name = f"{task}, {plural(depth, 'layer')}"
+            for colour, field in enumerate(PREDICTORS):
+                rho = _goes_with(same, field)
+                if rho.low is not None:
+                    ends = {"mean": rho.mean, "low": rho.low, "high": rho.high}
+                    correlations.append(Range(name=name, label=field, colour=colour, **ends))
     panels = [
         RangePanel(
             title="from few heads to many",
-            x_label="change of the held-out loss, % of best to worst cell",
+            x_label="change of the held-out loss, % of best to worst cell, 95 % interval",
             ranges=changes,
         ),
         RangePanel(
-            title="what the loss goes with, over all cells",
-            x_label="rank correlation",
+            title="what the loss goes with, at each depth",
+            x_label="rank correlation, 95 % interval over cells",
             ranges=correlations,
         ),
     ]
@@ -442,8 +447,10 @@ EXPERIMENT = Experiment(
         "better, the best cell of a task is framed. Empty cells cannot be built within the budget. "
         "Lines: ways to add heads, from few to many. Star: what the rank paper advises, one head "
         "of full rank; diamond: what the leaner paper does, more heads of the same rank in half of "
-        "the layers."
+        "the layers. Kappa is the condition number of the heads' outputs side by side: compare it "
+        "only between cells of equal min(tokens, heads x rank)."
     ),
+    notes=NOTES,
     runs=runs,
     then=then,
     probe=condition_probe,

@@ -4,8 +4,8 @@ lacks.
     headwise run leaner
     headwise run leaner --preset paper --task text
 
-quick: width 32, 20 shapes; 2 CPU cores, about 5 minutes. paper: width 64, 8 layers; one GPU,
-minutes per task.
+quick: width 32, 20 shapes; 2 CPU cores, about 5 minutes. paper (the larger preset, no paper's
+size): width 64, 8 layers; one GPU, minutes per task.
 
 From one base: more heads by splitting the width or by widening it, at full depth, at half the
 layers and at half the feed-forward, each beside the same cut without more heads; more heads paid
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from headwise.errors import UsageError
 from headwise.experiments.base import Experiment
 from headwise.experiments.figure_parts import error_line
-from headwise.experiments.leaner_paper.shared import PAPER, QUICK
+from headwise.experiments.leaner_paper.shared import NOTES, PAPER, QUICK
 from headwise.experiments.points import Tuned, groups, plural
 from headwise.experiments.settings import OverTasks, check_lists
 from headwise.experiments.shapes import shape_for, shape_of_row
@@ -329,6 +329,7 @@ EXPERIMENT = Experiment(
         "Held-out loss, mean over seeds at the tuned learning rate with its 95 % interval. Dots: "
         "arms with the parameters of the base or of the widened arm."
     ),
+    notes=NOTES,
     runs=runs,
     then=then,
     summary=summary,

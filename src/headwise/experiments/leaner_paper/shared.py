@@ -48,6 +48,12 @@ PAPER: dict[str, Any] = {
 }
 
 
+NOTES = {
+    "paper": "This preset is named paper for being the larger one. At width 64 it is the size of "
+    "no experiment in a paper."
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conditioned(Tuned):
     """A tuned point with the condition number of its heads' outputs at the start and at the end of

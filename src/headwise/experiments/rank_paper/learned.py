@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from headwise.tasks.task import Task
 
 CAPTION = (
-    "Solid: the median over heads, and over runs the widest quartiles. Crosses: the same with the "
-    "published code's transposed product. Dashed: published."
+    "Solid: the median over the heads of a run, and of that over runs. Band: from the lowest lower "
+    "quartile of any run to the highest upper one; single heads lie farther out. Crosses: the "
+    "median with the published code's transposed product. Dashed: published."
 )
 
 
