@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "seeds": set(),
     "stats": set(),
     "files": {"errors"},
+    "tensor_files": {"files"},
     "rows": {"errors"},
     "configs": {"errors"},
     "shape": {"errors"},
@@ -37,12 +38,12 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"errors", "files", "rows", "kernels", "model"},
     "theory": {"errors", "rows", "shape", "model", "tasks"},
     "training": {
-        *("errors", "files", "rows", "seeds", "device", "progress", "shape"),
-        *("kernels", "model", "tasks"),
+        *("errors", "rows", "seeds", "device", "progress", "shape"),
+        *("tensor_files", "kernels", "model", "tasks"),
     },
     "lm": {
-        *("errors", "files", "rows", "seeds", "device", "progress", "shape"),
-        *("kernels", "model", "tasks"),
+        *("errors", "rows", "seeds", "device", "progress", "shape"),
+        *("files", "tensor_files", "kernels", "model", "tasks"),
     },
     "store": {"errors", "files", "rows"},
     "execute": {
@@ -74,7 +75,9 @@ EXTRAS = {  # what is not always installed: inside functions only
     "tasks": {"PIL", "datasets"},
 }
 TRAINING = {"torch", "numpy", "safetensors"}  # always installed
-WITH_TORCH = {"kernels", "model", "tasks", "theory", "training", "lm", "integrations"}
+WITH_TORCH = {
+    *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files")
+}
 # These start without torch and numpy, by whatever way they would reach them.
 LIGHT = (
     *("errors", "files", "policies", "progress", "rows", "seeds", "device", "shape", "configs"),

@@ -1,13 +1,16 @@
-"""Files written whole, by rename, so that a kill leaves the old one or the new one; and Python
-files of users as modules, whose values can be pickled. Standard library only."""
+"""Files written whole, by rename, so that a kill leaves the old one or the new one; files read
+within bounds; and Python files of users as modules, whose values can be pickled. Standard library
+only."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from typing import Any
 
 from headwise.errors import UsageError
 
+MOST_TEXT = 64 << 20  # bytes of a note or of another description
 USER_FILE = "headwise_file_"  # the modules of users' files are named so, with a hash behind
 
 
@@ -50,11 +54,48 @@ def write_whole(path: Path, data: bytes | str) -> None:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+class NotReadableError(OSError):
+    """What lies at a path is no file that may be read: a pipe, a device, a link, or too large."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def read_file(
+    path: str | Path, most: int = MOST_TEXT, *, links: bool = False, folder: int | None = None
+) -> bytes:
+    """A file's bytes, if it is a regular file of at most `most` bytes.
+
+    Without `links` a symbolic link is refused, since it may lead anywhere. `folder` is an open
+    folder that the path is relative to.
+    """
+    # Without O_NONBLOCK the opening of a named pipe waits for somebody who writes into it.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags, dir_fd=folder)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise NotReadableError("it is a link") from None
+        if e.errno == errno.ENXIO:
+            raise NotReadableError("it is not a regular file") from None
+        raise
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise NotReadableError("it is not a regular file")
+        if about.st_size > most:
+            raise NotReadableError(f"it has {about.st_size:,} bytes, at most {most:,} are read")
+        with os.fdopen(handle, "rb", closefd=False) as f:
+            return f.read(most + 1)[:most]
+    finally:
+        os.close(handle)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock file, or wait for it; the system frees it when its holder dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

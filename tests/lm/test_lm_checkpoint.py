@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load as load_bytes
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from support.data import refused
 from support.lm_runs import SHAPE, bits, make_run, stop, trained_row
 
@@ -43,47 +44,52 @@ def test_resume_needs_the_moments(book: str, tmp_path: Path) -> None:
     for name in tensors:
         if name.startswith("mean."):
             tensors[name].zero_()
+    del metadata["digest"]  # as a version of before would have written it
     save_file(tensors, path, metadata)
     assert bits(trained_row(run, folder=tmp_path)) != bits(trained_row(run))
 
 
-def test_checkpoint_that_cannot_be_used_is_refused_and_kept(book: str, tmp_path: Path) -> None:
-    """Never overwritten: one line, and the file stays."""
+def test_checkpoint_that_cannot_be_used_costs_time_and_is_kept_until_the_end(
+    book: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in training: the run starts again, says so in a line, and keeps the file aside."""
     run, wider = make_run(book), make_run(book, shape=SHAPE.replace(dim=24))
     path = tmp_path / run.id / "checkpoint.safetensors"
+    aside = path.with_name("checkpoint.damaged")
     stop(run, 2, tmp_path)
     complete = path.read_bytes()
-    (tmp_path / wider.id).mkdir()
-    (tmp_path / wider.id / path.name).write_bytes(complete)
-    message = refused(trained_row, wider, folder=tmp_path)
-    assert "is of another run: dim 22 for 24; remove it or use another store" in message
     with safe_open(path, "pt") as f:
-        about = f.metadata()
-    tensors = load_bytes(path.read_bytes())  # not mapped: the file is written over
+        about = {key: text for key, text in f.metadata().items() if key != "digest"}  # as of before
+    tensors = load_bytes(complete)
+    smaller = {**tensors, "weights.embedding": tensors["weights.embedding"][:-1].clone()}
+    losses = complete.index(struct.pack("<d", tensors["losses"][0].item()))
     spoilt = {
         "not safetensors": b"x" * 99,
         "cut off": complete[: len(complete) // 2],
-        "a tensor less": None,
-        "another size": None,
-        "format 9": None,
+        "a flipped bit": complete[:losses] + bytes([complete[losses] ^ 1]) + complete[losses + 1 :],
+        "a tensor less": save({n: t for n, t in tensors.items() if n != "losses"}, about),
+        "another size": save(smaller, about),
+        "format 9": save(tensors, {**about, "format": "9"}),
     }
+    undisturbed = bits(trained_row(run))
+    capsys.readouterr()
     for what, data in spoilt.items():
-        if data is None:
-            some = dict(tensors)
-            if what == "a tensor less":
-                del some["weights.embedding"]
-            if what == "another size":
-                some["weights.embedding"] = some["weights.embedding"][:-1].clone()
-            save_file(some, path, {**about, "format": "9" if what == "format 9" else "1"})
-        else:
-            path.write_bytes(data)
-        before = path.read_bytes()
-        message = refused(trained_row, run, folder=tmp_path)
-        assert message.startswith(f"the checkpoint {path} cannot be used ("), what
-        assert message.endswith("; remove it to start again")
-        assert path.read_bytes() == before
-    path.write_bytes(complete)
-    assert bits(trained_row(run, folder=tmp_path)) == bits(trained_row(run))
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        stop(run, 1, tmp_path)
+        (line,) = capsys.readouterr().err.splitlines()
+        start = f"headwise: run {run.id} starts again, its checkpoint cannot be used ("
+        assert line.startswith(start), what
+        assert line.endswith(f"; it is kept as {aside}"), what
+        assert aside.read_bytes() == data, what
+        row = trained_row(run, folder=tmp_path)
+        assert bits(row) == undisturbed, what
+        assert row["resumed"] == 1, what
+        assert sorted(p.name for p in path.parent.iterdir()) == ["weights.safetensors"], what
+    (tmp_path / wider.id).mkdir()
+    (tmp_path / wider.id / path.name).write_bytes(complete)
+    assert trained_row(wider, folder=tmp_path)["resumed"] == 0
+    assert "it is of another run: dim 22 for 24" in capsys.readouterr().err
 
 
 def test_resume_of_a_checkpoint_that_an_earlier_version_wrote(tmp_path: Path) -> None:

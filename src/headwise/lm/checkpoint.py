@@ -7,13 +7,14 @@ A checkpoint is one safetensors file. It holds complete tensors however many pro
     square.<parameter>    their second moments; Muon has none
     losses                of every step, float64
 
-with the run's specification and the rest of its state in the metadata. The main process reads and
-writes; the others send and receive their shards.
+with the run's specification and the rest of its state in the metadata, and a digest of it all
+(tensor_files.py). The main process reads and writes; the others send and receive their shards.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UsageError
-from headwise.files import whole_file
 from headwise.lm.distributed import (
     World,
     broadcast,
@@ -36,8 +36,10 @@ from headwise.lm.spec import PATHS, Pretraining
 from headwise.model.transformer import Decoder
 from headwise.rows import WEIGHTS_FILE
 from headwise.shape import Shape
+from headwise.tensor_files import aside_of, read_tensors, set_aside, write_tensors
 
 FORMAT = 1
+MOST_STATE = 64 << 20  # bytes of a checkpoint besides its tensors and losses
 
 
 @dataclass
@@ -58,8 +60,6 @@ def save(
     path: Path, run: Pretraining, optimiser: Optimiser, state: TrainingState, world: World
 ) -> None:
     """Write a checkpoint; every process calls this."""
-    from safetensors.torch import save_file
-
     # Gathering the shards takes every process; writing takes the main one.
     tensors = _complete(_local_tensors(optimiser, moments=True), world)
     if not world.is_main:
@@ -76,30 +76,37 @@ def save(
         "run": json.dumps(run.spec()),
         "state": json.dumps(about),
     }
-    # A reader finds the file of before or the new one, never half of it.
-    with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata)
+    write_tensors(path, tensors, metadata)
+
+
+def remove(path: Path) -> None:
+    """Remove what only an unfinished run needs."""
+    path.unlink(missing_ok=True)
+    aside_of(path).unlink(missing_ok=True)
 
 
 def resume(
     path: Path, run: Pretraining, optimiser: Optimiser, world: World
 ) -> TrainingState | None:
     """Put a checkpoint's tensors into parameters and moments, and return the rest of its state;
-    None where there is no checkpoint. Every process calls this."""
+    None where there is no checkpoint that can be used. Every process calls this."""
     # Where each tensor of the file goes in this process.
     places = _local_tensors(optimiser, moments=True)
     tensors: dict[str, Tensor] = {}  # in the main process
 
     def read() -> TrainingState | None:
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         sizes = {name: like.shape for name, (_, like) in places.items()}
-        found, state = _read(path, run, sizes)
+        try:
+            found, state = _read(path, run, sizes)
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+            set_aside(path, run.id, error)
+            return None
         tensors.update(found)
         return state
 
-    # The main process reads and checks. A refusal is raised in all of them, so that none waits for
-    # the others.
+    # The main process reads and checks, the others are told what came out.
     state = broadcast_result(world, read)
     if state is None:
         return None
@@ -138,38 +145,26 @@ def _complete(tensors: dict[str, tuple[Tensor, nn.Parameter]], world: World) -> 
 def _read(
     path: Path, run: Pretraining, sizes: dict[str, torch.Size]
 ) -> tuple[dict[str, Tensor], TrainingState]:
-    """The tensors and the state of a run's checkpoint; refuses what is not this run's."""
-    from safetensors import SafetensorError, safe_open
-
-    # The run is compared before its tensors are read, so that another run's checkpoint is refused
-    # by what differs and not by a size.
-    try:
-        with safe_open(path, "pt") as f:
-            metadata = f.metadata() or {}
-            if metadata["format"] != str(FORMAT):
-                raise ValueError(f"format {metadata['format']}, this headwise reads {FORMAT}")
-            _check_same_run(json.loads(metadata["run"]), run, path)
-            tensors = {name: f.get_tensor(name) for name in sizes}
-            losses = f.get_tensor("losses").tolist()
-        for name, size in sizes.items():
-            if tensors[name].shape != size:
-                raise ValueError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(size)}")
-        about = json.loads(metadata["state"])
-        evaluations = [(step, bits) for step, bits in about["judged"]]
-        state = TrainingState(
-            losses, evaluations, about["seconds"], about["timed"], about["resumed"]
-        )
-        return tensors, state
-    except UsageError:
-        raise
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
-        why = " ".join(f"{type(e).__name__}: {e}".split())
-        raise UsageError(
-            f"the checkpoint {path} cannot be used ({why}); remove it to start again"
-        ) from None
+    """The tensors and the state of a run's checkpoint, or an error that says why it is none."""
+    bytes_of_tensors = 4 * sum(size.numel() for size in sizes.values())
+    metadata, found = read_tensors(path, most=2 * bytes_of_tensors + 16 * run.steps + MOST_STATE)
+    if metadata["format"] != str(FORMAT):
+        raise ValueError(f"format {metadata['format']}, this headwise reads {FORMAT}")
+    # The run is compared before its tensors, so that another run's checkpoint is refused by what
+    # differs and not by a size.
+    _check_same_run(json.loads(metadata["run"]), run)
+    tensors = {name: found[name] for name in sizes}
+    for name, size in sizes.items():
+        if tensors[name].shape != size:
+            raise ValueError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(size)}")
+    about = json.loads(metadata["state"])
+    evaluations = [(step, bits) for step, bits in about["judged"]]
+    seconds, timed, resumed = (float(about["seconds"]), int(about["timed"]), int(about["resumed"]))
+    losses = found["losses"].tolist()
+    return tensors, TrainingState(losses, evaluations, seconds, timed, resumed)
 
 
-def _check_same_run(saved: dict[str, Any], run: Pretraining, path: Path) -> None:
+def _check_same_run(saved: dict[str, Any], run: Pretraining) -> None:
     """Refuse the checkpoint of another run, with what differs."""
     # Through JSON, as the saved one went: tuples have become lists.
     spec = json.loads(json.dumps(run.spec()))
@@ -179,9 +174,7 @@ def _check_same_run(saved: dict[str, Any], run: Pretraining, path: Path) -> None
     differing = [name for name in names if ours[name] != theirs.get(name)]
     if differing:
         what = ", ".join(f"{name} {theirs.get(name)} for {ours[name]}" for name in differing[:4])
-        raise UsageError(
-            f"the checkpoint {path} is of another run: {what}; remove it or use another store"
-        )
+        raise ValueError(f"it is of another run: {what}")
 
 
 # ---- weights of a finished run
@@ -189,30 +182,23 @@ def _check_same_run(saved: dict[str, Any], run: Pretraining, path: Path) -> None
 
 def save_weights(path: Path, run: Pretraining, optimiser: Optimiser, world: World) -> None:
     """Write the weights, by the names of the model's parameters; every process calls this."""
-    from safetensors.torch import save_file
-
     tensors = {
         name.removeprefix("weights."): tensor
         for name, tensor in _complete(_local_tensors(optimiser, moments=False), world).items()
     }
     if world.is_main:
-        with whole_file(path) as temporary:
-            save_file(tensors, temporary, {"run": json.dumps(run.spec())})
+        write_tensors(path, tensors, {"run": json.dumps(run.spec())})
 
 
 def load_decoder(folder: str | Path) -> Decoder:
     """The decoder that a finished run left in its folder (`runs/<id>` of a store), ready to
     generate."""
-    from safetensors import SafetensorError, safe_open
-
     path = Path(folder) / WEIGHTS_FILE
     try:
-        with safe_open(path, "pt") as f:
-            run = json.loads(f.metadata()["run"])
-            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as e:
-        reason = " ".join(str(e).split())
+        about, tensors = read_tensors(path)
+        model = Decoder(Shape.of(json.loads(about["run"])["shape"]))
+        model.load_state_dict(tensors)
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as e:
+        reason = " ".join(str(e).split())[:300]
         raise UsageError(f"{folder} holds no weights of a finished run ({reason})") from None
-    model = Decoder(Shape.of(run["shape"]))
-    model.load_state_dict(tensors)
     return model.eval()

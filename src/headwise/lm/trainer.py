@@ -170,7 +170,7 @@ def pretrain(
         if done is not None:
             done(row)
         if path is not None:
-            path.unlink(missing_ok=True)
+            checkpoint.remove(path)
     return row
 
 

@@ -4,14 +4,15 @@ that are kept.
     <folder>/<run id>/checkpoint.safetensors    while the run is under way
     <folder>/<run id>/weights.safetensors       afterwards, with --keep-weights
 
-A file is written beside its place and then renamed, so that there is the old one or the new one.
+A file is written beside its place and then renamed, so that there is the old one or the new one. It
+has a digest (tensor_files.py): a damaged checkpoint costs time and never a number.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +22,23 @@ import torch
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.files import write_whole
 from headwise.model.init import fresh
 from headwise.rows import CHECKPOINT_FILE, WEIGHTS_FILE
 from headwise.seeds import derive, generator_of
+from headwise.tensor_files import (
+    DamagedError,
+    aside_of,
+    read_tensors,
+    set_aside,
+    write_tensors,
+)
 from headwise.training import own
 from headwise.training.flat import Layout
 from headwise.training.loss_scale import LossScale
 from headwise.training.run import Run
 
 FORMAT = 1  # any other is not read
+MOST_STATE = 64 << 20  # bytes of a checkpoint besides its tensors: the curves
 FIXED = "fixed."  # before the names of an own model's buffers
 
 
@@ -104,8 +112,6 @@ def path_of(folder: Path, run: Run) -> Path:
 
 def save(folder: Path, state: State) -> None:
     """Write a run's checkpoint in the place of the one before."""
-    from safetensors.torch import save as packed
-
     about = {
         "epoch": state.epoch,
         "curve": state.curve,
@@ -119,25 +125,26 @@ def save(folder: Path, state: State) -> None:
     tensors = {"weights": state.weights, "mean": state.mean, "square": state.square}
     tensors |= {FIXED + name: t.contiguous() for name, t in state.buffers.items()}
     header = {"format": str(FORMAT), "run": state.run.id, "state": json.dumps(about)}
-    write_whole(path_of(folder, state.run), packed(tensors, header))
+    write_tensors(path_of(folder, state.run), tensors, header)
+
+
+def remove(folder: Path, run: Run) -> None:
+    """Remove what only an unfinished run needs."""
+    path = path_of(folder, run)
+    path.unlink(missing_ok=True)
+    aside_of(path).unlink(missing_ok=True)
 
 
 def load(folder: Path | None, run: Run) -> State:
     """The run's state from its checkpoint, else from the start: the row is the same, so what cannot
     be read costs only time."""
-    if folder is None or not path_of(folder, run).exists():
+    if folder is None or not os.path.lexists(path_of(folder, run)):
         return begin(run, parent_weights(folder, run))
-    from safetensors import SafetensorError
-
+    path = path_of(folder, run)
     try:
-        state = _read(path_of(folder, run), run)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        print(
-            f"headwise: run {run.id} starts again, its checkpoint cannot be used ({why})",
-            file=sys.stderr,
-            flush=True,
-        )
+        state = _read(path, run)
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+        set_aside(path, run.id, error)
         return begin(run, parent_weights(folder, run))
     state.resumed += 1
     return state
@@ -145,26 +152,27 @@ def load(folder: Path | None, run: Run) -> State:
 
 def _read(path: Path, run: Run) -> State:
     """A checkpoint of this run, or an error that says why it is none."""
-    from safetensors import safe_open
-
     like = begin(run)
-    with safe_open(path, "pt") as f:
-        header = f.metadata() or {}
-        if (header["format"], header["run"]) != (str(FORMAT), run.id):
-            raise ValueError(f"format {header['format']} of run {header['run']}")
-        rows = [f.get_tensor(name) for name in ("weights", "mean", "square")]
-        buffers = {name: f.get_tensor(FIXED + name) for name in like.buffers}
-    if any(t.shape != like.weights.shape or t.dtype != torch.float32 for t in rows):
+    sizes = [like.weights.nbytes] * 3 + [t.nbytes for t in like.buffers.values()]
+    header, tensors = read_tensors(path, most=2 * sum(sizes) + MOST_STATE)
+    if (header["format"], header["run"]) != (str(FORMAT), run.id):
+        raise ValueError(f"format {header['format']} of run {header['run']}")
+    rows = {name: tensors[name] for name in ("weights", "mean", "square")}
+    buffers = {name: tensors[FIXED + name] for name in like.buffers}
+    if any(t.shape != like.weights.shape or t.dtype != torch.float32 for t in rows.values()):
         raise ValueError("sizes of another model")
     if any(t.shape != like.buffers[name].shape for name, t in buffers.items()):
         raise ValueError("buffers of another model")
-    about: dict[str, Any] = json.loads(header["state"])
+    about: dict[str, Any] = json.loads(header["state"]) | rows
     scale = LossScale(
         loss_scale=about.pop("shrink", 1.0),
         clean_epochs=about.pop("clean", 0),
         skipped=about.pop("skipped", 0),
     )
-    state = State(run, *rows, **about, scale=scale, buffers=buffers)
+    state = State(run, **about, scale=scale, buffers=buffers)
+    numbers = (state.epoch, state.resumed, state.seconds, *state.curve, *vars(scale).values())
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise ValueError("state of another kind")
     if not 0 < state.epoch < run.recipe.epochs or len(state.curve) != state.epoch:
         raise ValueError(f"epoch {state.epoch} of {run.recipe.epochs}")
     state.held_out_curve = [(epoch, error) for epoch, error in state.held_out_curve]
@@ -173,10 +181,7 @@ def _read(path: Path, run: Run) -> State:
 
 def keep_weights(folder: Path, run: Run, weights: dict[str, Tensor]) -> None:
     """Write a trained model's parameters by name."""
-    from safetensors.torch import save as packed
-
-    header = {"run": json.dumps(run.spec())}
-    write_whole(folder / run.id / WEIGHTS_FILE, packed(weights, header))
+    write_tensors(folder / run.id / WEIGHTS_FILE, weights, {"run": json.dumps(run.spec())})
 
 
 def parent_weights(folder: Path | None, run: Run) -> dict[str, Tensor] | None:
@@ -189,12 +194,9 @@ def parent_weights(folder: Path | None, run: Run) -> dict[str, Tensor] | None:
             f"init run:{parent} takes that run's weights from a store, so it needs one; got no "
             "folder"
         )
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = folder / parent / WEIGHTS_FILE
     try:
-        return load_file(path)
+        return read_tensors(path)[1]
     except FileNotFoundError:
         again = (
             "; its row is there already, so remove that folder before"
@@ -205,7 +207,7 @@ def parent_weights(folder: Path | None, run: Run) -> dict[str, Tensor] | None:
             f"init run:{parent} needs {path}, which is not there: train that run with "
             f"--keep-weights first{again}"
         ) from None
-    except (SafetensorError, OSError) as error:
+    except (DamagedError, OSError) as error:
         why = " ".join(str(error).split())
         raise UsageError(
             f"init run:{parent} needs {path}, which cannot be read ({why}): remove its folder and "

@@ -72,7 +72,7 @@ def train(
         if done is not None:
             done(row)
         if folder is not None:
-            checkpoint.path_of(folder, unique[row["id"]]).unlink(missing_ok=True)
+            checkpoint.remove(folder, unique[row["id"]])
 
     bar = None
     if advance is None:
