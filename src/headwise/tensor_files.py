@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -30,12 +31,20 @@ class DamagedError(ValueError):
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write tensors on the CPU and what they are about; a reader finds the file of before or this
     one."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {**about, DIGEST: digest_of(content, about)}
-    with whole_file(path) as temporary:
-        save_file(content, temporary, metadata)
+    try:
+        with whole_file(path) as temporary:
+            save_file(content, temporary, metadata)
+    except SafetensorError as e:
+        # A full disk is the system's error, here wrapped in the library's own.
+        number = re.search(r"os error (\d+)", str(e))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
 
 
 def read_tensors(path: Path, most: int | None = None) -> tuple[dict[str, str], dict[str, Tensor]]:

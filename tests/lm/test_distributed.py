@@ -105,7 +105,11 @@ def test_two_processes_train_as_one(book: str, tmp_path: Path) -> None:
     assert trained_row(often, folder=tmp_path / "evaluated often")["resumed"] == 1, (
         "a checkpoint that is due at an evaluation is made"
     )
-    assert "is of another run: batch_tokens 99 for 88" in rows["other"]
+    assert rows["other"]["resumed"] == 0, (
+        "a checkpoint of another run is put aside by all processes"
+    )
+    alike(rows["other"], one["muon"])
+    assert "is of another run: batch_tokens 99 for 88" in done.stderr
     assert rows["odd"] == (
         "processes times accumulate must divide the 9 rows of a step, got 2 processes, accumulate 1"
     )
