@@ -4,6 +4,7 @@ drawn; from the command line, a script and a notebook. Every process and every k
 import contextlib
 import io
 import json
+import linecache
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support.processes import started
@@ -19,7 +21,7 @@ from support.small_runs import bits, quiet
 
 import headwise
 from headwise.cli import main
-from headwise.execute.sources import SOURCE_FILE, digest
+from headwise.execute.sources import SOURCE_FILE, digest, edited
 from headwise.execute.sweep import sweep
 from headwise.experiments.shapes import shape_for
 from headwise.store import Store
@@ -234,6 +236,53 @@ def test_an_edited_task_is_noticed(folder, capsys):
     edit(folder / "my_task.py", "    in_dim = 1\n", "    in_dim = 1\n    version = 2\n")
     assert "changed since" not in run()
     assert len(rows_of("store")) == 2 * len(before)
+
+
+CELL = """
+from dataclasses import dataclass
+import torch, headwise
+
+SIGN = 1
+
+@dataclass(frozen=True)
+class Celled(headwise.SquaredError):
+    tokens: int = 4
+    in_dim = 1
+    answer_dim = 1
+
+    def sample(self, generator, batch, step=None):
+        numbers = torch.randn((batch, 4, 1), generator=generator, device=generator.device)
+        return numbers, SIGN * numbers
+"""
+
+
+def celled(text: str, name: str) -> type:
+    """The class of a notebook's cell: a notebook puts the text of its cells into `linecache`."""
+    if name:
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = ModuleType("notebook")
+    sys.modules["notebook"] = module
+    exec(compile(text, name or "<string>", "exec"), module.__dict__)
+    found: type = module.Celled
+    return found
+
+
+def test_an_edited_cell_is_noticed_and_code_from_nowhere_said(tmp_path, capsys):
+    store = Store(tmp_path / "store")
+
+    def said(text: str, name: str) -> list[str]:
+        wanted = runs(celled(text, name)())
+        lines = edited(store, wanted)
+        sweep(wanted, store, device="cpu", workers=1)
+        return lines
+
+    changed = CELL.replace("SIGN = 1", "SIGN = -1")
+    assert said(CELL, "cell 1") == []
+    assert said(CELL + "# a note\n", "cell 2") == []
+    (line,) = said(changed, "cell 3")
+    assert line.startswith("the code of task Celled changed since 2 of these runs were begun")
+    (line,) = said(changed, "")
+    assert line.startswith("the code of task Celled is in no file")
 
 
 MINE = """

@@ -11,10 +11,12 @@ import ast
 import functools
 import hashlib
 import json
+import linecache
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import FunctionType
 
 from headwise.files import write_whole
 from headwise.rows import Specified
@@ -35,21 +37,32 @@ def note_sources(store: Store, runs: Sequence[Run]) -> None:
 
 
 def edited(store: Store, runs: Sequence[Specified]) -> list[str]:
-    """One line for each task or model whose code is not that of all its runs in the store."""
-    counts: Counter[tuple[str, str]] = Counter()
+    """One line for each task or model whose code is not that of all its runs in the store, or whose
+    rows are taken though its code cannot be seen."""
+    changed: Counter[tuple[str, str]] = Counter()
+    unseen: Counter[tuple[str, str]] = Counter()
     for run in runs:
         if not isinstance(run, Run):
             continue
         noted = _noted(store.runs_path / run.id / SOURCE_FILE)
         for part, kind in _own_classes(run).items():
-            now = digest(kind)
-            counts[part, kind.__name__] += bool(now) and noted.get(part, now) != now
-    return [
+            current = digest(kind)
+            if not current:
+                unseen[part, kind.__name__] += store.row(run.id) is not None
+            elif noted.get(part, current) != current:
+                changed[part, kind.__name__] += 1
+    lines = [
         f"the code of {part} {name} changed since {count} of these runs were begun; they are taken "
         "as they are, raise its version to make them again"
-        for (part, name), count in counts.items()
+        for (part, name), count in changed.items()
+    ]
+    lines += [
+        f"the code of {part} {name} is in no file, so an edit cannot be seen: {count} of these "
+        "runs are taken as they are, raise its version to make them again"
+        for (part, name), count in unseen.items()
         if count
     ]
+    return lines
 
 
 def _own_classes(run: Run) -> dict[str, type]:
@@ -72,17 +85,13 @@ def _noted(path: Path) -> dict[str, str]:
 
 @functools.cache
 def digest(kind: type) -> str:
-    """A digest of a class and of what it uses of its own file, without comments, docstrings and
-    layout; empty where there is no file, as in a notebook.
+    """A digest of a class and of what it uses of its own file or notebook cell, without comments,
+    docstrings and layout; empty where its source cannot be found.
 
-    Another file that this one imports is not followed.
+    Other files and cells that this one uses are not followed.
     """
-    module = sys.modules.get(kind.__module__)
-    file = None if module is None else vars(module).get("__file__")
-    if file is None:
-        return ""
     try:
-        statements = ast.parse(Path(file).read_bytes()).body
+        statements = ast.parse(_source_of(kind)).body
     except (OSError, SyntaxError, ValueError):
         return ""
     used = {kind.__qualname__.split(".")[0]}
@@ -94,6 +103,19 @@ def digest(kind: type) -> str:
         return ""
     text = "\n".join(ast.unparse(_without_docstrings(s)) for s in statements if s in taken)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _source_of(kind: type) -> str:
+    """The text of the file that a class comes from, or of its cell in a notebook, which keeps the
+    cells' texts in `linecache`; empty: it comes from neither."""
+    module = sys.modules.get(kind.__module__)
+    file = None if module is None else vars(module).get("__file__")
+    if file is not None:
+        return Path(file).read_text(encoding="utf-8")
+    functions = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+    # A dataclass has generated functions as well, whose text is nowhere.
+    cells = ("".join(linecache.getlines(f.__code__.co_filename)) for f in functions)
+    return next(filter(None, cells), "")
 
 
 def _bound(statement: ast.stmt) -> set[str]:
