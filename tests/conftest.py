@@ -61,7 +61,7 @@ QUICK = {
 # `--dist loadfile` the tests of a file share its fixtures on one worker.
 FIRST = (
     "execute/test_sweep.py",
-    "theory/test_checks.py",
+    "theory/checks/",
     "kernels/",
     "cli/",
     "lm/",
