@@ -70,7 +70,7 @@ def check_mean(cell: str, values: list[float]) -> None:
         assert f"n={len(values)}" in cell
 
 
-def test_every_point_of_figure_1_is_that_of_the_rows() -> None:
+def test_points_of_figure_1_are_those_of_the_rows() -> None:
     table = cells("docs/figure1-published.md", "| layers | budget | rank | published | replay: tr")
     replay, stream, known = runs("rows.jsonl", "replay"), runs("rows.jsonl", "stream"), published()
     assert len(table) == 63

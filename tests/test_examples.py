@@ -39,27 +39,27 @@ def trained(runs):
     return headwise.train(runs, device="cpu", advance=quiet)
 
 
-def test_the_examples_are_short():
+def test_examples_are_short():
     assert len(TASK.read_text().splitlines()) <= 40
     assert len(MODEL.read_text().splitlines()) <= 30
 
 
-def test_the_examples_are_those_of_the_tutorial():
+def test_examples_are_those_of_the_tutorial():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own-task.md").read_text(), re.DOTALL)
     assert TASK.read_text() in blocks
     assert MODEL.read_text() in blocks
 
 
-def test_the_task_has_no_fault(task):
+def test_task_has_no_fault(task):
     assert [f for f in check(task, str(TASK)) if f.level != "ok"] == []
 
 
-def test_the_model_has_no_fault(task, model):
+def test_model_has_no_fault(task, model):
     shape = shape_for(task, **SIZES)
     assert [f for f in check_model(model, shape, task) if f.level != "ok"] == []
 
 
-def test_the_task_sorts():
+def test_task_sorts():
     numbers, answers = load_task(f"{TASK}:Sorting(tokens=7)").sample(seeded(3), 11)
     for sequence, answer in zip(numbers.tolist(), answers.tolist(), strict=True):
         assert sorted(sequence) == answer
@@ -76,7 +76,7 @@ def test_ids_follow_name_version_and_fields(task, model):
     assert newer.spec() == {"name": "Sorting", "version": 2, "tokens": 16}
 
 
-def test_the_task_is_learned_by_many_models_at_once_as_by_each_alone(task):
+def test_task_is_learned_by_many_models_at_once_as_by_each_alone(task):
     runs = [run_of(task, seed=seed) for seed in (0, 1)]
     rows = trained(runs)
     for run, row in zip(runs, rows, strict=True):
@@ -85,7 +85,7 @@ def test_the_task_is_learned_by_many_models_at_once_as_by_each_alone(task):
         assert bits(trained([run])[0]) == bits(row)
 
 
-def test_the_tutorial_s_table_is_a_task_without_a_fault(tmp_path):
+def test_table_of_the_tutorial_is_a_task_without_a_fault(tmp_path):
     """The lines about data of one's own, as they stand, on a small table."""
     page = (ROOT / "docs/own-task.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -113,7 +113,7 @@ class Table(headwise.Classified):
     assert [finding for finding in found if finding.level != "ok"] == []
 
 
-def test_the_model_takes_the_place_of_headwises(task, model):
+def test_model_takes_the_place_of_headwises(task, model):
     ours, own = trained([run_of(task), run_of(task, model)])
     assert own["model"] == "Mixer"
     assert own["held_out"] < 1.0

@@ -205,7 +205,7 @@ def test_folder_imports_only_what_it_may(folder: str) -> None:
     assert [fault for module in modules for fault in faults(module, SOURCES[module])] == []
 
 
-def test_nothing_is_allowed_that_is_not_used() -> None:
+def test_flow_allows_only_what_is_used() -> None:
     used: dict[str, set[str]] = {folder: set() for folder in ALLOWED}
     for module, source in SOURCES.items():
         used[folder_of(module)] |= {
@@ -271,7 +271,7 @@ def test_planted_fault_is_found(module: str, source: str) -> None:
         ("cli.lm", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
     ],
 )
-def test_what_is_right_passes(module: str, source: str) -> None:
+def test_import_within_the_rules_passes(module: str, source: str) -> None:
     assert f"headwise.{module}" in SOURCES
     assert faults(f"headwise.{module}", source) == []
 
@@ -491,7 +491,7 @@ def test_public_name_can_be_imported_and_says_what_it_is(name: str) -> None:
     assert thing.__doc__
 
 
-def test_other_names_are_refused() -> None:
+def test_unknown_name_of_the_package_is_refused() -> None:
     with pytest.raises(AttributeError, match="module 'headwise' has no attribute 'Heads'"):
         _ = headwise.Heads
     with pytest.raises(ImportError):

@@ -245,7 +245,7 @@ def test_widen_iso_takes_two_d_a_head_off_the_feed_forward():
         family(base, "widen-iso", (10,))
 
 
-def test_a_gate_is_three_matrices_and_a_bias_is_counted():
+def test_gate_is_three_matrices_and_a_bias_is_counted():
     base = Shape(
         dim=23,
         depth=3,
@@ -265,7 +265,7 @@ def test_a_gate_is_three_matrices_and_a_bias_is_counted():
     assert abs(arm.residual) <= step / 2
 
 
-def test_a_tie_goes_to_the_smaller():
+def test_tie_goes_to_the_smaller():
     base = Shape(
         dim=5, depth=1, num_heads=1, norm="rms-free", ffn_dim=10
     )  # 100 parameters of attention, 10 a hidden unit
@@ -325,7 +325,7 @@ def test_trade_is_as_deep_as_the_budget_allows(base, times, kind, within, scale)
     assert (control.heads, control.budget) == (heads, arm.budget)
 
 
-def test_trade_of_a_stack_with_windows():
+def test_trade_of_layers_with_windows():
     base = Shape(dim=11, depth=5, num_heads=2, head_dim=3, windows=(4, 4, 4, 4, 0), causal=True)
     told = [trade(base, h, Budget.of(base, "flops", 64)) for h in (1, 2, 4, 8)]
     assert [shape.depth for shape in told] == [5, 5, 4, 3]
@@ -428,7 +428,7 @@ def test_policies_have_names():
     assert sorted(BUDGETS) == ["flops", "layers", "params"]
 
 
-def test_what_lies_outside_the_layers_is_in_the_total_only():
+def test_parameters_outside_the_layers_are_in_the_total_only():
     """The same shapes meet both budgets; of the layers alone the same rest is a larger share."""
     base = Shape(
         dim=23,
@@ -455,7 +455,7 @@ def test_what_lies_outside_the_layers_is_in_the_total_only():
     ("target", "met"),
     [(100_000, True), (99_503, True), (99_502, False), (100_502, True), (100_503, False)],
 )
-def test_an_arm_says_how_far_it_is_off(target, met):
+def test_arm_says_how_far_it_is_off(target, met):
     base = Shape(dim=100, depth=1, num_heads=1, norm="rms-free", ffn_dim=300)
     arm = Arm("widen", 1, base, Budget(target=target))
     assert (arm.value, arm.residual, arm.met) == (100_000, 100_000 - target, met)
@@ -641,7 +641,7 @@ def test_accounts_of_transformers_that_a_shape_expresses(name):
     assert round(shape.params / 1e6, 2) == millions
 
 
-def test_the_cut_of_the_crammed_bert_is_widen_iso():
+def test_cut_of_the_crammed_bert_is_widen_iso():
     """24 heads of 64 at the published count need the feed-forward that the policy finds."""
     arm = family(shallower(BERT, 10), "widen-iso", (24,))[0]
     assert (arm.shape, arm.residual) == (
@@ -812,7 +812,7 @@ def test_accounts_of_what_a_shape_contains_but_does_not_express(count, millions,
         ),
     ],
 )
-def test_what_a_shape_does_not_express_is_said(model, what):
+def test_account_says_what_a_shape_does_not_express(model, what):
     with pytest.raises(UsageError) as caught:
         Shape.from_hf({"model_type": model})
     assert str(caught.value) == f"{model} cannot be expressed: {what}"

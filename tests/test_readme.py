@@ -117,5 +117,5 @@ def test_nanochats_command_parses() -> None:
     assert words[words.index("--") + 1 :] == ["-m", "scripts.base_train", "--depth=28"]
 
 
-def test_no_placeholder_is_left() -> None:
+def test_readme_has_no_placeholder_left() -> None:
     assert not re.search(r"\b(RATIO|RUNTIME|TODO|XXX)\b", README + INTEGRATIONS)

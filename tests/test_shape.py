@@ -302,7 +302,7 @@ def test_params_in_closed_form():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_classifier_of_tokens_has_a_read_out_and_no_head(tied):
+def test_classifier_of_tokens_has_a_read_out_and_no_head(tied):
     shape = Shape(
         dim=11, depth=1, num_heads=2, head_dim=3, ffn_dim=13, vocab_size=17, tied=tied, output_dim=5
     )
@@ -391,7 +391,7 @@ def test_masks_save_exactly_the_pairs_they_hide(tokens, windows, causal):
 # ---- the key/value cache
 
 
-def test_what_a_shape_costs_is_computed_and_not_counted():
+def test_costs_are_computed_and_not_counted():
     """Layers beyond number: nothing walks over them."""
     one, many = (
         Shape(dim=10**20, depth=depth, num_heads=1, windows=(0, 3, 5), causal=True)
@@ -485,7 +485,7 @@ def test_activation_bytes_equal_what_autograd_keeps(family):
 
 
 @pytest.mark.parametrize(("rank", "width", "depth"), [(64, 1, 1), (16, 8, 3), (4, 64, 1)])
-def test_activation_bytes_of_stacked_paper_models(rank, width, depth):
+def test_activation_bytes_of_ensembles_of_paper_models(rank, width, depth):
     shape = paper_shape(64, depth, rank, width, ffn_dim=211)
     ratio = kept_bytes(shape, 2, 37, models=3) / (3 * shape.activation_bytes(37, batch=2))
     assert abs(ratio - 1) < KEPT_BYTES, ratio
@@ -698,7 +698,7 @@ def test_nearest_names_come_first_and_all_are_listed():
 # ---- a value
 
 
-def test_a_shape_is_a_value():
+def test_shape_is_a_value():
     shape, again, other = Shape(**GOOD), Shape(**GOOD), Shape(**GOOD, head_dim=5)
     assert shape == again
     assert hash(shape) == hash(again)
@@ -736,7 +736,7 @@ def test_replace_changes_one_field_and_keeps_derived_sizes():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_shape_survives_json(family):
+def test_shape_survives_json(family):
     for shape in shapes(family, 20):
         assert Shape.of(json.loads(json.dumps(dataclasses.asdict(shape)))) == shape
 

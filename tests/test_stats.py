@@ -39,7 +39,7 @@ def used(freedom: int) -> float:
     return (answer.high - answer.mean) / (spread / math.sqrt(freedom + 1))
 
 
-def test_the_integration_is_right_where_there_is_a_closed_form() -> None:
+def test_integration_is_right_where_there_is_a_closed_form() -> None:
     for t in (0.3, 1.0, 5.0, 12.7):
         assert t_distribution(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
         assert t_distribution(t, 2) == pytest.approx(
@@ -60,19 +60,19 @@ def test_known_values() -> None:
     assert mean([0.5] * 7) == (0.5, 0.5, 0.5, 7)
 
 
-def test_one_value_has_no_interval() -> None:
+def test_interval_of_one_value_is_none() -> None:
     assert mean([0.25]) == Mean(0.25, None, None, 1)
     assert str(mean([0.25])) == "0.2500 (n=1)"
     assert str(mean([2.0, 4.0])) == "3.0000 ± 12.7062"
 
 
-def test_no_value_has_no_mean() -> None:
+def test_mean_of_no_value_is_none() -> None:
     with pytest.raises(ZeroDivisionError):
         mean([])
 
 
 @pytest.mark.parametrize(("n", "seed"), [(2, 1), (3, 2), (5, 3), (20, 4)])
-def test_the_interval_holds_the_truth_in_95_of_100_samples(n: int, seed: int) -> None:
+def test_interval_holds_the_truth_in_95_of_100_samples(n: int, seed: int) -> None:
     """20,000 samples: the share lies within four standard errors of 0.95."""
     rng, samples, held = random.Random(seed), 20_000, 0
     for _ in range(samples):
@@ -119,7 +119,7 @@ def test_rows_are_grouped_and_sorted_and_keep_their_order_within() -> None:
 # ---- two samples, and orders
 
 
-def test_the_difference_is_welchs_by_hand():
+def test_difference_is_welchs_by_hand():
     """Variances 1 and 4, three values each: t with 2.941 degrees of freedom."""
     found = difference([1.0, 2.0, 3.0], [10.0, 12.0, 14.0])
     assert found.mean == -10.0
@@ -130,7 +130,7 @@ def test_the_difference_is_welchs_by_hand():
     assert found.n == 3
 
 
-def test_the_difference_of_few_or_equal_values():
+def test_difference_of_few_or_equal_values():
     assert difference([1.0], [3.0, 4.0]) == (-2.5, None, None, 1)
     assert difference([2.0, 2.0], [1.0, 1.0, 1.0]) == (1.0, 1.0, 1.0, 2)
     same = difference([1.0, 2.0], [1.0, 2.0])
@@ -138,7 +138,7 @@ def test_the_difference_of_few_or_equal_values():
     assert same.low == pytest.approx(-same.high)
 
 
-def test_the_interval_of_a_difference_holds_it_nineteen_times_in_twenty():
+def test_interval_of_a_difference_holds_it_nineteen_times_in_twenty():
     rng, held = np.random.default_rng(0), 0
     for _ in range(2000):
         a, b = rng.normal(1.0, 1.0, 4), rng.normal(0.0, 3.0, 7)
@@ -148,7 +148,7 @@ def test_the_interval_of_a_difference_holds_it_nineteen_times_in_twenty():
 
 
 @given(st.permutations(range(9)))
-def test_the_rank_correlation_without_ties_is_spearmans_formula(order):
+def test_rank_correlation_without_ties_is_spearmans_formula(order):
     d2 = sum((i - j) ** 2 for i, j in enumerate(order))
     found = rank_correlation(list(range(9)), [math.exp(j) for j in order], draws=20)
     assert found.mean == pytest.approx(1 - 6 * d2 / (9 * 80))
@@ -164,7 +164,7 @@ def test_ties_share_their_ranks_and_no_order_gives_no_number():
     assert math.isnan(rank_correlation([1, 2], [1, 2]).mean)
 
 
-def test_the_interval_of_a_rank_correlation_narrows_with_more_pairs_and_holds_its_value():
+def test_interval_of_a_rank_correlation_narrows_with_more_pairs_and_holds_its_value():
     rng = np.random.default_rng(1)
     x = rng.normal(size=200)
     y = x + rng.normal(size=200)

@@ -71,7 +71,7 @@ print(seen)
 """
 
 
-def test_eight_processes_write_at_once_and_no_row_is_lost_or_torn(tmp_path: Path) -> None:
+def test_rows_of_eight_processes_at_once_are_neither_lost_nor_torn(tmp_path: Path) -> None:
     parallel(EIGHT, tmp_path / "store")
     store = Store(tmp_path / "store")
     lines = {
@@ -130,7 +130,7 @@ print(torn)
 """
 
 
-def test_a_writer_killed_at_random_moments_loses_no_complete_row(tmp_path: Path) -> None:
+def test_writer_killed_at_random_moments_loses_no_complete_row(tmp_path: Path) -> None:
     """Every row that a writer finished is found by the reader, whatever later writers left
     half-written."""
     told = tmp_path / "told"
@@ -154,7 +154,7 @@ def test_a_writer_killed_at_random_moments_loses_no_complete_row(tmp_path: Path)
 # ---- torn lines
 
 
-def test_a_torn_last_line_is_ignored_and_closed_off_by_the_next_row(tmp_path: Path) -> None:
+def test_torn_last_line_is_ignored_and_closed_off_by_the_next_row(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add(row("a", 1, k=1))
     path = store.runs_path / "a" / "rows.jsonl"
@@ -172,7 +172,7 @@ def test_a_torn_last_line_is_ignored_and_closed_off_by_the_next_row(tmp_path: Pa
     ] == [1, 3]
 
 
-def test_a_row_whose_line_end_is_missing_counts_and_is_not_joined(tmp_path: Path) -> None:
+def test_row_whose_line_end_is_missing_counts_and_is_not_joined(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add(row("a", k=1))
     path = store.runs_path / "a" / "rows.jsonl"
@@ -214,7 +214,7 @@ def test_files_that_are_not_ours_do_no_harm(tmp_path: Path) -> None:
     assert store.query("select id from rows").fetchall() == [("a",)]
 
 
-def test_a_value_that_is_not_a_number_is_refused_before_it_is_written(tmp_path: Path) -> None:
+def test_value_that_is_not_a_number_is_refused_before_it_is_written(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(ValueError, match="JSON"):
         store.add(row("a", worst=float("nan")))
@@ -250,11 +250,11 @@ assert path.exists()
 """
 
 
-def test_a_whole_file_is_all_there_or_what_it_was(tmp_path: Path) -> None:
+def test_replaced_file_is_complete_or_what_it_was(tmp_path: Path) -> None:
     parallel(WHOLE, tmp_path / "folder" / "file")
 
 
-def test_a_whole_file_that_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
+def test_replaced_file_that_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken" / "inside").mkdir(parents=True)
     with pytest.raises(OSError, match="taken"):
         write_whole(tmp_path / "taken", "text")
@@ -296,7 +296,7 @@ def specs(count: int) -> str:
     return json.dumps([make(seed).spec() for seed in range(count)])
 
 
-def test_a_run_is_claimed_by_one_process_at_a_time(tmp_path: Path) -> None:
+def test_run_is_claimed_by_one_process_at_a_time(tmp_path: Path) -> None:
     held = parallel(CLAIM, tmp_path / "store", specs(3))
     assert {make(seed).id for seed in range(3)} == set(held)
 
@@ -329,7 +329,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.stdout.close()
 
 
-def test_a_claim_is_freed_by_kill_9(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_claim_is_freed_by_kill_9(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     store, runs = Store(tmp_path / "store"), [make(seed) for seed in range(3)]
     with store.claim(runs) as mine:
         assert mine == runs[2:]
@@ -339,7 +339,7 @@ def test_a_claim_is_freed_by_kill_9(tmp_path: Path, holder: subprocess.Popen[str
         assert mine == runs
 
 
-def test_a_finished_run_is_not_claimed_and_an_unfinished_one_says_what_it_is(
+def test_finished_run_is_not_claimed_and_an_unfinished_one_says_what_it_is(
     tmp_path: Path,
 ) -> None:
     store, runs = Store(tmp_path), [make(seed) for seed in range(3)]
@@ -352,7 +352,7 @@ def test_a_finished_run_is_not_claimed_and_an_unfinished_one_says_what_it_is(
     assert Run.of(told) == runs[2]
 
 
-def test_a_claim_sweeps_up_what_a_killed_writer_left(tmp_path: Path) -> None:
+def test_claim_sweeps_up_what_a_killed_writer_left(tmp_path: Path) -> None:
     store, run = Store(tmp_path), make()
     folder = store.runs_path / run.id
     with store.claim([run]):
@@ -379,7 +379,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "mark", ['{"format": 2}', '{"format": 99, "more": 1}', '{"format": "1"}', '{"format": null}']
 )
-def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
+def test_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
     (tmp_path / "headwise.json").write_text(mark)
     before = snapshot(tmp_path)
     with pytest.raises(
@@ -390,7 +390,7 @@ def test_a_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, mar
 
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", "{}", "7", "\x00"])
-def test_a_store_whose_mark_cannot_be_read_is_refused(tmp_path: Path, mark: str) -> None:
+def test_store_whose_mark_cannot_be_read_is_refused(tmp_path: Path, mark: str) -> None:
     (tmp_path / "headwise.json").write_text(mark)
     with pytest.raises(
         UsageError, match=r"is not a headwise store: its headwise.json cannot be read$"
@@ -399,7 +399,7 @@ def test_a_store_whose_mark_cannot_be_read_is_refused(tmp_path: Path, mark: str)
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", ".bashrc", "runs", ".headwise"])
-def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+def test_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("precious")
     with pytest.raises(
         UsageError,
@@ -412,7 +412,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, na
     assert snapshot(tmp_path) == {name: b"precious"}
 
 
-def test_a_file_is_refused_also_as_a_parent(tmp_path: Path) -> None:
+def test_file_is_refused_also_as_a_parent(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     for path in (
         tmp_path / "file",
@@ -440,14 +440,14 @@ def test_reading_makes_no_folder_and_writing_marks_it(tmp_path: Path) -> None:
     assert Store(store.path, create=False).rows() == []
 
 
-def test_an_empty_folder_is_a_store_to_be(tmp_path: Path) -> None:
+def test_empty_folder_is_a_store_to_be(tmp_path: Path) -> None:
     assert Store(tmp_path).rows() == []
     with pytest.raises(UsageError, match="there is no store"):
         Store(tmp_path, create=False)
 
 
 @pytest.mark.parametrize("write", ["add", "claim", "note"])
-def test_whatever_writes_first_marks_the_store(tmp_path: Path, write: str) -> None:
+def test_first_write_marks_the_store(tmp_path: Path, write: str) -> None:
     store = Store(tmp_path / "new")
     if write == "add":
         store.add(row("a"))
@@ -484,7 +484,7 @@ for again in range(60):
 """
 
 
-def test_making_a_store_survives_kills_and_company(tmp_path: Path) -> None:
+def test_store_creation_survives_kills_and_company(tmp_path: Path) -> None:
     parallel(MARKING, tmp_path / "store")
 
 
@@ -553,7 +553,7 @@ def test_sql_sees_the_same_rows_the_latest_of_each_run(asked: Store) -> None:
     assert asked.query("select id, finished, new from rows where new").fetchall()[0][0] == "a"
 
 
-def test_a_data_frame_of_every_row(asked: Store) -> None:
+def test_data_frame_of_every_row(asked: Store) -> None:
     frame = asked.frame().sort_values("id")
     assert list(frame["id"]) == ["7", "a", "b"]
     assert list(frame["held_out"].fillna(-1)) == [0.5, 0.75, -1]

@@ -24,7 +24,7 @@ FALLING = [
 ]  # rank 8 with five layers: 0.02597 published, passed by the 99th epoch
 
 
-def test_the_limit_over_the_steps_until_the_published_value_is_a_steps_time():
+def test_limit_over_the_steps_until_the_published_value_is_a_steps_time():
     (found,) = table([a_run(FALLING)])
     assert (found["figure"], found["epochs"], found["of"], found["published"]) == (
         "main figure",
@@ -35,7 +35,7 @@ def test_the_limit_over_the_steps_until_the_published_value_is_a_steps_time():
     assert found["ms"] == pytest.approx(6 * 3600 * 1000 / (99 * 100 * 5))
 
 
-def test_the_best_seed_counts_and_recipes_stay_apart():
+def test_best_seed_counts_and_recipes_stay_apart():
     early, late = [1.0, 0.02, *FALLING[2:]], FALLING
     assert [found["epochs"] for found in table([a_run(late), a_run(early)])] == [2]
     both = table(
@@ -67,7 +67,7 @@ def test_the_best_seed_counts_and_recipes_stay_apart():
     ],
     ids=str,
 )
-def test_what_was_not_published_or_is_not_reached_is_left_out(changes):
+def test_value_not_published_or_not_reached_is_left_out(changes):
     assert table([a_run(FALLING) | changes]) == []
 
 

@@ -259,7 +259,7 @@ MISTAKES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("line", "message"), MISTAKES)
-def test_a_mistake_is_one_line_and_writes_nothing(
+def test_mistake_is_one_line_and_writes_nothing(
     line: str,
     message: str,
     tmp_path: Path,
@@ -275,7 +275,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_gpu_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     told = refused(["run", "fig1", "--store", str(tmp_path / "store"), "--device", "cuda"], capsys)
@@ -312,7 +314,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("", "", "a store is a folder, got STORE where STORE is a file"),
     ],
 )
-def test_a_store_that_is_not_ours_is_left_alone(
+def test_store_that_is_not_ours_is_left_alone(
     words: list[str],
     name: str,
     text: str,
@@ -328,7 +330,7 @@ def test_a_store_that_is_not_ours_is_left_alone(
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
 
 
-def test_a_store_below_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("precious")
     told = refused(["run", "fig1", "--store", str(tmp_path / "file" / "store")], capsys)
     assert told == (
@@ -337,7 +339,9 @@ def test_a_store_below_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_a_note_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_note_that_cannot_be_read_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Store(tmp_path).note("fig1", {})
     (tmp_path / "experiments" / "fig1.json").write_text("{")
     assert refused(["report", "--store", str(tmp_path)], capsys).startswith(
@@ -366,7 +370,7 @@ def test_draw_refuses_a_view_of_which_there_is_nothing(
     assert list(tmp_path.iterdir()) == [rows]
 
 
-def test_the_program_itself_says_the_same(tmp_path: Path) -> None:
+def test_program_itself_says_the_same(tmp_path: Path) -> None:
     for words in (["rnu"], ["run", "fig1", "--set", "ranks=0", "--store", str(tmp_path / "store")]):
         told = subprocess.run(
             [*HEADWISE, *words], capture_output=True, text=True, check=False, cwd=tmp_path
@@ -401,7 +405,7 @@ def disk(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_full_disk_is_refused_before_anything_is_written(disk: Path) -> None:
+def test_full_disk_is_refused_before_anything_is_written(disk: Path) -> None:
     words = [*HEADWISE, *run_words(disk / "store")]
     listing = ["sh", "-c", '"$@"; echo "rc $?"; ls -A "$0"', str(disk), *words]
     told = subprocess.run(
@@ -413,7 +417,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(disk: Path) -> None:
     assert message.endswith(", 8 MiB are free")
 
 
-def test_a_disk_that_cannot_be_written_is_refused(disk: Path) -> None:
+def test_disk_that_cannot_be_written_is_refused(disk: Path) -> None:
     told = subprocess.run(
         on_disk("size=200m,ro", disk, [*HEADWISE, *run_words(disk / "store")]),
         capture_output=True,
@@ -456,7 +460,7 @@ print(json.dumps({**told, "again": after.returncode, "rows": len(rows)}))
 """
 
 
-def test_a_disk_that_fills_up_is_one_line_and_the_rest_goes_on_with_space(disk: Path) -> None:
+def test_disk_that_fills_up_is_one_line_and_the_run_resumes_with_space(disk: Path) -> None:
     first = [
         *HEADWISE,
         *run_words(
@@ -527,7 +531,7 @@ def test_help_imports_nothing_heavy() -> None:
     }
 
 
-def test_every_command_answers_in_json(
+def test_commands_all_answer_in_json(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {
@@ -824,7 +828,7 @@ def test_rows_of_other_commits_are_listed(
     assert answer["unfinished"] == ["f" * 16]
 
 
-def test_without_the_extras_it_trains_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_installation_without_extras_trains_and_says_what_is_missing(tmp_path: Path) -> None:
     code = """
 import sys
 class Refuse:
@@ -890,7 +894,7 @@ EXPERIMENT = dataclasses.replace(find("fig1"), name="mine", probe=probe)
 """
 
 
-def test_an_experiment_file_is_run_and_hides_no_module(
+def test_experiment_file_is_run_and_hides_no_module(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, path = tmp_path / "json.py", tmp_path / "store"
@@ -910,7 +914,7 @@ def test_an_experiment_file_is_run_and_hides_no_module(
     assert page.count("<section") == 2
 
 
-def test_an_experiment_file_with_a_probe_of_its_own_runs_in_several_processes(
+def test_experiment_file_with_a_probe_of_its_own_runs_in_several_processes(
     tmp_path: Path,
 ) -> None:
     mine, path = tmp_path / "mine.py", tmp_path / "store"
@@ -932,7 +936,7 @@ def test_an_experiment_file_with_a_probe_of_its_own_runs_in_several_processes(
         ),
     ],
 )
-def test_an_experiment_file_that_is_none_is_one_line(
+def test_experiment_file_that_is_none_is_one_line(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "mine.py"
@@ -949,7 +953,7 @@ def test_an_experiment_file_that_is_none_is_one_line(
     "words",
     [["list"], ["--help"], ["list", "--store", "STORE"], ["cost", "--set", *SHAPE, "--json"]],
 )
-def test_a_reader_that_is_gone_is_no_drama(words: list[str], store: Path) -> None:
+def test_reader_that_is_gone_is_no_drama(words: list[str], store: Path) -> None:
     line = shlex.join([*HEADWISE, *(str(store) if w == "STORE" else w for w in words)])
     told = subprocess.run(
         ["bash", "-c", f"{line} | head -0; echo ${{PIPESTATUS[0]}}"],
@@ -1012,7 +1016,7 @@ def wait_for(what: Callable[[], Any]) -> Any:
 STOPPED = "headwise: interrupted; run the same command to resume"
 
 
-def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+def test_ctrl_c_is_one_line_and_the_same_command_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "store"

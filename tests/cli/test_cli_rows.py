@@ -52,7 +52,7 @@ def test_draw_takes_a_store(
     )
 
 
-def test_what_is_there_is_shown_and_nothing_is_trained(
+def test_rows_that_are_there_are_shown_and_nothing_is_trained(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new, rows = tmp_path / "new", tmp_path / "rows.jsonl"
@@ -73,7 +73,7 @@ def test_what_is_there_is_shown_and_nothing_is_trained(
     assert "4 of 12 runs finished" in (new / "report.html").read_text()
 
 
-def test_several_rates_are_shown_as_far_as_they_are_there(
+def test_rates_are_shown_as_far_as_they_are_there(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = tmp_path / "new"
@@ -175,7 +175,7 @@ SWAPPED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "told"), SWAPPED, ids=str)
-def test_a_row_that_is_not_its_run_s_is_refused_and_nothing_is_written(
+def test_row_of_another_run_is_refused_and_nothing_is_written(
     change: dict[str, Any],
     told: str,
     store: Path,
@@ -207,7 +207,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("key", SHOWN)
-def test_a_row_that_lacks_what_is_shown_is_refused(
+def test_row_that_lacks_what_is_shown_is_refused(
     key: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {k: v for k, v in Store(store).rows()[0].items() if k != key}
@@ -223,7 +223,7 @@ def test_a_row_that_lacks_what_is_shown_is_refused(
 @pytest.mark.parametrize(
     ("text", "number"), [("NaN", "NaN"), ("-Infinity", "-Infinity"), ("[1.0, 1e999]", "1e999")]
 )
-def test_what_is_no_number_is_named(
+def test_value_that_is_no_number_is_named(
     text: str, number: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = json.dumps({**Store(store).rows()[0], "curve": "HERE"}).replace('"HERE"', text)
@@ -267,7 +267,7 @@ def test_rows_that_were_computed_are_looked_at_too(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["taken"] == 1 + len(others)
 
 
-def test_a_row_that_cannot_be_shown_takes_only_its_own_section_from_the_page(
+def test_row_that_cannot_be_shown_takes_only_its_own_section_from_the_page(
     store: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(store, tmp_path / "store")

@@ -338,7 +338,7 @@ def test_left_out_keys_take_the_defaults_of_the_library(model_type):
     check_attention(shape, config, model)
 
 
-def test_every_family_is_checked():
+def test_families_are_all_checked():
     assert set(FAMILIES) == {*CLASSES, "gemma3"}
     assert set(MAKE) == set(CLASSES)
 
@@ -617,13 +617,13 @@ def test_file_folder_and_mapping_are_the_same_config(tmp_path):
     assert Shape.from_hf(tmp_path).depth == 3
 
 
-def test_a_saved_config_is_read(tmp_path):
+def test_saved_config_is_read(tmp_path):
     config, model = real("gemma3_text", **gemma3_text(random.Random(1)))
     config.save_pretrained(tmp_path)
     assert Shape.from_hf(tmp_path).params == count(model)
 
 
-def test_a_config_is_not_changed():
+def test_config_is_not_changed():
     config = {"model_type": "gpt2", "n_layer": 3}
     to_shape_fields(config)
     assert config == {"model_type": "gpt2", "n_layer": 3}
@@ -774,7 +774,7 @@ def test_files_that_hold_no_config_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("model_type", [*CLASSES, None])
-def test_no_value_breaks_the_reader(model_type):
+def test_reader_breaks_at_no_value(model_type):
     """Any one value replaced by nonsense gives a shape or a one-line refusal, never another
     error."""
     config = (

@@ -198,7 +198,7 @@ def test_kills_change_nothing(tmp_path: Path, undisturbed: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("moment", ["while its workers start", "while its workers work"])
-def test_when_the_parent_is_killed_its_workers_die_too(
+def test_workers_die_with_a_killed_parent(
     moment: str, tmp_path: Path, undisturbed: dict[str, str]
 ) -> None:
     store = tmp_path / "store"
@@ -221,7 +221,7 @@ def test_when_the_parent_is_killed_its_workers_die_too(
     assert_whole(store, half(), undisturbed)
 
 
-def test_a_worker_that_dies_gives_one_line_and_the_same_command_goes_on(
+def test_worker_that_dies_gives_one_line_and_the_same_command_resumes(
     tmp_path: Path, undisturbed: dict[str, str]
 ) -> None:
     store = tmp_path / "store"
@@ -245,7 +245,7 @@ def test_a_worker_that_dies_gives_one_line_and_the_same_command_goes_on(
 # ---- again, and side by side
 
 
-def test_a_finished_sweep_repeated_trains_nothing(tmp_path: Path) -> None:
+def test_finished_sweep_repeated_trains_nothing(tmp_path: Path) -> None:
     runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=2))
     first = sweep(runs, Store(tmp_path), device="cpu", workers=1)
     stamps = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in tmp_path.rglob("*") if p.is_file()}
@@ -256,7 +256,7 @@ def test_a_finished_sweep_repeated_trains_nothing(tmp_path: Path) -> None:
     } == stamps
 
 
-def test_a_checkpoint_that_outlived_its_run_is_removed(tmp_path: Path) -> None:
+def test_checkpoint_that_outlived_its_run_is_removed(tmp_path: Path) -> None:
     """As after a kill between the row and the end of its checkpoint; one of an unfinished run is
     not touched."""
     runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=1))
@@ -271,7 +271,7 @@ def test_a_checkpoint_that_outlived_its_run_is_removed(tmp_path: Path) -> None:
     ] == [False, True]
 
 
-def test_a_wider_sweep_makes_only_what_is_missing(tmp_path: Path) -> None:
+def test_wider_sweep_makes_only_what_is_missing(tmp_path: Path) -> None:
     some, more = (
         fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=n))
         for n in (1, 2)
@@ -283,7 +283,7 @@ def test_a_wider_sweep_makes_only_what_is_missing(tmp_path: Path) -> None:
     assert {name: after[name] for name in before} == before
 
 
-def test_two_sweeps_on_one_store_make_each_run_once(
+def test_sweeps_on_one_store_make_each_run_once(
     tmp_path: Path, undisturbed: dict[str, str]
 ) -> None:
     store = tmp_path / "store"
@@ -295,7 +295,7 @@ def test_two_sweeps_on_one_store_make_each_run_once(
     assert_whole(store, half(), undisturbed)
 
 
-def test_what_another_process_held_when_it_died_is_made(tmp_path: Path) -> None:
+def test_run_held_by_a_process_that_died_is_made(tmp_path: Path) -> None:
     store = tmp_path / "store"
     runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=2))
     code = """
@@ -319,7 +319,7 @@ with Store(sys.argv[1]).claim([Run.of(json.loads(sys.argv[2]))]):
     assert Store(store).missing(runs) == []
 
 
-def test_a_pool_gives_the_rows_of_one_process(tmp_path: Path) -> None:
+def test_pool_gives_the_rows_of_one_process(tmp_path: Path) -> None:
     runs = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", [*CHANGES, *SMALL], seeds=2))
     alone = sweep(runs, Store(tmp_path / "one"), device="cpu", workers=1)
     answer = finish(command(tmp_path / "two", "--keep-weights", workers=2, changes=SMALL))
@@ -332,7 +332,7 @@ def test_a_pool_gives_the_rows_of_one_process(tmp_path: Path) -> None:
     )
 
 
-def test_more_runs_than_open_files_are_allowed(tmp_path: Path) -> None:
+def test_sweep_takes_more_runs_than_open_files_are_allowed(tmp_path: Path) -> None:
     """One stack of 400 runs where a process may open 200 files."""
     changes = [
         "dim=4",
@@ -364,7 +364,7 @@ KINDS = [(depth, rank, steps) for depth in (1, 3) for rank in (1, 4) for steps i
     st.sampled_from((0, 300)),  # sometimes one stack that is larger than a chunk may be
     st.integers(1, 9),
 )
-def test_chunks_are_a_partition_of_what_stacks(
+def test_chunks_partition_the_ensembles(
     picked: list[tuple[tuple[int, int, int], int]], wide: int, workers: int
 ) -> None:
     picked = picked + [((1, 4, 100), 1000 + seed) for seed in range(wide)]
@@ -383,12 +383,12 @@ def test_chunks_are_a_partition_of_what_stacks(
         assert all(sum(map(cost, chunk[:-1])) <= share * 1.02 for chunk in chunks)
 
 
-def test_no_runs_are_no_chunks() -> None:
+def test_chunks_of_no_runs_are_none() -> None:
     assert chunks_of([], 2) == []
     assert MOST_RUNS < 200
 
 
-def test_an_empty_sweep_writes_nothing(tmp_path: Path) -> None:
+def test_empty_sweep_writes_nothing(tmp_path: Path) -> None:
     assert sweep([], Store(tmp_path / "store"), device="cpu") == []
     assert not (tmp_path / "store").exists()
 

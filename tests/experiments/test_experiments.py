@@ -196,7 +196,7 @@ def test_experiment_counts_diverged_runs_and_leaves_them_out_of_the_mean(
 # ---- what heads learn
 
 
-def test_the_geometry_of_scores_equals_the_products_themselves() -> None:
+def test_geometry_of_scores_equals_the_products_themselves() -> None:
     shape = Shape(dim=6, depth=2, num_heads=3, head_dim=2)
     weights = {
         f"blocks.{i}.attention.qkv.weight": torch.randn(
@@ -221,7 +221,7 @@ def test_the_geometry_of_scores_equals_the_products_themselves() -> None:
             assert [least, median, largest] == pytest.approx(values, rel=1e-5)
 
 
-def test_a_negative_multiple_of_the_identity_is_at_180_degrees_in_both_forms() -> None:
+def test_negative_multiple_of_the_identity_is_at_180_degrees_in_both_forms() -> None:
     eye = torch.eye(5)
     weights = {"blocks.0.attention.qkv.weight": torch.cat((-3 * eye, 2 * eye, eye))}
     found = score_geometry(Shape(dim=5, depth=1, num_heads=1), weights)
@@ -268,7 +268,7 @@ def test_published_arms_are_as_published() -> None:
 )
 @pytest.mark.parametrize("steps", [100_000, 200_000])
 @pytest.mark.parametrize("arms", [("published",), ("equal",), ("published", "equal")])
-def test_a_row_of_the_paper_is_told_its_arm_also_beside_no_others(
+def test_row_of_the_paper_has_its_arm_also_beside_no_others(
     encodings: tuple[str, ...], arms: tuple[str, ...], steps: int
 ) -> None:
     """Published values stand beside published arms and those without positions, and beside no
@@ -331,7 +331,7 @@ def test_room_is_as_wide_as_concatenated_positions_and_has_their_recipe() -> Non
 
 
 @pytest.mark.parametrize("encoding", ["none", "additive", "concatenated", "room"])
-def test_what_a_model_makes_of_places_is_its_error_with_one_row_at_all_of_them(
+def test_effect_of_places_is_the_error_with_one_row_at_all_of_them(
     encoding: str,
 ) -> None:
     s = dataclasses.replace(
@@ -369,7 +369,7 @@ def test_what_a_model_makes_of_places_is_its_error_with_one_row_at_all_of_them(
     assert broken == {}
 
 
-def test_a_point_says_how_much_worse_its_models_are_at_one_place() -> None:
+def test_point_says_how_much_worse_its_models_are_at_one_place() -> None:
     s = dataclasses.replace(
         positions.PRESETS["quick"],
         encodings=("none", "concatenated"),

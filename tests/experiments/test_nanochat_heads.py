@@ -22,7 +22,7 @@ ALL = dataclasses.replace(QUICK, families=tuple(FAMILIES))
 
 
 @pytest.mark.parametrize("settings", [ALL, PAPER], ids=["quick", "paper"])
-def test_every_arm_has_the_bases_arithmetic_tokens_and_largest_score(settings):
+def test_arms_have_the_bases_arithmetic_tokens_and_largest_score(settings):
     base, made = base_of(settings), arms(settings)
     assert base in made.values(), "at no cost"
     for (family, arm), shape in made.items():
@@ -89,7 +89,7 @@ def rows_of(settings, bits=bits_of):
     return rows
 
 
-def test_each_arm_is_measured_at_its_best_rate_on_other_seeds():
+def test_arms_are_measured_at_their_best_rates_on_other_seeds():
     rows = rows_of(QUICK)
     first, later = [row for row in rows if row["seed"] == 0], [row for row in rows if row["seed"]]
     assert len(first) == len(nh.runs(QUICK)) + 1, "heads of 8 tried a rate below the smallest"
@@ -102,7 +102,7 @@ def test_each_arm_is_measured_at_its_best_rate_on_other_seeds():
 @pytest.mark.parametrize(
     ("sign", "end"), [(1, QUICK.lrs[0] / 2**QUICK.further), (-1, QUICK.lrs[-1] * 2**QUICK.further)]
 )
-def test_a_rate_that_is_never_small_or_large_enough_is_given_up_and_told(sign, end):
+def test_rate_that_is_never_small_or_large_enough_is_given_up_and_reported(sign, end):
     rows = rows_of(QUICK, lambda run: 2.0 + sign * run.lr)
     assert {row["lr"] for row in rows if row["seed"]} == {end}
     points = nh.summary(rows)
@@ -116,7 +116,7 @@ def test_a_rate_that_is_never_small_or_large_enough_is_given_up_and_told(sign, e
     "families",
     [(family,) for family in FAMILIES] + [("logit", "scale"), ("kv", "latent"), ("latent", "mla")],
 )
-def test_whatever_is_varied_the_base_is_the_base(families):
+def test_base_is_the_base_whatever_is_varied(families):
     settings = dataclasses.replace(QUICK, families=families)
     points = nh.summary(rows_of(settings))
     assert {p.family for p in points} == set(families)
@@ -129,7 +129,7 @@ def test_whatever_is_varied_the_base_is_the_base(families):
         assert base.arm == "4 x 16"
 
 
-def test_what_only_the_tuning_has_seen_is_told_and_not_drawn():
+def test_arm_that_only_the_tuning_has_seen_is_reported_and_not_drawn():
     rows = [row for row in rows_of(QUICK) if row["seed"] == 0 or row["head_dim"] != 64]
     points = nh.summary(rows)
     (wide,) = [p for p in points if p.rank == 64]
@@ -140,7 +140,7 @@ def test_what_only_the_tuning_has_seen_is_told_and_not_drawn():
     assert description.panels[0].x_label == "more than 4 x 16 of its kind"
 
 
-def test_one_rate_alone_is_not_tuned():
+def test_arm_of_one_rate_is_not_tuned():
     rows = rows_of(dataclasses.replace(QUICK, lrs=(0.01,)))
     assert {row["lr"] for row in rows} == {0.01}
     assert not any(p.edge for p in nh.summary(rows))
@@ -193,7 +193,7 @@ def test_points_are_of_the_counted_seeds_and_against_the_base():
     assert nh.summary([]) == []
 
 
-def test_an_arm_that_diverges_is_told_and_drawn_as_missing(tmp_path):
+def test_arm_that_diverges_is_reported_and_drawn_as_missing(tmp_path):
     points = nh.summary(
         rows_of(ALL, lambda run: None if run.shape.head_dim == 64 else bits_of(run))
     )
@@ -243,7 +243,7 @@ def test_attention_that_alone_costs_more_than_the_base_is_refused():
         arms(dataclasses.replace(QUICK, families=("query",), queries=(2048,)))
 
 
-def test_the_command_makes_both_rounds_once_and_the_page(tmp_path):
+def test_command_makes_both_rounds_once_and_the_page(tmp_path):
     words = [
         "run",
         "nanochat_heads",

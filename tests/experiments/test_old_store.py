@@ -56,7 +56,7 @@ def close(row):
     return {key: rounded(value) for key, value in row.items() if key not in MEASURED}
 
 
-def test_an_old_store_resumes_and_reports(store, capsys):
+def test_old_store_resumes_and_reports(store, capsys):
     finished = {row["id"]: bits(row) for row in store.rows()}
     assert len(finished) == 2
     assert main(["list", "--store", "old-store"]) == 0
@@ -78,7 +78,7 @@ def test_an_old_store_resumes_and_reports(store, capsys):
     assert Path("drawn.png").stat().st_size > 5000
 
 
-def test_an_old_page_is_shown_before_anything_is_resumed(store):
+def test_old_page_is_shown_before_anything_is_resumed(store):
     assert main(["report", "--store", "old-store"]) == 0
     assert "fig1" in (store.path / "report.html").read_text()
 
@@ -106,7 +106,7 @@ def test_rows_in_results_are_accepted(path):
             experiment.figure(points)
 
 
-def test_what_is_no_rows_is_said():
+def test_files_that_hold_no_rows_have_no_ids():
     for name in NO_ROWS:
         first = json.loads((ROOT / "results" / name).read_text().splitlines()[0])
         assert "id" not in first

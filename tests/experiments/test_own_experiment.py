@@ -79,7 +79,7 @@ EXPERIMENT = Experiment(
 '''
 
 
-def test_it_runs_prints_draws_and_reports(
+def test_own_experiment_runs_prints_draws_and_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "windows.py"
@@ -110,7 +110,7 @@ def test_it_runs_prints_draws_and_reports(
         ("def broken(:", "cannot be loaded: SyntaxError"),
     ],
 )
-def test_a_file_that_is_none_is_one_line(
+def test_file_that_is_no_experiment_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
 ) -> None:
     own = tmp_path / "broken.py"

@@ -107,7 +107,7 @@ def assert_shown(store: str, capsys: pytest.CaptureFixture[str]) -> None:
 # ---- killed and resumed
 
 
-def test_from_the_command_line_by_two_workers(folder, capsys):
+def test_own_task_from_the_command_line_by_two_workers(folder, capsys):
     """Killed while two workers train, resumed by one process."""
     command = [sys.executable, "-m", "headwise", *words("killed", workers=2)]
     kill_with_a_checkpoint([*command, "--checkpoint-every", "0"], folder / "killed")
@@ -139,7 +139,7 @@ def script() -> str:
     return SCRIPT.format(classes=classes, settings=SETTINGS)
 
 
-def test_from_a_script(folder, capsys):
+def test_own_task_from_a_script(folder, capsys):
     (folder / "script.py").write_text(script())
     command = [sys.executable, "script.py"]
     kill_with_a_checkpoint(command, folder / "killed")
@@ -151,7 +151,7 @@ def test_from_a_script(folder, capsys):
     assert_shown("killed", capsys)
 
 
-def test_from_a_notebook(folder):
+def test_own_task_from_a_notebook(folder):
     """Classes of a namespace that no other process can import: this one trains, whatever `workers`
     is, and nothing is said of code that lies in no file."""
     cell = {"__name__": "cell"}
@@ -163,7 +163,7 @@ def test_from_a_notebook(folder):
     assert not list(folder.glob(f"killed/runs/*/{SOURCE_FILE}"))
 
 
-def test_from_standard_input():
+def test_own_task_from_standard_input():
     done = subprocess.run(
         [sys.executable, "-"],
         input=script().replace("200", "20"),
@@ -196,7 +196,7 @@ def test_train_resumes_in_a_folder(tmp_path):
     assert rows[0]["resumed"] == 1
 
 
-def test_a_class_inside_a_function_is_trained_in_this_process(tmp_path):
+def test_class_inside_a_function_is_trained_in_this_process(tmp_path):
     class Sorting(type(load_task("my_task.py"))):  # type: ignore[misc]
         pass
 
@@ -213,7 +213,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_an_edited_task_is_noticed(folder, capsys):
+def test_edited_task_is_noticed(folder, capsys):
     """Its rows are taken, since their ids are the same, and one line says so; a new version trains
     them again."""
     small = ("--no-report", "--set", "steps=20", "seeds=1", "heads=1")
@@ -267,7 +267,7 @@ def celled(text: str, name: str) -> type:
     return found
 
 
-def test_an_edited_cell_is_noticed_and_code_from_nowhere_said(tmp_path, capsys):
+def test_edited_cell_is_noticed_and_code_from_nowhere_said(tmp_path, capsys):
     store = Store(tmp_path / "store")
 
     def said(text: str, name: str) -> list[str]:
@@ -342,7 +342,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_task_is_one_line_and_leaves_nothing(fault, folder, capsys):
+def test_broken_task_is_one_line_and_leaves_nothing(fault, folder, capsys):
     old, new, line = BROKEN[fault]
     assert old in WHOLE
     (folder / "my_task.py").write_text(WHOLE.replace(old, new))

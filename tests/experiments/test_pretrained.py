@@ -68,7 +68,7 @@ def test_seeds_are_one_line_and_the_best_comes_first():
     assert (first.tokens, first.flops) == (640, "1e+04")
 
 
-def test_what_differs_is_in_the_name_and_nothing_else():
+def test_name_says_what_differs_and_nothing_else():
     rows = [
         row(2.0),
         row(2.1, depth=3),
@@ -112,7 +112,7 @@ def test_texts_are_never_compared():
     )
 
 
-def test_one_text_under_two_names_is_one_text():
+def test_text_under_two_names_is_one_text():
     rows = [
         row(2.0),
         row(2.4, source="copy.txt", depth=3),
@@ -164,7 +164,7 @@ def test_names_are_text_and_nothing_else(tmp_path):
     assert title == 'a$b_{$ &lt;b&gt;&amp;"x.txt'
 
 
-def test_the_headline_says_what_cannot_be_told_apart():
+def test_headline_says_what_cannot_be_distinguished():
     near = [row(b, seed=i, num_heads=4, head_dim=6) for i, b in enumerate((2.0, 2.2, 2.4))]
     far = [row(b, seed=i, num_heads=8, head_dim=3) for i, b in enumerate((3.0, 3.01, 3.02))]
     best, single = (
@@ -178,7 +178,7 @@ def test_the_headline_says_what_cannot_be_told_apart():
     assert "8 x 3" not in line
 
 
-def test_what_diverged_is_counted_and_not_averaged():
+def test_divergence_is_counted_and_not_averaged():
     points = pretrained.summary(
         [row(2.0), row(None, seed=1, status="diverged"), row(None, depth=3, status="diverged")]
     )
@@ -189,7 +189,7 @@ def test_what_diverged_is_counted_and_not_averaged():
     plotly_figure(pretrained.figure(alone))
 
 
-def test_it_is_shown_and_not_run(tmp_path):
+def test_pretrained_is_shown_and_not_run(tmp_path):
     assert shown_by("pretrain").question == pretrained.EXPERIMENT.question
     assert "pretrain" not in EXPERIMENTS
     with pytest.raises(UsageError, match="unknown experiment 'pretrained'"):
@@ -202,7 +202,7 @@ def text_of(path: Path) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_the_commands_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = tmp_path / "store"
     common = [
         "pretrain",
@@ -239,7 +239,7 @@ def test_the_commands_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", "null", '{"ids": 5, "command": "", "preset": "", "settings": {}}']
 )
-def test_what_was_asked_for_and_cannot_be_read_is_one_line(
+def test_note_that_cannot_be_read_is_one_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Store(tmp_path).note("fig1", {"ids": [], "command": "", "preset": "", "settings": {}})
@@ -248,7 +248,7 @@ def test_what_was_asked_for_and_cannot_be_read_is_one_line(
     assert "fig1.json cannot be read; remove it" in capsys.readouterr().err
 
 
-def test_a_decoder_of_an_experiment_is_on_the_experiments_page_alone(tmp_path: Path) -> None:
+def test_decoder_of_an_experiment_is_on_the_experiments_page_alone(tmp_path: Path) -> None:
     store = Store(tmp_path)
     whole = {
         "device": "x",

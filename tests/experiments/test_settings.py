@@ -116,7 +116,7 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
         ),
     ],
 )
-def test_what_would_be_ignored_is_refused(words, told, capsys, tmp_path, monkeypatch):
+def test_setting_that_would_be_ignored_is_refused(words, told, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refused(words, capsys) == told
     assert not [*tmp_path.iterdir()]
@@ -141,7 +141,7 @@ def test_what_would_be_ignored_is_refused(words, told, capsys, tmp_path, monkeyp
         (["cost", "--set", "dim=64", "--set", "depth=1", "--set", "num_heads=2"], (2, 32, 32)),
     ],
 )
-def test_a_second_set_adds_to_the_first(words, wanted, capsys):
+def test_second_set_adds_to_the_first(words, wanted, capsys):
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (
@@ -152,7 +152,7 @@ def test_a_second_set_adds_to_the_first(words, wanted, capsys):
     )
 
 
-def test_so_do_a_second_policy_and_a_second_group_of_checks(capsys):
+def test_second_policy_and_second_group_of_checks_add_to_the_first(capsys):
     base = ["policies", "--set", "dim=64", "depth=2", "num_heads=4", "--to", "2"]
     assert main([*base, "--policy", "split", "--policy", "widen"]) == 0
     out = capsys.readouterr().out
@@ -183,7 +183,7 @@ def test_models_that_differ_are_no_seeds_of_one_point(key, value, tmp_path, caps
     )
 
 
-def test_nor_of_one_cell_of_a_map_though_rates_may_differ():
+def test_models_that_differ_are_no_seeds_of_one_cell_though_rates_may_differ():
     rows: list[Row] = [
         {
             "id": str(i),
@@ -291,7 +291,7 @@ def test_decoders_of_an_experiment_are_kept_when_asked_for(tmp_path):
     assert all((path / "weights.safetensors").stat().st_size > 10_000 for path in runs)
 
 
-def test_seeds_of_the_original_data_are_told_to_be_alike(tmp_path, capsys):
+def test_seeds_of_the_original_data_are_said_to_be_alike(tmp_path, capsys):
     changes = [*TINY, "protocols=original", "init=original"]
     assert main(run_words(tmp_path / "s", "--no-report", "--seeds", "2", changes=changes)) == 0
     assert (

@@ -166,7 +166,7 @@ def test_logits_and_gradients_are_those_of_the_library(name):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
-def test_every_number_of_kv_heads(kv_heads):
+def test_attention_takes_every_number_of_kv_heads(kv_heads):
     ids = tokens(seed=2)
     ours, theirs = (
         make("llama 6", how, torch.float64, num_key_value_heads=kv_heads)(ids).logits
@@ -236,7 +236,7 @@ def test_padding_in_half_precision_has_its_softmax_in_single():
     same(ours, theirs)
 
 
-def test_a_mask_of_ones_is_no_mask(paths):
+def test_mask_of_ones_is_no_mask(paths):
     ids = tokens()
     close(
         make("llama 6", "headwise")(ids, attention_mask=torch.ones_like(ids)).logits,
@@ -282,7 +282,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("length", [5, 11])
-def test_what_sees_both_ways(length, paths):
+def test_attention_that_sees_both_ways_equals_the_library(length, paths):
     ids, changes = tokens(length=length), {"use_bidirectional_attention": True, "sliding_window": 6}
     ours, theirs = (make("gemma3", how, **changes)(ids).logits for how in ("headwise", "eager"))
     close(ours, theirs)
@@ -291,7 +291,7 @@ def test_what_sees_both_ways(length, paths):
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_an_encoder(pad, paths):
+def test_encoder_equals_the_library(pad, paths):
     sizes = {
         "vocab_size": VOCAB,
         "hidden_size": 15,
@@ -347,7 +347,7 @@ def test_generation_with_a_static_cache():
 
 
 @pytest.mark.parametrize("name", ["llama 48", "mistral window"])
-def test_a_prompt_in_two_parts(name, paths):
+def test_generation_from_a_prompt_in_two_parts(name, paths):
     ids, model = tokens(), make(name, "headwise", torch.float64)
     cache = transformers.DynamicCache(config=model.config)
     first = model(ids[:, :4], past_key_values=cache).logits
@@ -360,7 +360,7 @@ def test_a_prompt_in_two_parts(name, paths):
 # ---- what it says
 
 
-def test_a_cut_mask_is_taken_as_it_is():
+def test_cut_mask_is_taken_as_it_is():
     place = (
         {"q_length": 6}
         if "q_length" in signature(sdpa_mask).parameters
@@ -383,7 +383,7 @@ def test_a_cut_mask_is_taken_as_it_is():
     close(part, told[:, 4:])
 
 
-def test_without_a_mask_the_first_query_stands_at_the_first_key():
+def test_queries_without_a_mask_begin_at_the_first_key():
     q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
     layer = torch.nn.Module()
     whole, _ = bridge.attention(layer, q, k, v, None, is_causal=True)
@@ -392,7 +392,7 @@ def test_without_a_mask_the_first_query_stands_at_the_first_key():
     assert not torch.allclose(bridge.attention(layer, q, k, v, None, is_causal=False)[0], whole)
 
 
-def test_a_scale_is_derived_where_none_is_given():
+def test_scale_is_derived_where_none_is_given():
     q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
     layer = torch.nn.Module()
     close(
@@ -420,7 +420,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED)
-def test_what_it_cannot_do_is_refused_in_one_line(given, message):
+def test_attention_refuses_what_it_cannot_do_in_one_line(given, message):
     q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
     with pytest.raises(UsageError, match=message) as caught:
         bridge.attention(torch.nn.Module(), q, k, v, **{"attention_mask": None, **given})
@@ -435,13 +435,13 @@ def test_models_with_what_is_refused_say_so():
     make("llama 6", "headwise", attention_dropout=0.25)(tokens())
 
 
-def test_another_name():
+def test_name_of_the_attention_is_free():
     assert bridge.register("wide heads") == "wide heads"
     ids = tokens()
     close(make("llama 6", "wide heads")(ids).logits, make("llama 6", "headwise")(ids).logits)
 
 
-def test_without_transformers_it_says_so(monkeypatch):
+def test_missing_transformers_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
         UsageError, match=r"transformers with its attention interface is needed \(5\.0 or newer\)"

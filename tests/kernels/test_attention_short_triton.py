@@ -257,7 +257,7 @@ def test_short_triton_sequence_that_is_not_finite_stays_alone(tokens, rank, bad)
     INTERPRETED, reason="needs a GPU: so many programs take the interpreter minutes"
 )
 @pytest.mark.parametrize(("tokens", "rank"), [(2, 1), (3, 8), (5, 3)])
-def test_short_triton_there_may_be_more_sequences_than_a_grid_has_rows(tokens, rank):
+def test_short_triton_takes_more_sequences_than_a_grid_has_rows(tokens, rank):
     q, k, v = (normal(i, 70_001, 2, tokens, rank).to(DEVICE).requires_grad_() for i in range(3))
     out = attend_heads(q, k, v, 0.5, "tf32x3")
     out.sum().backward()

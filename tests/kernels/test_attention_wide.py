@@ -82,7 +82,7 @@ def test_scores_are_not_rounded_to_half_precision():
     assert attend_wide(q, k, v, 1.0).item() == pytest.approx(1 / (1 + math.exp(-2.0)), rel=1e-2)
 
 
-def test_what_is_not_contiguous_and_shared_keys_get_their_gradients():
+def test_gradients_reach_shared_keys_and_tensors_that_are_not_contiguous():
     q = normal(0, 2, 9, 4, 5, dtype=FP64).transpose(1, 2).requires_grad_()
     k = normal(1, 2, 9, 2, 5, dtype=FP64).transpose(1, 2).requires_grad_()
     v = normal(2, 2, 2, 9, 1, dtype=FP64).expand(2, 2, 9, 3).requires_grad_()
@@ -97,7 +97,7 @@ def test_what_is_not_contiguous_and_shared_keys_get_their_gradients():
         assert torch.allclose(a, b, atol=1e-12)
 
 
-def test_no_sequences_is_no_error():
+def test_attend_wide_takes_no_sequences():
     q, k, v = (torch.zeros(0, 2, 3, 5, requires_grad=True) for _ in range(3))
     out = attend_wide(q, k, v, 1.0, True)
     assert out.shape == (0, 2, 3, 5)
@@ -375,7 +375,7 @@ def test_span_gives_keys_in_pieces_every_query_that_sees_them(
 @pytest.mark.parametrize(
     ("rank", "width", "kv"), [(448, 448, 4), (1792, 1792, 1), (512, 128, 2), (300, 20, 4)]
 )
-def test_on_a_gpu_it_is_as_exact_as_bfloat16(rank, width, kv):
+def test_wide_backend_on_a_gpu_is_as_exact_as_bfloat16(rank, width, kv):
     heads = max(kv, 4 if rank < 1000 else 1)
     q, k, v = (
         normal(i, 2, h, 700, r, dtype=HALF)

@@ -49,7 +49,7 @@ def test_blocks_equal_the_modules_through_autograd(splits, tokens, batch):
     assert isinstance(check_blocks(Net(splits, tokens, batch, "fp16")), CudaBlocks)
 
 
-def test_two_layers_are_as_exact_as_the_twin(monkeypatch):
+def test_blocks_of_two_layers_are_as_exact_as_the_twin(monkeypatch):
     net = Net(cut(48, 2, 16, depth=2), 16, 4, "fp16", seed=20)
     y, dx, grads = net.exact()
     errors = []
@@ -85,7 +85,7 @@ def test_blocks_again_give_the_same_bits_and_alone_the_outputs():
     same(net.blocks(training=False).forward(net.x), y, "outputs without training")
 
 
-def test_a_model_does_not_see_its_neighbours():
+def test_model_does_not_see_its_neighbours():
     splits = cut(48, 4, 8)
     net = Net(splits, 16, 4, "fp16")
     made = net.blocks()
@@ -103,7 +103,7 @@ def test_a_model_does_not_see_its_neighbours():
         assert not torch.equal(a[0], b[0])
 
 
-def test_a_later_token_changes_nothing_before_it():
+def test_later_token_changes_nothing_before_it():
     net = Net(cut(48, 1, 16), 82, 1, "fp16")
     y = net.blocks().forward(net.x).clone()
     net.x[:, 41:] += 3.0
@@ -128,7 +128,7 @@ WRITTEN = [
 
 @pytest.mark.parametrize("amount", [10.0, NAN])
 @pytest.mark.parametrize(("name", "argument"), WRITTEN)
-def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
+def test_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
     real = decoder_cuda._run
 
     def wrong(which, sizes, grid, warps, *args):
@@ -181,7 +181,7 @@ def test_training_on_the_blocks_is_training_on_the_modules(monkeypatch):
         ({"dim": 64, "ffn_dim": 256, "head_dim": 16, "v_head_dim": 16}, 16, "fp16", "up to 48"),
     ],
 )
-def test_what_they_do_not_take_is_refused(changes, tokens, precision, said):
+def test_kernels_refuse_what_they_do_not_take(changes, tokens, precision, said):
     (_, shape), *_ = cut(48, 4)
     assert cuda_refusal(shape, 16, "fp16") == ""
     assert said in cuda_refusal(shape.replace(**changes), tokens, precision)

@@ -91,7 +91,7 @@ def test_blocks_again_give_the_same_bits_and_alone_the_outputs():
     same(net.blocks(training=False).forward(net.x), y, "outputs without training")
 
 
-def test_more_tiles_than_pieces_and_fewer_give_the_same_sums():
+def test_sums_do_not_depend_on_the_number_of_tiles():
     for batch in (8, 8 * (TritonBlocks.MOST_SPLITS + 1)):
         splits = [(1, blocks_only(2, dim=16))]
         net = Net(splits, 8, batch, "fp32")
@@ -145,13 +145,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "call", "why"), REFUSED)
-def test_it_says_why_it_cannot(changes, call, why):
+def test_refusal_says_why(changes, call, why):
     usual = {"tokens": 82, "batch": 64}
     assert refusal(GPT, **usual) == ""
     assert why in refusal(GPT.replace(**changes), **{**usual, **call})
 
 
-def test_every_shape_that_was_computed_is_taken():
+def test_shapes_computed_before_are_all_taken():
     for splits, tokens, batch, precision in (c.values for c in CASES):
         assert {refusal(shape, tokens, batch, precision) for _, shape in splits} == {""}
 
@@ -185,7 +185,7 @@ def test_training_on_the_blocks_is_training_on_the_modules(precision, bound, mon
 @pytest.mark.parametrize(
     ("models", "size", "dim"), [(3, (5, 17), 48), (1, (64,), 16), (2, (7, 3, 2), 101)]
 )
-def test_a_stacks_layer_norm_is_the_plain_one(models, size, dim, monkeypatch):
+def test_layer_norm_of_an_ensemble_is_the_plain_one(models, size, dim, monkeypatch):
     exact = Norm("layer", dim, models).double().to(DEVICE)
     given = [normal(7, models, *size, dim) * 3 + 1, normal(8, models, dim), normal(9, models, dim)]
     with torch.no_grad():
@@ -233,7 +233,7 @@ def flat_rows(made):
         (1, 70, 17, 5, 32, 17),
     ],
 )
-def test_what_is_around_the_blocks_is_the_plain_one(
+def test_embed_and_readout_are_the_plain_ones(
     models, batch, tokens, inputs, dim, places, monkeypatch
 ):
     shape = GPT.replace(
@@ -294,7 +294,7 @@ def test_what_is_around_the_blocks_is_the_plain_one(
         ({"num_positions": 200}, 130),
     ],
 )
-def test_other_ways_in_stay_with_the_modules(changes, tokens, monkeypatch):
+def test_embeddings_of_other_kinds_stay_with_the_modules(changes, tokens, monkeypatch):
     monkeypatch.setattr(embed_readout, "possible", lambda x: True)
     shape = GPT.replace(depth=1, **changes)
     made = build(shape, models=2).to(DEVICE)
@@ -305,7 +305,7 @@ def test_other_ways_in_stay_with_the_modules(changes, tokens, monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{"output_dim": 2}, {"norm": "rms"}, {"norm": "layer-nobias"}])
-def test_other_ways_out_stay_with_the_modules(changes, monkeypatch):
+def test_readouts_of_other_kinds_stay_with_the_modules(changes, monkeypatch):
     monkeypatch.setattr(embed_readout, "possible", lambda x: True)
     shape = GPT.replace(depth=1, **changes)
     made, used = build(shape, models=2).to(DEVICE), counted("leave", monkeypatch)
@@ -332,7 +332,7 @@ def test_inputs_that_have_a_gradient_stay_with_the_modules(monkeypatch):
     assert torch.autograd.grad(made.embed(x).sum(), x)[0].shape == x.shape
 
 
-def test_gradients_are_carried_times_the_tokens_only_where_half_precision_needs_it():
+def test_loss_scale_is_the_tokens_only_where_half_precision_needs_it():
     net = Net([(1, blocks_only(2, dim=16))], 8, 24, "fp16")
     assert net.half.dtype == FP16
     assert net.blocks().gain == 256.0

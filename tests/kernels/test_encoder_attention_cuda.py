@@ -42,13 +42,13 @@ FEW = 1  # programs: each goes through several tiles of tokens
     ("settings", "programs"),
     [(c.values[0], FEW if i == 3 else encoder_attention_cuda.FILLED) for i, c in enumerate(CASES)],
 )
-def test_the_step_equals_the_module_through_autograd(settings, programs, trusted, monkeypatch):
+def test_step_equals_the_module_through_autograd(settings, programs, trusted, monkeypatch):
     monkeypatch.setattr(encoder_attention_cuda, "FILLED", programs)
     assert check_step(Net(settings)).cuda_attention
 
 
 @pytest.mark.parametrize("settings", [CASES[1], CASES[3]])
-def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(
+def test_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(
     settings, trusted, monkeypatch
 ):
     monkeypatch.setattr(encoder_attention_cuda, "FILLED", FEW)
@@ -57,7 +57,7 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
 @pytest.mark.parametrize("settings", CASES[1:])
-def test_what_runs_beside_changes_no_bit(settings):
+def test_step_bits_do_not_depend_on_what_runs_beside(settings):
     assert check_streams(Net(settings, seed=4)).cuda_attention
 
 
@@ -128,7 +128,7 @@ WRITTEN = [
     ("name", "argument", "amount"),
     [*((*place, 10.0) for place in WRITTEN), ("forward", 18, NAN), ("backward", 5, NAN)],
 )
-def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
+def test_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
     real = encoder_attention_cuda._run
 
     def wrong(which, rank, programs, models, warps, shared, cluster, *args):
@@ -142,7 +142,7 @@ def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, am
     assert not encoder_attention_cuda.proven(8, DEVICE), "and is not tried again"
 
 
-def test_a_kernel_that_does_not_compile_is_not_trusted(monkeypatch):
+def test_kernel_that_does_not_compile_is_not_trusted(monkeypatch):
     def fails(*args):
         raise RuntimeError("NVRTC: no such architecture")
 
@@ -151,7 +151,7 @@ def test_a_kernel_that_does_not_compile_is_not_trusted(monkeypatch):
         assert not encoder_attention_cuda.proven(2, DEVICE)
 
 
-def test_a_full_card_says_nothing_of_the_kernels(monkeypatch):
+def test_full_card_says_nothing_of_the_kernels(monkeypatch):
     real, full = encoder_attention_cuda._run, [True]
 
     def first_full(*args):
@@ -166,12 +166,12 @@ def test_a_full_card_says_nothing_of_the_kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_trial_does_not_care_how_it_is_called(mode):
+def test_trial_does_not_care_how_it_is_called(mode):
     with mode():
         assert encoder_attention_cuda.proven(16, DEVICE)
 
 
-def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
+def test_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
     monkeypatch.setattr(encoder_attention_cuda, "proven", lambda rank, device: rank != 1)
     assert not Net(CASES[0].values[0]).fuse().cuda_attention
     assert Net(CASES[1].values[0]).fuse().cuda_attention

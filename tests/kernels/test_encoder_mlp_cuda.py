@@ -37,24 +37,24 @@ CASES = [
 
 
 @pytest.mark.parametrize("settings", CASES)
-def test_the_step_equals_the_module_through_autograd(settings, trusted):
+def test_step_equals_the_module_through_autograd(settings, trusted):
     assert check_step(Net(settings)).cuda_mlp
 
 
-def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(trusted):
+def test_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(trusted):
     check_again(Net(CASES[1].values[0], seed=2))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
 @pytest.mark.parametrize("settings", CASES)
-def test_what_runs_beside_changes_no_bit(settings):
+def test_step_bits_do_not_depend_on_what_runs_beside(settings):
     assert check_streams(Net(settings, seed=4)).cuda_mlp
 
 
 @pytest.mark.filterwarnings(
     "ignore::RuntimeWarning"
 )  # of the interpreter's numpy: that is what is tested
-def test_a_gradient_that_overflows_is_seen_in_its_models_total_alone(trusted):
+def test_gradient_that_overflows_is_seen_in_its_models_total_alone(trusted):
     net = Net(CASES[1].values[0], seed=3)
     step, losses = net.fuse(), torch.zeros(net.models, device=DEVICE)
     rows = gradient_of(step, net.x, net.target, losses)
@@ -67,7 +67,7 @@ def test_a_gradient_that_overflows_is_seen_in_its_models_total_alone(trusted):
     assert not rows[1].isfinite().all()
 
 
-def test_the_kernels_are_trusted_after_a_trial():
+def test_kernels_are_trusted_after_a_trial():
     assert encoder_mlp_cuda.proven(DEVICE)
 
 
@@ -86,7 +86,7 @@ WRITTEN = [
     ("name", "argument", "amount"),
     [*((*where, 10.0) for where in WRITTEN), ("feed", 8, NAN), ("feed_back", 9, math.inf)],
 )
-def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
+def test_kernel_that_computes_something_else_is_not_trusted(name, argument, amount, monkeypatch):
     real = encoder_mlp_cuda._run
 
     def wrong(which, programs, models, warps, shared, cluster, *args):
@@ -100,7 +100,7 @@ def test_a_kernel_that_computes_something_else_is_not_trusted(name, argument, am
     assert not encoder_mlp_cuda.proven(DEVICE), "and is not tried again"
 
 
-def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
+def test_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
     monkeypatch.setattr(encoder_attention_cuda, "proven", lambda rank, device: True)
     monkeypatch.setattr(encoder_mlp_cuda, "proven", lambda device: False)
     step = Net(CASES[2].values[0]).fuse()
@@ -108,7 +108,7 @@ def test_a_step_whose_kernels_are_not_trusted_goes_the_other_way(monkeypatch):
     assert not step.cuda_mlp
 
 
-def test_few_models_do_not_fill_a_gpu(trusted, monkeypatch):
+def test_models_too_few_to_fill_a_gpu_take_the_other_way(trusted, monkeypatch):
     monkeypatch.setattr(encoder_mlp_cuda, "ENOUGH", 5)
     assert not Net(CASES[0].values[0]).fuse().cuda_mlp, "two models of two blocks"
     assert Net(CASES[1].values[0]).fuse().cuda_mlp, "two of four"
@@ -124,7 +124,7 @@ def test_few_models_do_not_fill_a_gpu(trusted, monkeypatch):
         ((64, 4096, 2048, FP16), ""),
     ],
 )
-def test_what_the_kernels_do_not_take_they_refuse(given, said):
+def test_kernels_refuse_what_they_do_not_take(given, said):
     refused = encoder_mlp_cuda.refusal(*given)
     assert said in refused
     assert bool(said) == bool(refused)

@@ -89,12 +89,12 @@ CASES = [
 
 
 @pytest.mark.parametrize("settings", CASES)
-def test_the_step_equals_the_module_through_autograd(settings):
+def test_step_equals_the_module_through_autograd(settings):
     check_step(Net(settings))
 
 
 @pytest.mark.parametrize("settings", [CASES[i] for i in (2, 10, 13)])
-def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(settings):
+def test_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outputs(settings):
     net, bound = Net(settings, seed=2), STEP[settings.precision]
     net.x[1:] = net.x[0]  # the same sequences for every model, as a view
     shared = net.x[0].expand(net.models, -1, -1, -1)
@@ -109,7 +109,7 @@ def test_the_step_again_gives_the_same_bits_and_the_forward_pass_alone_the_outpu
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: streams beside each other")
 @pytest.mark.parametrize("settings", [CASES[i] for i in (3, 9, 13, 14, 16)])
-def test_what_runs_beside_changes_no_bit(settings):
+def test_step_bits_do_not_depend_on_what_runs_beside(settings):
     assert not check_streams(Net(settings, seed=4)).cuda_attention
 
 
@@ -123,7 +123,7 @@ class Wider:
         return lambda *given, **sizes: self.kernel[grid](*given, **{**sizes, "BC": 2 * sizes["R"]})
 
 
-def test_the_whole_attention_part_takes_several_heads_at_a_time(monkeypatch):
+def test_attention_part_takes_several_heads_at_a_time(monkeypatch):
     net = Net(CASES[12].values[0])
     monkeypatch.setattr(encoder_attention_triton, "mix", Wider(encoder_attention_triton.mix))
     monkeypatch.setattr(
@@ -151,7 +151,7 @@ def test_models_do_not_mix():
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_a_model_that_is_not_finite_stays_alone_in_a_step_of_short_sequences():
+def test_model_that_is_not_finite_stays_alone_in_a_step_of_short_sequences():
     net = Net(CASES[-1].values[0])
     assert (net.settings.tokens, net.models) == (2, 3)
     step, losses = net.fuse(), torch.zeros(2, net.models, device=DEVICE)
@@ -237,16 +237,16 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "call", "why"), REFUSED)
-def test_the_step_says_why_it_cannot(changes, call, why):
+def test_step_refusal_says_why(changes, call, why):
     assert refusal(PAPER, **{"tokens": 16, "batch": 256}) == ""
     assert why in refusal(PAPER.replace(**changes), **{"tokens": 16, "batch": 256, **call})
 
 
-def test_a_window_of_a_later_layer_is_refused_too():
+def test_window_of_a_later_layer_is_refused_too():
     assert "this shape has a mask" in refusal(PAPER.replace(depth=2, windows=(0, 4)), 16, 256)
 
 
-def test_every_shape_that_was_computed_is_taken_and_the_largest_sizes_are():
+def test_shapes_computed_before_and_the_largest_sizes_are_taken():
     for settings in (c.values[0] for c in CASES):
         assert {
             refusal(shape, settings.tokens, settings.batch) for _, shape in settings.groups
@@ -349,7 +349,7 @@ def test_training_with_the_step_is_training_without(precision, bound, monkeypatc
         )
 
 
-def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(monkeypatch):
+def test_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(monkeypatch):
     recipe = Recipe(steps=6, epoch=3, batch=4, held_out=128, evals=1, lr=0.02, precision="fp16")
     runs = [
         Run(paper_shape(dim=32, rank=rank, ffn_dim=64), Farthest(32, 16), recipe, 0)
@@ -392,7 +392,7 @@ def test_an_overflow_costs_one_step_of_one_model_and_lasting_overflow_the_run(mo
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
-def test_gradients_that_overflow_are_carried_smaller(monkeypatch):
+def test_loss_scale_falls_where_gradients_overflow(monkeypatch):
     recipe = Recipe(steps=12, epoch=3, batch=4, held_out=128, evals=1, lr=1e-7, precision="fp16")
     run = Run(paper_shape(dim=16, rank=16, ffn_dim=64), Farthest(16, 16), recipe, 0)
     monkeypatch.setattr(checkpoint, "load", lambda folder, run: tiny_before_the_last_norm(run))
@@ -402,7 +402,7 @@ def test_gradients_that_overflow_are_carried_smaller(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [CASES[i] for i in (1, 15, 16)])
-def test_a_models_gradients_are_times_its_loss_scale(settings):
+def test_gradients_of_a_model_are_times_its_loss_scale(settings):
     net = Net(settings)
     losses = [torch.empty(net.models, device=DEVICE) for _ in range(2)]
     scale = torch.tensor([0.25, 1.0, 0.125, 0.5], device=DEVICE)[: net.models]

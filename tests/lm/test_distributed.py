@@ -55,7 +55,7 @@ else:
 """
 
 
-def test_two_processes_train_as_one(book: str, tmp_path: Path) -> None:
+def test_training_in_two_processes_is_training_in_one(book: str, tmp_path: Path) -> None:
     """DDP and FSDP2 with either optimiser and a gradient in parts, odd sizes; and a checkpoint of
     any of them is one of all."""
     runs = {

@@ -412,7 +412,7 @@ def test_attention_keep_returns_the_same_output_and_proper_weights(shape, hard):
     )
 
 
-def test_attention_keep_works_on_stacked_models():
+def test_attention_keep_works_on_ensembles():
     layer = filled(Attention(Shape(dim=7, depth=1, num_heads=3, head_dim=5), models=2)).double()
     x = torch.randn(2, 3, 5, 7, generator=seeded(0), dtype=torch.float64)
     y, out = layer(x, keep=True)

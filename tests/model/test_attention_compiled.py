@@ -20,7 +20,7 @@ def inputs(heads, kv_heads, queries, keys, rank, width, dtype=torch.float64):
 @pytest.mark.parametrize("asked", ["auto", "wide"])
 @pytest.mark.parametrize(("causal", "window"), MASKS)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_compiled_it_has_the_same_outputs_and_gradients(sizes, causal, window, asked):
+def test_compiled_attention_has_the_same_outputs_and_gradients(sizes, causal, window, asked):
     found = []
     for compiled in (False, True):
         leaves = [t.requires_grad_() for t in inputs(*sizes)]

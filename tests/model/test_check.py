@@ -44,7 +44,7 @@ def wrong(model, shape=SHAPE, task=TASK):
     return {finding.rule: finding.text for finding in found if finding.level == "wrong"}
 
 
-def test_a_model_without_a_fault_passes():
+def test_check_passes_a_model_without_a_fault():
     found = check_model(Linear(), SHAPE, TASK)
     assert [finding.level for finding in found] == ["ok"] * 9
     check_first_output(Linear(), SHAPE, TASK)
@@ -154,7 +154,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_one_clear_line(name):
+def test_check_reports_a_planted_fault_in_one_clear_line(name):
     model, rule, line = FAULTS[name]
     found = wrong(model)
     assert rule in found, found
@@ -174,7 +174,7 @@ class Reads(Model):
         return net
 
 
-def test_a_causal_model_must_not_see_later_tokens():
+def test_causal_model_must_not_see_later_tokens():
     task = Text(7)
     shape = shape_for(task, 16, 1, 2, 8, 32)
     assert wrong(Reads(), shape, task) == {}
@@ -190,7 +190,7 @@ def test_check_first_output_refuses_in_one_line():
         check_first_output(Narrow(), SHAPE, TASK)
 
 
-def test_a_check_leaves_the_global_generator_alone():
+def test_check_leaves_the_global_generator_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     check_model(Linear(), SHAPE, TASK)

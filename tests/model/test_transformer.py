@@ -140,7 +140,7 @@ def fills_lines(shape, batch, tokens):
 
 @pytest.mark.parametrize("name", STACKS)
 @pytest.mark.parametrize(("batch", "tokens"), [(4, 8), (16, 5), (3, 7), (1, 5)])
-def test_stacked_models_equal_one_by_one(name, batch, tokens):
+def test_ensemble_equals_its_models_one_by_one(name, batch, tokens):
     """Bit by bit where sizes are even, within rounding everywhere."""
     shape = STACKS[name]
     bitwise = fills_lines(shape, batch, tokens)
@@ -156,7 +156,7 @@ def test_stacked_models_equal_one_by_one(name, batch, tokens):
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_model_axis_changes_nothing(name):
+def test_model_axis_changes_nothing(name):
     shape = STACKS[name]
     stacked = filled(build(shape, models=3)).double()
     x = inputs(shape, 3, 2, 7, dtype=torch.float64)
@@ -196,7 +196,7 @@ SPLITS = {
 
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize(("batch", "tokens", "equal"), [(4, 8, same), (3, 7, close)])
-def test_models_that_split_the_same_width_stack(name, batch, tokens, equal):
+def test_models_that_split_the_same_width_form_an_ensemble(name, batch, tokens, equal):
     shapes = SPLITS[name]
     assert len({s.widths_key() for s in shapes}) == 1
     counts = (2, 1, 3)
@@ -294,7 +294,7 @@ def test_paper_encoder_equals_library_modules(dim, depth, rank, width, tokens, d
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_the_perfect_encoder_solves_the_task(depth):
+def test_perfect_encoder_solves_the_task(depth):
     """Fact sheet c.1: one full-rank head, W_Q = -1e6 I, W_K = W_V = I, W_O = 1e6 I, all else 0 and
     later layers idle."""
     model = Encoder(paper_shape(64, depth, 64, 1, ffn_dim=128))
@@ -441,7 +441,7 @@ def test_keep_names_every_intermediate():
     st.sampled_from((1, 5, 16)),
     st.permutations(range(7)),
 )
-def test_an_encoder_without_positions_does_not_know_the_order(place, kind, rank, order):
+def test_encoder_without_positions_does_not_know_the_order(place, kind, rank, order):
     shape = Shape(dim=11, depth=2, num_heads=3, head_dim=rank, norm=kind, norm_at=place)
     model = filled(Encoder(shape)).double()
     x = inputs(shape, 2, 7, dtype=torch.float64)
@@ -507,7 +507,7 @@ def test_room_is_a_table_whose_rows_are_one_and_keeps_the_symmetry():
 @pytest.mark.parametrize(
     "changes", [{"positions": "additive"}, {"positions": "concatenated", "position_dim": 3}]
 )
-def test_too_many_tokens_for_the_table(changes, models):
+def test_tokens_beyond_the_position_table_are_refused(changes, models):
     shape = Shape(dim=11, depth=1, num_heads=1, num_positions=5, **changes)
     model = filled(build(shape, models=models))
     lead = (2, 7) if models is None else (2, 2, 7)
@@ -533,7 +533,7 @@ CAUSAL = {
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_a_later_token_never_changes_earlier_logits(name):
+def test_logits_never_depend_on_later_tokens(name):
     shape = Shape(dim=13, depth=2, causal=True, vocab_size=17, ffn_dim=19, **CAUSAL[name])
     model = filled(Decoder(shape))
     x = inputs(shape, 3, 11)
@@ -593,7 +593,7 @@ def test_tied_and_untied_tables(models):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("models", [None, 2])
-def test_a_classifier_of_tokens_reads_out_what_the_last_norm_gives(models, tied):
+def test_classifier_of_tokens_reads_out_what_the_last_norm_gives(models, tied):
     shape = Shape(dim=11, depth=1, num_heads=3, head_dim=5, vocab_size=17, tied=tied, output_dim=3)
     model = filled(build(shape, models=models)).double()
     assert type(model) is Encoder
@@ -811,7 +811,7 @@ def test_unknown_schemes_are_refused():
         drawn(paper_shape(64), "libary")
 
 
-def test_every_shape_field_reaches_the_model():
+def test_shape_fields_all_reach_the_model():
     """A field that changed nothing would be a promise not kept."""
     shape = Shape(
         dim=12,
@@ -876,7 +876,7 @@ def test_every_shape_field_reaches_the_model():
         assert z.shape != y.shape or (z - y).abs().max() > 1e-6, name
 
 
-def test_a_new_module_is_ready_to_use() -> None:
+def test_new_module_is_ready_to_use() -> None:
     torch.manual_seed(3)
     vectors = Shape(
         dim=11, depth=2, num_heads=3, head_dim=5, ffn_dim=13, positions="additive", num_positions=7

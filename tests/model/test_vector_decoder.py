@@ -86,7 +86,7 @@ class Garg(torch.nn.Module):
 @pytest.mark.parametrize(
     ("width", "depth", "heads"), [(14, 1, 1), (12, 2, 3), (48, 2, 16), (10, 3, 5)]
 )
-def test_the_decoder_is_gpt2_between_two_linear_maps(width, depth, heads):
+def test_decoder_is_gpt2_between_two_linear_maps(width, depth, heads):
     """Values, and the gradient of every weight, of the task's own error."""
     shape = regression.decoder(width, depth, heads, TASK)
     ours, theirs = filled(build(shape)), Garg(shape)
@@ -116,7 +116,7 @@ def test_the_decoder_is_gpt2_between_two_linear_maps(width, depth, heads):
             close(q, p.grad, name, largest)
 
 
-def test_the_decoder_s_sizes_follow_the_task():
+def test_decoder_sizes_follow_the_task():
     shape = regression.decoder(48, 12, 16, Regression(20, 41))
     assert (shape.in_dim, shape.out_dim, shape.num_positions, shape.ffn_dim, shape.head_dim) == (
         20,
@@ -134,7 +134,7 @@ def test_the_decoder_s_sizes_follow_the_task():
 
 
 @pytest.mark.parametrize("models", [None, 3])
-def test_an_answer_sees_nothing_of_what_comes_after_its_x(models):
+def test_answer_sees_nothing_of_what_comes_after_its_x(models):
     """Above all not its own y, which is the next token."""
     lead = () if models is None else (models,)
     model = filled(build(SHAPE, models=models), spread=0.5)
@@ -153,7 +153,7 @@ def test_an_answer_sees_nothing_of_what_comes_after_its_x(models):
 
 
 @pytest.mark.parametrize(("output_dim", "models"), [(1, 2), (3, 2), (16, 2), (17, 3), (1, None)])
-def test_the_padded_read_out_is_a_linear_map(output_dim, models):
+def test_padded_read_out_is_a_linear_map(output_dim, models):
     shape = Shape(dim=11, depth=1, num_heads=1, output_dim=output_dim, ffn_dim=0)
     lead = () if models is None else (models,)
     model = filled(build(shape, models=models)).double()

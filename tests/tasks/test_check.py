@@ -419,14 +419,14 @@ FAULTS: dict[str, tuple[Task, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_one_clear_line(name):
+def test_check_reports_a_planted_fault_in_one_clear_line(name):
     task, rule, line = FAULTS[name]
     found = wrong(task)
     assert rule in found, found
     assert line in found[rule]
 
 
-def test_what_cannot_be_tested_after_a_fault_is_left_out():
+def test_check_leaves_out_what_cannot_be_tested_after_a_fault():
     assert [finding.rule for finding in check(BothKinds())] == ["value", "sizes"]
 
 
@@ -435,7 +435,7 @@ class Raises(Largest):
         raise RuntimeError("no\nmeasures")
 
 
-def test_a_rule_that_raises_is_one_line():
+def test_rule_that_raises_is_one_line():
     assert wrong(Raises()) == {"measures": "measures raises RuntimeError: no measures"}
 
 
@@ -452,7 +452,7 @@ class Addition(Classified):
         return ids, ids.sum(-1) % 7
 
 
-def test_a_small_space_is_a_note_and_no_fault():
+def test_small_space_is_a_note_and_no_fault():
     notes = {f.rule: f.text for f in check(Addition(), elsewhere=False) if f.level != "ok"}
     assert notes == {
         "held out": "1,024 of 1,024 held-out sequences occur among 4,096 training ones: there are "
@@ -467,7 +467,7 @@ class Wide(Largest):
         return (outputs[..., -1:, :3] - targets).square().sum(-1).flatten(-2).mean(-1)
 
 
-def test_an_answer_that_is_not_evaluated_is_a_note():
+def test_answer_that_is_not_evaluated_is_a_note():
     notes = {f.rule: f.text for f in check(Wide(), elsewhere=False) if f.level == "note"}
     assert notes == {
         "gradient": "answer_dim is 7, but the loss depends on the first 3 coordinates only"
@@ -510,7 +510,7 @@ DRAWN_FIELD = "import random\n    seed: int = random.SystemRandom().randrange(10
         (DRAWN_FIELD, "0", "seed must be the same in every process, got "),
     ],
 )
-def test_what_differs_between_processes_is_told(tmp_path, field, shift, line):
+def test_difference_between_processes_is_reported(tmp_path, field, shift, line):
     from headwise.tasks.own import load_task
 
     path = tmp_path / "words.py"
@@ -531,7 +531,7 @@ def test_check_first_sample_refuses_the_cheap_faults():
         check_first_sample(OneLoss())
 
 
-def test_a_check_leaves_the_global_generators_alone():
+def test_check_leaves_the_global_generators_alone():
     torch.manual_seed(5)
     random.seed(5)
     before = torch.get_rng_state(), random.getstate()

@@ -33,7 +33,7 @@ def answers_of(task, outputs=2, batch=3):
 # ---- values
 
 
-def test_a_task_is_a_frozen_value(example):
+def test_task_is_a_frozen_value(example):
     task = example.task
     assert task == example.task
     assert hash(task) == hash(example.task)
@@ -42,7 +42,7 @@ def test_a_task_is_a_frozen_value(example):
     assert type(task).__doc__
 
 
-def test_a_task_names_itself_and_is_rebuilt_from_its_fields(example):
+def test_task_names_itself_and_is_rebuilt_from_its_fields(example):
     task = example.task
     assert task.spec() == {"name": example.name, **dataclasses.asdict(task)}
     assert task_of(example.name, dataclasses.asdict(task)) == task
@@ -134,7 +134,7 @@ def test_measures_are_per_model(example):
         close(task.measures(outputs[1], target)[key], value[1])
 
 
-def test_a_task_of_classes_reports_accuracy(example):
+def test_task_of_classes_reports_accuracy(example):
     task = example.task
     _, target, outputs = answers_of(task)
     measures = task.measures(outputs, target)
@@ -154,7 +154,7 @@ def test_regression_alone_has_a_profile(example):
         close(measures["profile"].mean(-1), task.loss(outputs, target))
 
 
-def test_the_fused_kernels_know_the_loss_of_neighbors(example):
+def test_fused_kernels_know_the_loss_of_neighbors(example):
     assert example.task.squared == (example.name in NEIGHBORS)
     assert example.task.ordered == (example.name not in NEIGHBORS)
 
@@ -212,6 +212,6 @@ def test_unknown_fields_of_tasks_die_with_one_line(name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_task_by_name_says_what_it_lacks() -> None:
+def test_task_by_name_says_what_it_lacks() -> None:
     with pytest.raises(UsageError, match="task farthest needs points"):
         task_of("farthest", {"dim": 8})

@@ -56,7 +56,7 @@ SST = {
 }
 
 
-def test_without_the_library_the_message_says_what_to_install(monkeypatch):
+def test_missing_library_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     forget()
     for make in (Text, Masked, Sentences):
@@ -81,7 +81,7 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch):
         ("hf:/data/glue/sst", ("/data/glue/sst", None), [("/data/glue/sst", None)]),
     ],
 )
-def test_a_name_may_end_in_a_configuration(library, source, there, asked):
+def test_name_may_end_in_a_configuration(library, source, there, asked):
     library.sets[there] = SST
     task = Sentences(8, source)
     assert library.asked == asked
@@ -97,7 +97,7 @@ def test_a_name_may_end_in_a_configuration(library, source, there, asked):
     assert library.asked == asked, "it is loaded once"
 
 
-def test_a_local_folder_comes_first_and_asks_nothing(library, tmp_path):
+def test_local_folder_comes_first_and_asks_nothing(library, tmp_path):
     for name in ("train", "dev"):
         written(tmp_path / f"{name}.tsv", "sentence\tlabel\na\t0\nb\t1\n")
     Sentences(8, str(tmp_path))
@@ -106,7 +106,7 @@ def test_a_local_folder_comes_first_and_asks_nothing(library, tmp_path):
     assert library.asked == []
 
 
-def test_a_text_is_the_column_of_that_name(library):
+def test_text_is_the_column_of_that_name(library):
     lines = letters(400), letters(300, 1)
     library.sets["owner/book", None] = {
         "train": Table(text=list(lines)),
@@ -197,7 +197,7 @@ BAD = [
 @pytest.mark.parametrize(
     ("source", "found", "message"), BAD, ids=[message[:40] for _, _, message in BAD]
 )
-def test_whatever_fails_is_one_line(library, source, found, message):
+def test_failure_of_any_kind_is_one_line(library, source, found, message):
     if found is not None:
         library.sets["a/b", None] = found
     assert refused(Sentences, 8, source) == message
@@ -220,7 +220,7 @@ def real(monkeypatch, tmp_path):
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_library_reads_a_folder_of_tables(real):
+def test_library_reads_a_folder_of_tables(real):
     for name, rows in (("train", ["so good,1", "so bad,0"]), ("validation", ["good,1"])):
         written(real / "sst" / f"{name}.csv", "\n".join(["sentence,label", *rows]) + "\n")
     source = f"hf:{real / 'sst'}"
@@ -231,7 +231,7 @@ def test_the_library_reads_a_folder_of_tables(real):
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_library_reads_a_folder_of_texts(real):
+def test_library_reads_a_folder_of_texts(real):
     """Line by line, so that the text is the file."""
     lines = [letters(60, i) for i in range(9)]
     path = written(real / "book" / "train.txt", "\n".join(lines))
@@ -239,7 +239,7 @@ def test_the_library_reads_a_folder_of_texts(real):
 
 
 @pytest.mark.filterwarnings("default")
-def test_what_the_library_refuses_is_one_line(real):
+def test_refusal_of_the_library_is_one_line(real):
     gone = f"hf:{real / 'gone'}"
     assert refused(Sentences, 8, gone).startswith(
         f"there is no data set {real / 'gone'} on the Hugging Face hub"

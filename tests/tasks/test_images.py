@@ -235,7 +235,7 @@ class Runs:
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 @pytest.mark.parametrize("place", ["alone", "data", "labels", "another key"])
-def test_a_pickle_that_runs_code_is_refused_before_it_runs(tmp_path, protocol, place):
+def test_pickle_that_runs_code_is_refused_before_it_runs(tmp_path, protocol, place):
     mark = tmp_path / "it ran"
     for evil in (
         Runs(os.system, f"touch '{mark}'"),
@@ -257,7 +257,7 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(tmp_path, protocol, p
         assert not list(tmp_path.glob("it ran*"))
 
 
-def test_a_damaged_pickle_is_refused_or_another_one(tmp_path):
+def test_damaged_pickle_is_refused_or_another_one(tmp_path):
     """400 times a few bytes of it changed or cut off, seed 0: whatever that makes pickle do, it is
     one line."""
     rng, good, folder = (
@@ -650,7 +650,7 @@ def test_damaged_images_are_one_line_whatever_pillow_raises(tmp_path):
     assert sum(seen.values()) > 150
 
 
-def test_without_pillow_folders_are_refused_with_the_remedy(tmp_path, monkeypatch):
+def test_folders_without_pillow_are_refused_with_the_remedy(tmp_path, monkeypatch):
     for part, name in itertools.product(("train", "test"), ("cat", "dog")):
         written(tmp_path / "f" / part / name / "0.png", b"")
     monkeypatch.setitem(sys.modules, "PIL", None)
@@ -663,7 +663,7 @@ def test_without_pillow_folders_are_refused_with_the_remedy(tmp_path, monkeypatc
 # ---- drawn images
 
 
-def test_the_drawn_images_are_always_the_same():
+def test_drawn_images_are_always_the_same():
     """A literal: the ids of runs hold it. Both parts have every class, and patterns differ from
     noise."""
     task = Images()

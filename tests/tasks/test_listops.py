@@ -126,7 +126,7 @@ def test_expressions_respect_depth_and_arguments(depth, arguments, nested, seed)
 
 @examples(100)
 @given(st.integers(1, 60), st.integers(0, 10**6))
-def test_an_expression_that_cannot_fit_is_left_unfinished(most, seed):
+def test_expression_that_cannot_fit_is_left_unfinished(most, seed):
     """What fits is whole; what is given up is too long, so that nothing else is ever refused."""
     found = expression(random.Random(seed), 4, 5, 0.5, most)
     if len(found) <= most:
@@ -169,7 +169,7 @@ def test_listops_samples_are_expressions_with_their_values_and_blanks_behind(ste
     assert {4, 17} <= lengths, "from the shortest to those that just fit"
 
 
-def test_no_held_out_expression_is_trained_on():
+def test_held_out_expressions_are_never_trained_on():
     """Short ones would be, if the two parts were only drawn apart."""
     pools = {}
     for part, step, size in (("held", None, 2000), ("train", 0, 301)):

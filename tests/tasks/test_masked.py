@@ -58,7 +58,7 @@ def test_masked_places_are_of_the_text_and_the_targets_say_what_and_where(
         ]
 
 
-def test_every_place_is_masked_equally_often():
+def test_places_are_masked_equally_often():
     n, task = 4001, Masked(13, level="byte")
     counts = (
         torch.bincount(task.sample(seeded(5), n, 0)[1][..., 1].flatten(), minlength=13).double() / n
@@ -69,7 +69,7 @@ def test_every_place_is_masked_equally_often():
     )
 
 
-def test_only_masked_places_are_judged():
+def test_loss_is_of_masked_places_alone():
     task = Masked(13, level="byte")
     _, targets = task.sample(seeded(1), 5)
     outputs = torch.randn(3, 5, 13, 259, generator=seeded(2), dtype=torch.float64)
@@ -111,6 +111,6 @@ def test_mistakes_of_masked_text(tmp_path):
     assert Masked(13).baselines()["single"] == Text(13).baselines()["single"]
 
 
-def test_both_tasks_over_bytes_have_the_same_ids():
+def test_tasks_over_bytes_have_the_same_ids():
     assert Masked(16, level="byte").vocab == Sentences(16).vocab == BYTE_IDS == 259
     assert len({BLANK, MASK, SEPARATOR} | set(range(256))) == BYTE_IDS

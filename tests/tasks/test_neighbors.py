@@ -83,20 +83,20 @@ def test_targets_are_right_at_every_size(dim, points, law, name, seed):
         assert np.allclose((found * queries).sum(-1), (expected * queries).sum(-1), atol=1e-6)
 
 
-def test_every_target_is_one_of_the_points(task):
+def test_targets_are_among_the_points(task):
     x, target = task.sample(seeded(3), 31)
     for b in range(31):
         points = {tuple(p) for p in points_of(task, x[b]).tolist()}
         assert {tuple(t) for t in target[b].tolist()} <= points
 
 
-def test_a_point_is_never_its_own_farthest(task):
+def test_point_is_never_its_own_farthest(task):
     if isinstance(task, Farthest):
         x, target = task.sample(seeded(3), 31)
         assert not (x == target).all(-1).any()
 
 
-def test_a_large_bias_decides():
+def test_large_bias_decides():
     x, target = BiasedNearest(7, 5, bias=2.5).sample(seeded(0), 31)
     same(target[:, 0], x[:, 0])
     x, target = BiasedNearest(7, 5, bias=-2.5).sample(seeded(0), 31)
@@ -136,7 +136,7 @@ def test_doubled_points_come_with_their_antipodes(name):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_each_point_and_the_query_are_uniform_on_the_sphere(law):
+def test_points_and_query_are_uniform_on_the_sphere(law):
     """E x = 0 and E x x^T = I/d for every token, within four standard errors of n = 20000, seed
     5."""
     n, d = 20_000, 5
@@ -235,7 +235,7 @@ def test_predicting_zero_scores_what_the_baseline_says(task):
 # ---- baselines
 
 
-def test_no_baseline_is_worse_than_zero(task):
+def test_baselines_are_no_worse_than_zero(task):
     baselines = task.baselines()
     assert baselines["zero"] == 1.0 == max(baselines.values())
     assert task.sample(seeded(0), 3)[1].shape[2] == task.answer_dim == task.dim

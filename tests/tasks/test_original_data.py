@@ -81,7 +81,7 @@ def test_weights_are_those_that_the_library_draws(dim, heads, width, ffn_dim, de
 
 
 @pytest.mark.parametrize("positions", ["additive", "concatenated"])
-def test_positions_are_drawn_after_them(positions):
+def test_positions_are_drawn_after_the_weights(positions):
     layer, table = published(
         6, 2, 2, 5, 4 if positions == "concatenated" else 0, 7, positions == "additive"
     )
@@ -92,7 +92,7 @@ def test_positions_are_drawn_after_them(positions):
     same(model.blocks[1].feed.down.bias, layer.linear2.bias, "feed-forward")
 
 
-def test_all_seeds_and_ranks_start_alike():
+def test_seeds_and_ranks_all_start_alike():
     recipe = Recipe(steps=2, epoch=1, init="original")
     states = [
         begin(Run(paper_shape(8, 2, rank, 2, 16, points=4), Farthest(8, 4), recipe, seed))
@@ -153,7 +153,7 @@ def test_data_are_those_that_seven_workers_draw(dim, points, batch, epoch, seed)
             torch.testing.assert_close(target[step], answer.mT, rtol=0, atol=1e-6)
 
 
-def test_a_run_trains_on_them_and_is_judged_on_others():
+def test_run_trains_on_original_data_and_is_evaluated_on_others():
     recipe = Recipe(
         steps=40,
         epoch=20,
@@ -177,6 +177,6 @@ def test_a_run_trains_on_them_and_is_judged_on_others():
 
 
 @pytest.mark.parametrize("task", [Nearest(8, 4), Farthest(8, 4, "doubled")])
-def test_other_tasks_have_no_data_of_the_paper(task):
+def test_original_data_exist_for_no_other_task(task):
     with pytest.raises(UsageError, match=r"^protocol original is the rank paper's own data"):
         Run(paper_shape(8, 1, 8, 1, 16), task, Recipe(steps=1, epoch=1, protocol="original"))

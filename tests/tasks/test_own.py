@@ -77,12 +77,12 @@ def message(spec: str, load=load_task) -> str:
 # ---- what is loaded
 
 
-def test_a_file_with_one_class_needs_no_name(file):
+def test_file_with_one_class_needs_no_name(file):
     task = load_task(file(TASK))
     assert task.spec() == {"name": "Sums", "modulus": 7, "noise": 0.0, "sizes": (1, 2)}
 
 
-def test_a_name_with_arguments_builds_that_class(file):
+def test_name_with_arguments_builds_that_class(file):
     path = file(TASK + "\nclass Others(Sums): pass\n")
     assert load_task(f"{path}:Sums(modulus=5)").spec()["modulus"] == 5
     assert load_task(f"{path}:Sums()") == load_task(f"{path}:Sums")
@@ -96,13 +96,13 @@ def test_whole_numbers_stand_for_others_and_lists_for_tuples(file):
     assert repr(task.spec()["noise"]) == "1.0"
 
 
-def test_a_value_task_is_taken_where_none_is_named(file):
+def test_value_task_is_taken_where_none_is_named(file):
     path = file(TASK + "\nclass B(Sums): pass\nTASK = Sums(modulus=11)\nsmall = Sums(modulus=2)\n")
     assert load_task(path).spec()["modulus"] == 11
     assert load_task(f"{path}:small").spec()["modulus"] == 2
 
 
-def test_a_value_may_be_a_built_in_task(file):
+def test_value_may_be_a_built_in_task(file):
     path = file("from headwise.tasks import Farthest\nTASK = Farthest(dim=8, points=4)\n")
     assert load_task(path) == Farthest(dim=8, points=4)
     assert load_task(f"{path}:Farthest(dim=4, points=3)") == Farthest(dim=4, points=3)
@@ -114,7 +114,7 @@ def test_bases_that_lack_the_method_are_not_counted(file):
     assert type(load_task(path)).__name__ == "Sums"
 
 
-def test_a_model_is_loaded_like_a_task(file):
+def test_model_is_loaded_like_a_task(file):
     path = file(MODEL)
     assert load_model(path).spec() == {"name": "Line", "bias": True}
     assert load_model(f"{path}:Line(bias=False)").spec()["bias"] is False
@@ -148,7 +148,7 @@ def test_is_file_spec(text, expected):
 # ---- another process
 
 
-def test_the_module_hides_no_other_and_is_loaded_once(file):
+def test_module_hides_no_other_and_is_loaded_once(file):
     path = file(TASK, "torch.py")
     module = load_user_file(path)
     assert load_user_file(path) is module
@@ -157,13 +157,13 @@ def test_the_module_hides_no_other_and_is_loaded_once(file):
     assert type(load_task(path)) is type(load_task(path))
 
 
-def test_an_edited_file_is_another_module(file):
+def test_edited_file_is_another_module(file):
     before = load_task(file(TASK))
     after = load_task(file(TASK.replace("modulus: int = 7", "modulus: int = 5")))
     assert (before.spec()["modulus"], after.spec()["modulus"]) == (7, 5)
 
 
-def test_a_task_is_unpickled_where_its_file_was_never_loaded(file):
+def test_task_is_unpickled_where_its_file_was_never_loaded(file):
     task = load_task(f"{file(TASK)}:Sums(modulus=5)")
     assert pickle.loads(pickle.dumps(task)) == task
     code = (
@@ -177,7 +177,7 @@ def test_a_task_is_unpickled_where_its_file_was_never_loaded(file):
     assert found.stdout.decode() == expected
 
 
-def test_a_pickle_of_an_edited_file_is_refused(file):
+def test_pickle_of_an_edited_file_is_refused(file):
     path = file(TASK)
     data = pickle.dumps(load_task(path))
     Path(path).write_text(TASK + "# edited\n")
@@ -187,7 +187,7 @@ def test_a_pickle_of_an_edited_file_is_refused(file):
         pickle.loads(data)
 
 
-def test_a_model_is_unpickled_too(file):
+def test_model_is_unpickled_too(file):
     model = load_model(file(MODEL))
     assert pickle.loads(pickle.dumps(model)) == model
 
@@ -332,11 +332,11 @@ def test_mistakes_of_a_file_are_one_line(file, name):
         ("(batch, 2)", "(batch, 3)", "ids (batch, tokens) = (1, 2), got (1, 3)"),
     ],
 )
-def test_a_task_that_breaks_the_contract_is_refused_when_it_is_loaded(file, old, new, line):
+def test_task_that_breaks_the_contract_is_refused_when_it_is_loaded(file, old, new, line):
     assert line in message(file(TASK.replace(old, new)))
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_file_that_is_not_there_is_refused(tmp_path):
     assert message(f"{tmp_path}/none.py") == f"there is no file {tmp_path}/none.py"
     assert "cannot be loaded: IsADirectoryError" in message(str(_folder(tmp_path / "a.py")))
     assert message("farthest") == (

@@ -25,7 +25,7 @@ RECALLS = [
 
 
 @pytest.mark.parametrize("task", RECALLS, ids=str)
-def test_every_query_asks_for_the_value_behind_its_key(task):
+def test_queries_ask_for_the_value_behind_their_key(task):
     """Values are ids below `values`, keys those behind; pairs, then queries; every answer stands
     behind its key, one at a time."""
     ids, answers = task.sample(seeded(3), 211)
@@ -74,7 +74,7 @@ def test_recall_draws_every_key_value_and_order():
 
 
 @pytest.mark.parametrize("task", RECALLS, ids=str)
-def test_recall_judges_the_queries_alone(task):
+def test_recall_evaluates_the_queries_alone(task):
     _, answers = task.sample(seeded(4), 13)
     outputs = torch.randn(2, 13, task.tokens, task.vocab, generator=seeded(5))
     asked = answers.shape[1]
@@ -99,7 +99,7 @@ def test_recall_judges_the_queries_alone(task):
 
 
 @pytest.mark.parametrize("task", [*RECALLS, Recall(16, 64, 32)], ids=str)
-def test_the_baseline_of_recall_agrees_with_monte_carlo(task):
+def test_baseline_of_recall_agrees_with_monte_carlo(task):
     """Answer with the values shown, by how often each was; n = 4000, seed 17."""
     n = 4000
     ids, answers = task.sample(seeded(17), n)
@@ -117,7 +117,7 @@ def test_the_baseline_of_recall_agrees_with_monte_carlo(task):
     )
 
 
-def test_the_baseline_of_recall_in_closed_form():
+def test_baseline_of_recall_in_closed_form():
     assert Recall(1, 1, 2).baselines()["one of the values shown"] == 0.0
     assert Recall(2, 2, 2).baselines()["one of the values shown"] == pytest.approx(
         math.log(2) / 2

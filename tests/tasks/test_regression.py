@@ -90,7 +90,7 @@ def test_prompts_are_right_at_every_size_and_stage(sizes, step, seed):
         check_prompt(x[b], target[b], dim, points)  # what is judged is never the easier task
 
 
-def test_every_prompt_has_a_function_of_its_own_and_all_are_standard_normal():
+def test_prompts_have_functions_of_their_own_and_all_are_standard_normal():
     """x and w have mean 0 and covariance I, w is independent of x; n = 20000 prompts, seed 3."""
     n, d, points = 20_000, 3, 5
     x_BTD, target = Regression(d, points).sample(seeded(3), n)
@@ -126,12 +126,12 @@ def test_every_prompt_has_a_function_of_its_own_and_all_are_standard_normal():
         (None, (5, 7)),
     ],
 )
-def test_the_curriculum_moves_at_the_multiples_of_its_length(step, expected):
+def test_curriculum_moves_at_the_multiples_of_its_length(step, expected):
     assert TASK.active(step) == expected
     assert dataclasses.replace(TASK, curriculum=0).active(step) == (5, 7)
 
 
-def test_the_paper_s_curriculum_is_garg_s():
+def test_paper_s_curriculum_is_garg_s():
     """Fact sheet d.10: dimensions 5 -> 20 by 1 and points 11 -> 41 by 2 every 2000 steps: both are
     there at step 30,000."""
     (task,) = {run.task for run in regression.runs(regression.PRESETS["paper"])}
@@ -156,7 +156,7 @@ def in_play(x: Tensor, target: Tensor) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("curriculum", "epoch"), [(3, 6), (3, 5), (4, 6), (7, 20), (1, 4), (60, 20), (0, 20)]
 )
-def test_every_step_of_training_sees_its_own_stage(protocol, curriculum, epoch):
+def test_training_steps_see_their_own_stages(protocol, curriculum, epoch):
     """Also where a stage ends within an epoch, or within what would be drawn at once; under replay
     only the stage changes."""
     task = dataclasses.replace(TASK, curriculum=curriculum)
@@ -180,7 +180,7 @@ def test_every_step_of_training_sees_its_own_stage(protocol, curriculum, epoch):
         )
 
 
-def test_without_a_curriculum_as_much_is_drawn_at_once_as_ever():
+def test_draws_without_a_curriculum_are_as_large_as_ever():
     recipe = Recipe(steps=100, epoch=50, batch=8)
     assert block_steps(Regression(5, 7), recipe) == block_steps(Farthest(5, 14), recipe) == 25
     assert block_steps(Regression(5, 7, curriculum=2000), recipe) == 25
@@ -223,7 +223,7 @@ def test_loss_and_profile_equal_a_loop(step, width):
     close(TASK.loss(outputs, target), plain.mean((1, 2)), "the mean over what is in play")
 
 
-def test_the_error_judges_the_first_number_at_each_x_alone():
+def test_error_is_of_the_first_number_at_each_x_alone():
     _, target = TASK.sample(seeded(4), 13)
     outputs = torch.randn(2, 13, 14, 3, generator=seeded(5))
     spoiled = outputs.clone()
@@ -364,7 +364,7 @@ BESIDE = {"dim": 19, "head_dim": 3, "v_head_dim": 3, "positions": "concatenated"
         ({"num_positions": 13}, "num_positions must be at least the task's 14 tokens, got 13"),
     ],
 )
-def test_a_shape_that_does_not_fit_the_task_is_refused_in_one_line(changes, message):
+def test_shape_that_does_not_fit_the_task_is_refused_in_one_line(changes, message):
     assert (
         refused(Run, shape=SHAPE.replace(**changes), task=TASK, recipe=Recipe(steps=100)) == message
     )
@@ -410,7 +410,7 @@ def test_answers_that_do_not_fit_in_the_outputs_are_refused_in_one_line(fields, 
         "x3x1",
     ],
 )
-def test_what_names_no_shape_is_refused_in_one_line(word):
+def test_name_of_no_shape_is_refused_in_one_line(word):
     told = refused(
         settings_of, experiment=regression.EXPERIMENT, preset="quick", typed=[f"shapes={word}"]
     )
@@ -430,7 +430,7 @@ def test_lists_of_shapes_that_make_no_sense_are_refused_in_one_line():
         )
 
 
-def test_the_kernels_of_the_gpu_step_refuse_maps_at_the_ends():
+def test_kernels_of_the_gpu_step_refuse_maps_at_the_ends():
     plain = paper_shape(16, 1, 8, 1, ffn_dim=64)
     assert refusal(plain, 16, 64) == ""
     for name in ("input_dim", "output_dim"):
@@ -455,7 +455,7 @@ def decoders(task: Regression, heads: tuple[int, ...], **recipe: Any) -> list[Ru
     ]
 
 
-def test_many_heads_at_once_are_each_alone_bit_for_bit():
+def test_ensemble_of_head_counts_trains_each_as_alone_bit_for_bit():
     runs = [*decoders(EVEN, (1, 2, 4, 16)), *decoders(EVEN, (8,), protocol="replay", lr=0.01)]
     rows = together(runs)
     assert {row["models"] for row in rows} == {len(runs)}, "they were not stacked"
@@ -466,17 +466,17 @@ def test_many_heads_at_once_are_each_alone_bit_for_bit():
 @pytest.mark.parametrize(
     "task", [Regression(3, 7), Regression(1, 8), Regression(5, 3, curriculum=5)], ids=str
 )
-def test_so_are_runs_of_prime_sizes(task):
+def test_ensemble_of_prime_sizes_trains_each_as_alone_bit_for_bit(task):
     runs = decoders(task, (1, 4), steps=4, held_out=128)
     assert [bits(row) for row in together(runs)] == [bits(together([run])[0]) for run in runs]
 
 
-def test_a_map_from_one_number_is_not_stacked_on_a_cpu():
+def test_map_from_one_number_joins_no_ensemble_on_a_cpu():
     assert most_models(decoders(Regression(3, 8), (2,))[0], CPU) > 1
     assert most_models(decoders(Regression(1, 8), (2,))[0], CPU) == 1  # a matrix of one column
 
 
-def test_the_profile_of_a_row_is_the_error_of_each_query_on_the_held_out_prompts(tmp_path):
+def test_profile_of_a_row_is_the_error_of_each_query_on_the_held_out_prompts(tmp_path):
     """From the kept weights, one model and one query at a time; and its mean is the held-out
     error."""
     runs = decoders(EVEN, (1, 4))
@@ -498,7 +498,7 @@ def test_the_profile_of_a_row_is_the_error_of_each_query_on_the_held_out_prompts
         assert row["held_out_profile"][0] > 1.0, "without a pair nobody knows the answer"
 
 
-def test_only_tasks_that_tell_their_queries_apart_have_a_profile():
+def test_profile_exists_only_for_tasks_that_tell_their_queries_apart():
     run = Run(
         paper_shape(12, 1, 4, ffn_dim=16),
         Farthest(12, 4),
@@ -515,7 +515,7 @@ def test_only_tasks_that_tell_their_queries_apart_have_a_profile():
     assert not set(ADDED) & set(row)
 
 
-def test_a_run_that_diverges_has_no_profile_and_leaves_the_others_theirs():
+def test_run_that_diverges_has_no_profile_and_leaves_the_others_theirs():
     sane = decoders(EVEN, (1, 4))
     wild = decoders(EVEN, (2,), lr=1e6, schedule="constant")[:1]
     rows = together([*sane[:2], *wild, *sane[2:]])
@@ -526,7 +526,7 @@ def test_a_run_that_diverges_has_no_profile_and_leaves_the_others_theirs():
     assert [bits(row) for row in rows] == [bits(row) for row in together(sane)]
 
 
-def test_a_small_model_learns_from_its_prompt():
+def test_small_model_learns_from_its_prompt():
     """One dimension: y/x of any pair is the answer. After training the last query errs far less
     than the first."""
     task = Regression(1, 4)
@@ -541,7 +541,7 @@ def test_a_small_model_learns_from_its_prompt():
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_other_precisions_train(precision):
+def test_precisions_other_than_fp32_train(precision):
     (run,) = decoders(EVEN, (2,), precision=precision)[:1]
     (exact,) = decoders(EVEN, (2,))[:1]
     assert together([run])[0]["held_out"] == pytest.approx(

@@ -66,7 +66,7 @@ def test_bytes_of_a_folder_are_its_sentences(tmp_path, end):
         }
 
 
-def test_a_byte_order_mark_and_quotes_and_odd_line_ends_are_no_part_of_the_table(tmp_path):
+def test_byte_order_mark_and_quotes_and_odd_line_ends_are_no_part_of_the_table(tmp_path):
     rows = [('he said "yes', 1), ("a\x85b\u2028c", 0)]
     folder = tsv(
         tmp_path,
@@ -138,7 +138,7 @@ def test_numbers_as_classes_are_in_order_of_value(tmp_path):
 @pytest.mark.parametrize(
     ("first", "second"), [(1, 9), (9, 1), (5, 5), (2, 3), (0, 4), (4, 0), (0, 0)]
 )
-def test_of_a_pair_that_is_too_long_the_longer_is_cut(first, second, length):
+def test_pair_that_is_too_long_has_its_longer_part_cut(first, second, length):
     """As if ids were taken off the end of the longer one, one at a time."""
     a, b = list(range(100, 100 + first)), list(range(200, 200 + second))
     got = encoded([a, b], length, 0, 1)
@@ -291,7 +291,7 @@ def test_bad_sentences_die_with_one_line(tmp_path, make, message):
     assert refused(Sentences, 8, str(at)).startswith(message.format(at))
 
 
-def test_other_mistakes_of_sentences(tmp_path):
+def test_mistakes_of_sentences(tmp_path):
     assert refused(Sentences, level="char") == "unknown level 'char'; choices: byte, word"
     assert (
         refused(Sentences, level="words")
@@ -313,7 +313,7 @@ def test_other_mistakes_of_sentences(tmp_path):
     )
 
 
-def test_the_digest_is_of_sentences_and_classes_in_both_parts(tmp_path):
+def test_digest_is_of_sentences_and_classes_in_both_parts(tmp_path):
     tables = [
         (GOOD, HELD),
         (HELD, GOOD),
@@ -352,7 +352,7 @@ def kinds(text):
     )
 
 
-def test_a_sentence_is_right_exactly_if_each_word_has_its_place():
+def test_sentence_is_right_exactly_if_each_word_has_its_place():
     right = {
         "person took the colour thing to the place.",
         "person has the colour thing.",
@@ -371,7 +371,7 @@ def test_a_sentence_is_right_exactly_if_each_word_has_its_place():
     assert len(seen) == 3 + 6 + 3 + 3, "every two kinds change places"
 
 
-def test_no_word_of_a_sentence_tells_its_class():
+def test_words_alone_never_tell_the_class_of_a_sentence():
     """For every word, as often right as wrong, within chance; n is how often it stands."""
     train, _ = generated()
     counts = collections.defaultdict(list)
@@ -424,7 +424,7 @@ def test_models_of_several_head_counts_train_as_if_alone(task):
         assert bits(together([run])[0]) == bits(row)
 
 
-def test_a_small_model_learns_both_tasks():
+def test_small_model_learns_both_tasks():
     """Words by their place; characters by their neighbours, so better than by how often each
     stands."""
     task = Sentences(12, level="word")

@@ -81,7 +81,7 @@ def test_rare_characters_share_the_last_id(tmp_path, most):
     assert max(x.max(), y.max()) == task.vocab - 1
 
 
-def test_a_folder_is_its_texts_in_order_of_name(tmp_path):
+def test_folder_is_its_texts_in_order_of_name(tmp_path):
     parts = {
         "b.txt": letters(300, 1),
         "a.txt": letters(200, 2),
@@ -101,7 +101,7 @@ def test_a_folder_is_its_texts_in_order_of_name(tmp_path):
     )
 
 
-def test_a_text_that_changed_is_refused(tmp_path):
+def test_text_that_changed_is_refused(tmp_path):
     source = written(tmp_path / "a.txt", letters(500))
     task = Text(7, source)
     forget()
@@ -150,7 +150,7 @@ def test_baselines_of_text_are_plain_counts(tmp_path, level):
     )
 
 
-def test_the_generated_text_is_always_the_same():
+def test_generated_text_is_always_the_same():
     """A literal: the ids of runs hold it."""
     task = Text(7)
     assert task.digest == "d946d7c3c4db"
@@ -164,7 +164,7 @@ def test_the_generated_text_is_always_the_same():
     assert told["pairs"] < told["single"] < told["zero"]
 
 
-def test_what_the_generated_text_says_is_true():
+def test_generated_text_says_what_is_true():
     """Every fact follows from the sentences before it in its scene: there is something to look
     up."""
     has, seen = {}, collections.Counter()
@@ -256,7 +256,7 @@ def test_bad_texts_die_with_one_line(tmp_path, name, content, options, message):
     assert refused(Text, 7, source, **options) == message.format(source)
 
 
-def test_a_text_that_just_fits_and_one_that_cannot_be_read(tmp_path):
+def test_text_that_just_fits_and_one_that_cannot_be_read(tmp_path):
     Text(7, written(tmp_path / "a.txt", letters(80))).sample(seeded(0), 1)
     assert refused(Text, 7, source=5) == "source must be text, got 5"
     assert refused(Text, 7, source=tmp_path).startswith("source must be text, got ")

@@ -50,7 +50,7 @@ def undisturbed() -> list[str]:
 
 
 @pytest.mark.parametrize("calls", range(14))
-def test_stopped_at_any_epoch_it_goes_on_with_the_same_bits(
+def test_run_stopped_at_any_epoch_resumes_with_the_same_bits(
     calls: int, tmp_path: Path, undisturbed: list[str]
 ) -> None:
     """Two stacks of six epochs, each of which says how far it is once before and after each of
@@ -75,7 +75,7 @@ def test_stopped_at_any_epoch_it_goes_on_with_the_same_bits(
     assert not list(tmp_path.rglob("checkpoint*"))
 
 
-def test_stopped_at_every_epoch_in_turn_it_ends_with_the_same_bits(
+def test_run_stopped_at_every_epoch_in_turn_ends_with_the_same_bits(
     tmp_path: Path, undisturbed: list[str]
 ) -> None:
     left, rows, stops = list(MIXED), [], 0
@@ -111,7 +111,7 @@ def test_runs_at_different_epochs_meet_and_keep_their_bits(
     assert [bits(row) for row in rows] == undisturbed
 
 
-def test_what_was_made_before_counts_as_done_and_not_as_fast(tmp_path: Path) -> None:
+def test_rows_made_before_count_as_done_and_not_as_fast(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         train(MIXED[:1], device="cpu", folder=tmp_path, advance=stop_after(4), checkpoint_every=0)
     made: list[int] = []
@@ -124,7 +124,7 @@ def test_what_was_made_before_counts_as_done_and_not_as_fast(tmp_path: Path) -> 
     ]
 
 
-def test_the_time_left_is_that_of_work_which_was_made_now(
+def test_time_left_is_that_of_work_which_was_made_now(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [1000.0]
@@ -151,9 +151,7 @@ def test_the_time_left_is_that_of_work_which_was_made_now(
     ]
 
 
-def test_a_row_that_could_not_be_stored_is_made_again(
-    tmp_path: Path, undisturbed: list[str]
-) -> None:
+def test_row_that_could_not_be_stored_is_made_again(tmp_path: Path, undisturbed: list[str]) -> None:
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -162,7 +160,7 @@ def test_a_row_that_could_not_be_stored_is_made_again(
     assert bits(together(MIXED[:1], folder=tmp_path)[0]) == undisturbed[0]
 
 
-def test_a_diverged_run_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_diverged_run_leaves_no_checkpoint(tmp_path: Path) -> None:
     wild = WILD["in the middle"]
     rows = together([make(0), wild], folder=tmp_path, checkpoint_every=0)
     assert [row["status"] for row in rows] == ["done", "diverged"]
@@ -230,7 +228,7 @@ SPOILS = [
 
 
 @pytest.mark.parametrize("how", SPOILS)
-def test_a_checkpoint_that_cannot_be_used_costs_time_not_the_result(
+def test_checkpoint_that_cannot_be_used_costs_time_not_the_result(
     how: str, tmp_path: Path, undisturbed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = checkpoint_of(MIXED[0], tmp_path)
@@ -247,7 +245,7 @@ def test_a_checkpoint_that_cannot_be_used_costs_time_not_the_result(
     assert not any(p.name.startswith("checkpoint") for p in path.parent.iterdir())
 
 
-def test_a_good_checkpoint_is_used_without_a_word(
+def test_good_checkpoint_is_used_without_a_word(
     tmp_path: Path, undisturbed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint_of(MIXED[0], tmp_path)

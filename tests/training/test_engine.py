@@ -30,7 +30,7 @@ from headwise.training.run import PROTOCOLS, SCHEDULES, Recipe, Run, ensemble_ke
 # ---- stacks
 
 
-def test_what_the_kernels_refuse_does_not_hold_back_the_rest(
+def test_runs_that_the_kernels_refuse_do_not_hold_back_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A head of rank 128 is too wide for them; the same width cut in two is not, and would be
@@ -64,7 +64,7 @@ def by_epoch(recipe: Recipe) -> np.ndarray:
     return rates[:, 0]
 
 
-def test_the_published_schedule_has_the_published_values() -> None:
+def test_published_schedule_has_the_published_values() -> None:
     rates = by_epoch(Recipe(steps=100_000, epoch=100, lr=0.01, schedule="published"))
     assert rates[0] == 0
     assert rates[1] == pytest.approx(2.041e-4, rel=5e-4)
@@ -76,7 +76,7 @@ def test_the_published_schedule_has_the_published_values() -> None:
     assert (np.diff(rates[50:]) < 0).all()
 
 
-def test_the_published_warm_up_is_a_twentieth_of_the_epochs() -> None:
+def test_published_warm_up_is_a_twentieth_of_the_epochs() -> None:
     rates = by_epoch(Recipe(steps=200_000, epoch=100, lr=0.005, schedule="published"))
     assert rates.argmax() == 99
     assert rates[99] == rates[100] == 0.005
@@ -86,7 +86,7 @@ def test_the_published_warm_up_is_a_twentieth_of_the_epochs() -> None:
     )  # three epochs, of 3.5
 
 
-def test_the_published_schedule_warms_up_longer_when_told_to() -> None:
+def test_published_schedule_warms_up_longer_when_asked_to() -> None:
     rates = by_epoch(Recipe(steps=30_000, epoch=100, lr=0.01, schedule="published", warmup=0.17))
     assert rates.argmax() == 50
     assert rates[:51] == pytest.approx(0.01 * np.arange(51) / 50)
@@ -141,7 +141,7 @@ def torch_adamw(run: Run) -> tuple[torch.nn.Module, list[float]]:
     return model, [sum(losses[i : i + r.epoch]) / r.epoch for i in range(0, r.steps, r.epoch)]
 
 
-def test_stacked_adamw_is_torch_adamw_one_model_at_a_time(tmp_path: Path) -> None:
+def test_ensemble_adamw_is_torch_adamw_one_model_at_a_time(tmp_path: Path) -> None:
     settings: list[dict[str, Any]] = [
         {"lr": 0.01},
         {"lr": 0.02, "schedule": "constant", "weight_decay": 0.3},
@@ -175,7 +175,7 @@ def test_weight_decay_is_seen_by_its_run_alone() -> None:
     assert list(map(bits, rows)) == list(map(bits, alone([plain, decayed])))
 
 
-def test_the_stock_model_learns_the_same(tmp_path: Path) -> None:
+def test_stock_model_learns_the_same(tmp_path: Path) -> None:
     """Against PyTorch's own attention modules in a loop: the independent path from the first weight
     to the last."""
     from benchmarks.stock import StockEncoder, copy_into_stock
@@ -220,7 +220,7 @@ MIXES: dict[str, list[Run]] = {
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_many_at_once_are_each_alone_bit_for_bit(mix: str) -> None:
+def test_ensemble_trains_each_model_as_alone_bit_for_bit(mix: str) -> None:
     runs = MIXES[mix]
     rows = together(runs)
     assert {row["models"] for row in rows} == {len(runs)}, "they were not stacked"
@@ -229,7 +229,7 @@ def test_many_at_once_are_each_alone_bit_for_bit(mix: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_kind_of_shape_is_independent_in_a_stack(name: str) -> None:
+def test_ensemble_of_every_kind_of_shape_is_independent(name: str) -> None:
     recipe = Recipe(steps=8, epoch=4, batch=16, held_out=32, lr=0.003)
     runs = [Run(SHAPES[name], Farthest(16, 7), recipe, seed) for seed in range(3)]
     rows = together(runs)
@@ -238,7 +238,7 @@ def test_every_kind_of_shape_is_independent_in_a_stack(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_so_is_one_of_prime_sizes(name: str) -> None:
+def test_ensemble_of_prime_sizes_is_independent(name: str) -> None:
     """Its matrices end within a cache line, so that a neighbour's product would take another path
     with other bits."""
     shape = Shape.of({**dataclasses.asdict(SHAPES[name]), "dim": 11})
@@ -249,7 +249,7 @@ def test_so_is_one_of_prime_sizes(name: str) -> None:
     assert list(map(bits, together(runs))) == list(map(bits, alone(runs)))
 
 
-def test_so_is_a_head_of_one_number() -> None:
+def test_ensemble_of_heads_of_one_number_is_independent() -> None:
     shape = Shape(dim=16, depth=1, num_heads=1, head_dim=1, ffn_dim=16)
     runs = [
         Run(shape, Farthest(16, 8), Recipe(steps=8, epoch=4, batch=8, held_out=32), seed)
@@ -259,7 +259,9 @@ def test_so_is_a_head_of_one_number() -> None:
 
 
 @pytest.mark.parametrize(("batch", "points"), [(9, 5), (3, 7), (1, 2), (17, 3)])
-def test_batches_that_fill_no_cache_lines_are_independent_too(batch: int, points: int) -> None:
+def test_ensemble_of_batches_that_fill_no_cache_lines_is_independent(
+    batch: int, points: int
+) -> None:
     runs = [
         make(seed, rank=rank, batch=batch, points=points) for seed in range(2) for rank in (12, 3)
     ]
@@ -267,7 +269,7 @@ def test_batches_that_fill_no_cache_lines_are_independent_too(batch: int, points
     assert list(map(bits, together(runs))) == list(map(bits, alone(runs)))
 
 
-def test_a_task_with_one_query_token_is_independent_too() -> None:
+def test_ensemble_on_a_task_with_one_query_token_is_independent() -> None:
     shape = paper_shape(dim=12, rank=4, ffn_dim=11)
     recipe = Recipe(steps=9, epoch=3, batch=16, held_out=32)
     runs = [
@@ -286,7 +288,7 @@ def test_rows_come_in_the_order_of_the_runs_and_twins_are_trained_once() -> None
     assert sorted(finished) == sorted({run.id for run in runs})
 
 
-def test_what_cannot_stack_does_not() -> None:
+def test_runs_that_cannot_share_an_ensemble_do_not() -> None:
     run = make()
     for other in (
         make(depth=2),
@@ -309,7 +311,7 @@ def test_what_cannot_stack_does_not() -> None:
         assert ensemble_key(run) == ensemble_key(other)
 
 
-def test_the_same_run_again_is_the_same_row() -> None:
+def test_run_made_again_is_the_same_row() -> None:
     assert bits(together([make(7)])[0]) == bits(together([make(7)])[0])
 
 
@@ -325,7 +327,7 @@ SANE = [
 
 @pytest.mark.parametrize("when", WILD)
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_run_that_diverges_leaves_the_others_alone(when: str, place: int) -> None:
+def test_run_that_diverges_leaves_the_others_alone(when: str, place: int) -> None:
     wild = WILD[when]
     runs = [*SANE[:place], wild, *SANE[place:]]
     rows = together(runs)
@@ -341,13 +343,13 @@ def test_a_run_that_diverges_leaves_the_others_alone(when: str, place: int) -> N
     assert json.loads(json.dumps(lost, allow_nan=False))["id"] == wild.id
 
 
-def test_all_of_a_stack_may_diverge() -> None:
+def test_ensemble_may_diverge_completely() -> None:
     rows = together([make(seed, lr=1e6, schedule="constant") for seed in (1, 2, 4)])
     assert {row["status"] for row in rows} == {"diverged"}
 
 
 @pytest.mark.parametrize("lr", [1e6, 1e30, 3e38])
-def test_a_run_that_diverges_in_its_very_last_step_is_seen_by_its_held_out_error(lr: float) -> None:
+def test_run_that_diverges_in_its_very_last_step_is_seen_by_its_held_out_error(lr: float) -> None:
     wild = make(0, steps=1, epoch=1, lr=lr, schedule="constant")
     rows = together([wild, make(1, steps=1, epoch=1)])
     assert [row["status"] for row in rows] == ["diverged", "done"]
@@ -399,7 +401,7 @@ HALVES = {
     [(0, False), (4, False), (4, True)],
     ids=["at once", "later", "later, with checkpoints"],
 )
-def test_a_stack_that_does_not_fit_is_halved(
+def test_ensemble_that_does_not_fit_is_halved(
     most: int,
     block: int,
     kept: bool,
@@ -428,7 +430,7 @@ def test_a_stack_that_does_not_fit_is_halved(
     assert not list(tmp_path.rglob("checkpoint*"))
 
 
-def test_the_other_stacks_wait_for_the_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensembles_wait_for_the_halves_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [*MIXES["seeds"], make(0, depth=2), make(1, depth=2)]
     expected = list(map(bits, together(runs)))
     narrow(monkeypatch, 2)
@@ -437,7 +439,7 @@ def test_the_other_stacks_wait_for_the_halves(monkeypatch: pytest.MonkeyPatch) -
     assert finished == [run.id for run in runs]
 
 
-def test_one_run_that_does_not_fit_is_an_error_and_those_that_did_are_kept(
+def test_run_that_does_not_fit_is_an_error_and_rows_of_the_others_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = Ensemble.run_block
@@ -501,7 +503,7 @@ def test_replay_within_an_epoch_of_several_blocks_is_all_different() -> None:
     assert sequences(draw_block(run, per_epoch, CPU)[0]) == first[0]
 
 
-def test_the_protocols_share_their_first_epoch_and_part_after_it() -> None:
+def test_protocols_share_their_first_epoch_and_part_after_it() -> None:
     stream, replay = together([make(0), make(0, protocol="replay")])
     assert stream["curve"][0] == replay["curve"][0]
     assert stream["curve"][1] != replay["curve"][1]
@@ -528,7 +530,9 @@ def held_out_batches(run: Run) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [run.task.sample(torch.Generator().manual_seed(seed), HELD_OUT_BATCH) for seed in seeds]
 
 
-def test_kept_weights_give_the_recorded_error_on_one_set_for_all_runs(tmp_path: Path) -> None:
+def test_weights_that_are_kept_give_the_recorded_error_on_one_set_for_all_runs(
+    tmp_path: Path,
+) -> None:
     """Also for runs of other seeds, batch sizes and protocols: the set depends on the task
     alone."""
     runs = [
@@ -554,7 +558,7 @@ def test_kept_weights_give_the_recorded_error_on_one_set_for_all_runs(tmp_path: 
         assert row["held_out_curve"][-1] == (run.recipe.epochs, row["held_out"])
 
 
-def test_nobody_trains_on_the_held_out_set() -> None:
+def test_held_out_set_is_trained_on_by_no_run() -> None:
     run = make(held_out=1000)
     kept = set().union(*(sequences(x) for x, _ in held_out_batches(run)))
     assert len(kept) == math.ceil(1000 / HELD_OUT_BATCH) * HELD_OUT_BATCH
@@ -563,7 +567,7 @@ def test_nobody_trains_on_the_held_out_set() -> None:
             assert not kept & sequences(draw_block(make(seed, protocol=protocol), 0, CPU)[0])
 
 
-def test_the_held_out_error_is_measured_as_often_as_asked() -> None:
+def test_held_out_error_is_measured_as_often_as_asked() -> None:
     epochs = [e for e, _ in together([make(evals=3)])[0]["held_out_curve"]]
     assert epochs == [2, 4, 6]
     assert [e for e, _ in together([make(evals=50)])[0]["held_out_curve"]] == [1, 2, 3, 4, 5, 6]

@@ -26,12 +26,12 @@ from headwise.training.run import PRECISIONS, Recipe, Run
 # ---- values
 
 
-def test_the_id_of_a_run_is_what_it_was() -> None:
+def test_id_of_a_run_is_what_it_was() -> None:
     """A literal: results on disk are found by it, so a change of hashing must be on purpose."""
     assert make(3, rank=4).id == "568a7f64f11d4dcd"
 
 
-def test_the_id_is_stable_across_processes_and_json() -> None:
+def test_id_is_stable_across_processes_and_json() -> None:
     runs = [
         make(3, rank=4),
         Run(
@@ -110,7 +110,7 @@ OTHER_RECIPE: dict[str, Any] = {
 }
 
 
-def test_the_id_changes_with_every_field() -> None:
+def test_id_changes_with_every_field() -> None:
     shape, task, recipe = (
         Shape(dim=12, depth=2, num_heads=4, head_dim=6),
         BiasedNearest(12, 5),
@@ -203,19 +203,19 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)
-def test_a_bad_recipe_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+def test_bad_recipe_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         Recipe(**{"steps": 100, **change})
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("beta", ["beta1", "beta2"])
-def test_a_moment_that_never_moves_is_refused(beta: str) -> None:
+def test_moment_that_never_moves_is_refused(beta: str) -> None:
     with pytest.raises(UsageError, match=f"{beta} must be"):
         Recipe(steps=100, **{beta: 1.0})  # type: ignore[arg-type]
 
 
-def test_a_run_whose_parts_do_not_fit_is_refused_in_one_line() -> None:
+def test_run_whose_parts_do_not_fit_is_refused_in_one_line() -> None:
     recipe = Recipe(steps=100)
     with pytest.raises(
         UsageError, match=r"^a shape's dim must be its task's dim, got dim 8, task dim 12$"
@@ -240,7 +240,7 @@ def test_a_run_whose_parts_do_not_fit_is_refused_in_one_line() -> None:
             Run(paper_shape(dim=12, rank=4), Farthest(12, 5), recipe, seed)  # type: ignore[arg-type]
 
 
-def test_a_device_that_is_not_there_is_refused_in_one_line() -> None:
+def test_device_that_is_not_there_is_refused_in_one_line() -> None:
     for name in ("gpu", "cuda:x", "cpu0", ""):
         with pytest.raises(UsageError, match=r"^unknown device "):
             train([make()], device=name)
@@ -260,14 +260,14 @@ def test_training_leaves_the_callers_torch_settings_alone() -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_precision_trains(precision: str) -> None:
+def test_precisions_all_train(precision: str) -> None:
     (row,) = together([make(precision=precision)])
     (exact,) = together([make()])
     assert row["status"] == "done"
     assert row["held_out"] == pytest.approx(exact["held_out"], rel=0.02)
 
 
-def test_no_runs_give_no_rows() -> None:
+def test_train_of_no_runs_gives_no_rows() -> None:
     assert together([]) == []
 
 

@@ -59,12 +59,12 @@ def test_fields_that_came_later_are_in_a_spec_only_where_they_are_used():
     assert len({plain.id, both.id, one.id}) == 3
 
 
-def test_the_id_of_a_run_is_what_it_was():
+def test_id_of_a_run_is_what_it_was():
     """A literal: results on disk are found by it, so a change of hashing must be on purpose."""
     assert Run(SHAPE, TASK, Recipe(steps=100), 3).id == "dd20bfa1ceb73874"
 
 
-def test_the_id_changes_with_every_field_of_the_task():
+def test_id_changes_with_every_field_of_the_task():
     others = [
         dataclasses.replace(TASK, **{name: getattr(TASK, name) + 1})
         for name in ("curriculum", "first_dim", "first_points")

@@ -80,7 +80,7 @@ def tiny(name, heads=2, seed=0, **recipe):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_tiny_model_learns_something_of_the_task(name, tmp_path):
+def test_tiny_model_learns_something_of_the_task(name, tmp_path):
     """Better than equal odds on held-out data; the accuracy and the error of its row are those of
     the kept weights."""
     run = tiny(name)
@@ -127,7 +127,7 @@ def test_models_of_several_head_counts_train_as_if_alone(name):
 
 @pytest.mark.parametrize("task", [Recall(2, 11, 7), Recall(4, 5, 2)], ids=str)
 @pytest.mark.parametrize("changes", [{}, {"tied": False}, {"output_dim": 7}], ids=str)
-def test_odd_vocabularies_stack_bit_by_bit(task, changes):
+def test_ensemble_of_odd_vocabularies_equals_each_alone_bit_by_bit(task, changes):
     """Tables whose size is no whole number of cache lines."""
     changes = {k: task.classes if k == "output_dim" else v for k, v in changes.items()}
     recipe = Recipe(steps=6, epoch=3, batch=16, held_out=128, evals=1)
@@ -141,7 +141,7 @@ def test_odd_vocabularies_stack_bit_by_bit(task, changes):
         assert bits(together([run])[0]) == bits(row)
 
 
-def test_a_run_that_diverges_says_no_accuracy():
+def test_run_that_diverges_says_no_accuracy():
     wild, sane = tiny("recall", steps=20, lr=1e6, schedule="constant"), tiny("recall", steps=20)
     lost, row = together([wild, sane])
     assert lost["status"] == "diverged"
@@ -199,13 +199,13 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("task", "changes", "message"), REFUSED, ids=[f"{type(t).__name__} {c}" for t, c, _ in REFUSED]
 )
-def test_a_shape_that_does_not_fit_the_task_is_refused(task, changes, message):
+def test_shape_that_does_not_fit_the_task_is_refused(task, changes, message):
     shape, recipe = shape_for(task), Recipe(steps=100)
     Run(shape, task, recipe)
     assert refused(Run, shape.replace(**changes), task, recipe) == message
 
 
-def test_a_wider_vocabulary_or_a_vector_as_wide_as_the_model_fits():
+def test_wider_vocabulary_or_a_vector_as_wide_as_the_model_fits():
     Run(shape_for(Recall(2, 4, 4), vocab_size=50), Recall(2, 4, 4), Recipe(steps=100))
     run = Run(
         shape_for(Images(4), input_dim=0, output_dim=0),
@@ -241,7 +241,7 @@ def test_specs_of_runs_round_trip_with_what_their_data_were(tmp_path):
     assert len({Run(shape_for(task), task, Recipe(steps=100)).id for task in tasks}) == len(tasks)
 
 
-def test_the_id_of_a_run_follows_the_text(tmp_path):
+def test_id_of_a_run_follows_the_text(tmp_path):
     """The same path with another text is another run, so no row of the one is taken for the
     other's."""
     ids = []
@@ -255,7 +255,7 @@ def test_the_id_of_a_run_follows_the_text(tmp_path):
 # ---- kernels that know one loss
 
 
-def test_the_fused_step_takes_no_task_but_squared_errors(monkeypatch):
+def test_fused_step_takes_no_task_but_squared_errors(monkeypatch):
     """Of a shape that it takes, only the task decides; the blocks alone leave the loss to the
     task."""
     monkeypatch.setattr(step, "has_triton", lambda: True)

@@ -54,7 +54,7 @@ def named(settings):
 
 @pytest.mark.parametrize("budget", budget_map.BUDGETS)
 @pytest.mark.parametrize("settings", PRESETS, ids=named)
-def test_every_cell_meets_the_budget_as_nearly_as_whole_numbers_can(settings, budget):
+def test_cells_meet_the_budget_as_nearly_as_whole_numbers_can(settings, budget):
     settings = dataclasses.replace(settings, budget=budget)
     task = settings.task(settings.tasks[0])
     target = budget_map.cost(shape_for(task, settings.dim, *settings.base), task, budget)
@@ -80,7 +80,7 @@ def loss_of(run):
     return 4.0 / run.shape.head_dim + rate + (0.01 * run.seed if run.seed else -3.0)
 
 
-def test_the_second_round_takes_each_cells_best_rate_and_other_seeds():
+def test_second_round_takes_each_cells_best_rate_and_other_seeds():
     first = budget_map.runs(TINY)
     assert {run.seed for run in first} == {0}
     assert {run.recipe.lr for run in first} == set(TINY.lrs)
@@ -96,7 +96,7 @@ def test_the_second_round_takes_each_cells_best_rate_and_other_seeds():
 @pytest.mark.parametrize(
     ("peak", "last"), [(0.0001, 0.00027), (0.001, 0.0009), (0.03, 0.03), (0.1, 0.1), (9.0, 0.27)]
 )
-def test_the_tuning_goes_on_where_the_best_rate_is_the_last_to_a_side(peak, last):
+def test_tuning_continues_where_the_best_rate_is_at_the_edge_of_its_grid(peak, last):
     settings = dataclasses.replace(TINY, lrs=(0.003, 0.01, 0.03), further=2)
 
     def loss(run):
@@ -122,7 +122,7 @@ def test_the_tuning_goes_on_where_the_best_rate_is_the_last_to_a_side(peak, last
     assert {run.seed for run in once} == {1, 2}, "and not where it is not wanted"
 
 
-def test_a_cell_that_always_diverges_keeps_its_first_rate_and_is_counted():
+def test_cell_that_always_diverges_keeps_its_first_rate_and_is_counted():
     first = budget_map.runs(TINY)
 
     def loss(run):
@@ -146,7 +146,7 @@ def all_points(loss=loss_of, settings=TINY):
     )
 
 
-def test_the_tuning_seed_is_not_counted():
+def test_tuning_seed_is_not_counted():
     for p in all_points():
         assert p.n == 2
         assert p.held_out == pytest.approx(4.0 / p.rank + 0.015)
@@ -175,7 +175,7 @@ def test_cells_say_how_far_off_they_are_and_which_paths_they_lie_on():
     }
 
 
-def test_verdicts_tell_a_difference_from_none_and_correlations_have_intervals():
+def test_verdicts_separate_a_difference_from_none_and_correlations_have_intervals():
     settings = dataclasses.replace(TINY, heads=(1, 2, 4), ranks=(2, 4, 8, 16))
     lines = budget_map.headline(all_points(settings=settings))
     assert any(line.startswith("farthest: best ") and "x 16" in line for line in lines)
@@ -191,7 +191,7 @@ def test_verdicts_tell_a_difference_from_none_and_correlations_have_intervals():
 
 
 @pytest.mark.parametrize("tasks", [("farthest",), ("farthest", "recall")])
-def test_the_figure_draws_gaps_and_all_tasks(tasks, tmp_path):
+def test_figure_draws_gaps_and_all_tasks(tasks, tmp_path):
     settings = dataclasses.replace(TINY, tasks=tasks, heads=(1, 2, 8), ranks=(4, 16))
     points = all_points(settings=settings)
     description = budget_map.figure(points)
@@ -220,7 +220,7 @@ def test_the_figure_draws_gaps_and_all_tasks(tasks, tmp_path):
     assert len({trace["name"] for trace in page["data"] if trace.get("showlegend")}) >= 2
 
 
-def test_both_papers_advice_is_marked_at_its_cells():
+def test_advice_of_both_papers_is_marked_at_its_cells():
     settings = dataclasses.replace(TINY, heads=(1, 2, 4, 8), ranks=(2, 4, 8, 16))
     points = all_points(settings=settings)
     assert {(p.depth, p.heads, p.rank): p.advice for p in points if p.advice} == {
@@ -239,7 +239,7 @@ def test_both_papers_advice_is_marked_at_its_cells():
     assert {"the rank paper", "the leaner paper"} <= set(named)
 
 
-def test_the_summary_over_tasks_says_what_the_headline_says(tmp_path):
+def test_summary_over_tasks_says_what_the_headline_says(tmp_path):
     settings = dataclasses.replace(
         TINY, tasks=("farthest", "recall"), heads=(1, 2, 4), ranks=(2, 4, 8, 16)
     )
@@ -289,7 +289,7 @@ def test_heads_that_help_in_one_depth_and_hurt_in_another_do_not_cancel():
     assert found["farthest, 2 layers"] < -0.9
 
 
-def test_the_summary_is_drawn_from_one_seed_and_from_cells_that_are_all_alike(tmp_path):
+def test_summary_is_drawn_from_one_seed_and_from_cells_that_are_all_alike(tmp_path):
     one = budget_map.over_tasks(all_points(settings=dataclasses.replace(TINY, seeds=1)))
     assert all(row.low is None for row in one.panels[0].ranges)
     alike = budget_map.over_tasks(all_points(lambda run: 1.0))
@@ -351,7 +351,7 @@ def headwise(*words):
     )
 
 
-def test_the_command_makes_both_rounds_once_and_the_page(tmp_path: Path):
+def test_command_makes_both_rounds_once_and_the_page(tmp_path: Path):
     words = [
         "run",
         "map",

@@ -73,7 +73,7 @@ def named(run, state):
 # ---- what is taken
 
 
-def test_every_parameter_of_the_same_name_and_size_is_taken_and_the_rest_drawn(kept):
+def test_parameters_of_the_same_name_and_size_are_taken_and_the_rest_drawn(kept):
     folder, parent = kept
     child = after(parent)
     old, new = (
@@ -101,7 +101,7 @@ def test_blocks_are_taken_as_far_as_they_go(kept):
         same(value, drawn[name] if name.startswith(("blocks.2.", "read_out")) else old[name])
 
 
-def test_a_run_goes_on_from_where_the_other_ended(kept):
+def test_run_starts_where_the_other_ended(kept):
     """With the same task, the loss of its first step is that of the kept weights, not that of a
     start."""
     folder, parent = kept
@@ -125,7 +125,9 @@ def test_a_run_goes_on_from_where_the_other_ended(kept):
     )
 
 
-def test_runs_from_several_starts_stack_bit_by_bit_and_go_on_after_a_kill(kept, tmp_path):
+def test_runs_from_several_starts_form_an_ensemble_bit_by_bit_and_resume_after_a_kill(
+    kept, tmp_path
+):
     folder, parent = kept
     runs = [after(parent), after(parent, lr=0.003), run_of(), run_of(init="library")]
     rows = together(runs, folder)
@@ -176,19 +178,19 @@ def test_ids_of_other_runs_are_what_they_were():
     "bad",
     ["run:", "run:12", "run:" + "g" * 16, "run:" + "A" * 16, "run:" + "0" * 17, "run:../../../etc"],
 )
-def test_an_id_that_is_none(bad):
+def test_id_that_is_none_is_refused(bad):
     assert (
         refused(run_of, init=bad)
         == f"init run: must be followed by a run's id, 16 digits and letters a to f, got {bad!r}"
     )
 
 
-def test_other_inits_are_refused_as_before():
+def test_inits_of_other_names_are_refused_as_before():
     assert refused(run_of, init="norml").startswith("unknown init 'norml'; did you mean normal?")
     assert refused(run_of, init=None).startswith("unknown init None; ")
 
 
-def test_a_run_without_weights_is_one_line_that_says_what_to_do(tmp_path):
+def test_run_without_weights_is_one_line_that_says_what_to_do(tmp_path):
     gone = "0123456789abcdef"
     path = tmp_path / gone / "weights.safetensors"
     told = (
@@ -229,7 +231,7 @@ def test_weights_of_another_shape_are_refused(kept, tmp_path):
     assert refused(together, [after(parent)], tmp_path).startswith("none of the blocks of run ")
 
 
-def test_a_sweep_in_processes_says_the_same(tmp_path):
+def test_sweep_in_processes_says_the_same(tmp_path):
     gone = "0" * 16
     runs = [run_of(init=f"run:{gone}", seed=seed) for seed in range(4)]
     with pytest.raises(UsageError) as caught:
@@ -245,7 +247,7 @@ QUICK = finetune.PRESETS["quick"]
 
 
 @pytest.mark.parametrize("settings", finetune.PRESETS.values(), ids=list(finetune.PRESETS))
-def test_all_cuts_have_the_same_parameters_and_only_the_read_out_differs_after(settings):
+def test_cuts_have_the_same_parameters_and_only_the_read_out_differs_after(settings):
     before = finetune.shapes(settings, Masked(settings.length, level="byte"))
     later = finetune.shapes(settings, Sentences(settings.length))
     assert [shape.num_heads for shape in before] == list(settings.heads)
@@ -256,7 +258,7 @@ def test_all_cuts_have_the_same_parameters_and_only_the_read_out_differs_after(s
         assert a.replace(output_dim=2) == b
 
 
-def test_the_second_round_goes_on_from_each_seed_and_has_its_control():
+def test_second_round_starts_from_each_seed_and_has_its_control():
     first = finetune.runs(QUICK)
     runs = finetune.then(QUICK, rows_with_losses(first, lambda run: 1.0))
     by_id = {run.id: run for run in first}
@@ -346,7 +348,7 @@ def test_rows_without_their_pre_training_still_make_points(tmp_path):
     save(finetune.figure(points), tmp_path / "a.png")
 
 
-def test_the_figure_has_both_trainings(tmp_path):
+def test_figure_has_both_trainings(tmp_path):
     points = points_of(loss_before, loss_later)
     description = finetune.figure(points)
     json.dumps(to_json(description), allow_nan=False)
@@ -381,7 +383,7 @@ def test_bad_settings_die_in_one_line(changes, message):
         ({"scratch_lr": -1.0}, "lr must be a number from 0 to 3e+38, got -1.0"),
     ],
 )
-def test_what_the_second_round_lacks_is_said_before_the_first(changes, message):
+def test_second_round_says_what_it_lacks_before_the_first(changes, message):
     assert refused(finetune.runs, dataclasses.replace(QUICK, **changes)).startswith(message)
 
 
@@ -391,7 +393,7 @@ def headwise(*words):
     )
 
 
-def test_the_command_keeps_the_first_rounds_weights_and_goes_on_from_them(tmp_path):
+def test_command_keeps_the_first_rounds_weights_and_starts_from_them(tmp_path):
     store = tmp_path / "s"
     words = [
         "run",

@@ -41,7 +41,7 @@ def base_of(settings):
     BASES,
     ids=lambda v: "" if not isinstance(v, tuple | str) else str(v),
 )
-def test_every_arm_changes_what_its_name_says_and_nothing_else(name, settings, more):
+def test_arms_change_what_their_names_say_and_nothing_else(name, settings, more):
     base = base_of(settings)
     arms = leaner.arms(base, list(more))
     heads = base.num_heads
@@ -115,7 +115,7 @@ def test_leaner_points_carry_the_difference_and_the_headline_says_what_half_the_
     assert "trade to 4 +1.0000" in lines[2]
 
 
-def test_an_arm_that_was_only_tuned_is_set_beside_the_base_on_that_seed():
+def test_arm_that_was_only_tuned_is_set_beside_the_base_on_that_seed():
     """The tuning's seed is far too good here: beside the base's other seeds everything would look
     better."""
     first = leaner.runs(QUICK)
@@ -128,7 +128,7 @@ def test_an_arm_that_was_only_tuned_is_set_beside_the_base_on_that_seed():
     assert points[leaner.HALF].change == "+0.0000 (the tuning's seed)"
 
 
-def test_a_base_that_diverged_leaves_nothing_to_compare_with():
+def test_base_that_diverged_leaves_nothing_to_compare_with():
     def loss(run):
         return (
             None
@@ -142,7 +142,7 @@ def test_a_base_that_diverged_leaves_nothing_to_compare_with():
     leaner.figure(points)
 
 
-def test_the_figure_has_every_arm_once_and_draws(tmp_path):
+def test_figure_has_every_arm_once_and_draws(tmp_path):
     settings = dataclasses.replace(QUICK, tasks=("farthest", "recall"))
     points = points_of(lambda run: 1.0 + run.shape.params * 1e-6 + 0.001 * run.seed, settings)
     description = leaner.figure(points)

@@ -112,7 +112,7 @@ def test_orthogonal_has_orthonormal_queries_and_keys_and_the_identity_as_values(
         )
 
 
-def test_all_else_of_orthogonal_follows_the_law_of_normal():
+def test_orthogonal_follows_the_law_of_normal_in_all_else():
     shape = Shape(
         dim=53,
         depth=3,
@@ -143,7 +143,7 @@ def test_all_else_of_orthogonal_follows_the_law_of_normal():
 
 
 @pytest.mark.parametrize("scheme", CONDITIONED)
-def test_the_seed_alone_decides_the_start(scheme):
+def test_seed_alone_decides_the_start(scheme):
     shape = TOKENS.replace(num_heads=3, head_dim=5, v_head_dim=5, num_kv_heads=3)
     torch.manual_seed(1)
     model, other = drawn(shape, scheme, 5), drawn(shape, scheme, 6)
@@ -221,7 +221,7 @@ PRESETS = [
 @pytest.mark.parametrize(
     "settings", [TWO, *PRESETS], ids=lambda s: f"{'+'.join(s.tasks)}, width {s.dim}"
 )
-def test_within_a_depth_runs_differ_in_start_and_rate_alone(settings):
+def test_runs_of_a_depth_differ_in_start_and_rate_alone(settings):
     runs = removable.runs(settings)
     assert (
         len({run.id for run in runs})
@@ -268,7 +268,7 @@ def tuned(run):
     )
 
 
-def test_every_start_is_tuned_for_itself():
+def test_starts_are_each_tuned_for_themselves():
     first = removable.runs(TWO)
     later = removable.then(TWO, rows_with_losses(first, tuned))
     assert len({run.id for run in later}) == len(later) == 2 * 3 * 3 * TWO.seeds
@@ -360,7 +360,7 @@ def by_cell(points, task="farthest"):
     return {(p.init, p.depth): p for p in points if p.task == task}
 
 
-def test_the_intervals_worked_out_by_hand_are_of_both_kinds():
+def test_intervals_worked_out_by_hand_are_of_both_kinds():
     assert COSTS["normal", 3] == "+0.3000 ± 0.0248"
     assert COSTS["spectral", 2] == "none found (+0.0050 ± 0.0113)"
     assert GAINS["spectral", 3] == "-0.2000 ± 0.0227"
@@ -368,7 +368,7 @@ def test_the_intervals_worked_out_by_hand_are_of_both_kinds():
     assert GAINS["orthogonal", 2] == "+0.1000 ± 0.0113"
 
 
-def test_points_tell_what_layers_cost_and_whether_a_start_makes_them_cheaper():
+def test_points_say_what_layers_cost_and_whether_a_start_makes_them_cheaper():
     points = points_of()
     chosen = {
         (run.spec()["task"]["name"], run.recipe.init, run.shape.depth): (
@@ -398,7 +398,7 @@ def test_points_tell_what_layers_cost_and_whether_a_start_makes_them_cheaper():
         assert {key: p.gain for key, p in here.items() if p.gain} == GAINS
 
 
-def test_the_headline_goes_from_most_layers_to_fewest():
+def test_headline_goes_from_most_layers_to_fewest():
     points = points_of(settings=dataclasses.replace(TWO, tasks=("farthest",)))
     names = {init: f"{init} (kappa {KAPPA[init]:.3g})" for init in ALL}
     assert names["normal"] == "normal (kappa 2e+03)"
@@ -421,7 +421,7 @@ def test_the_headline_goes_from_most_layers_to_fewest():
     assert removable.headline(points[::-1])[0].startswith("farthest, loss with 5 layers: ")
 
 
-def test_the_last_layer_is_one_layer_and_kappa_is_told_where_it_is_known():
+def test_last_layer_is_one_layer_and_kappa_is_stated_where_it_is_known():
     settings = dataclasses.replace(QUICK, starts=("normal",))
     rows = [
         {**row, "kappa_start": None}
@@ -434,7 +434,7 @@ def test_the_last_layer_is_one_layer_and_kappa_is_told_where_it_is_known():
     ]
 
 
-def test_the_tuning_alone_is_told_as_one_seed():
+def test_tuning_alone_is_reported_as_one_seed():
     points = points_of(keep=lambda run: run.seed == 0)
     assert {p.n for p in points} == {1}
     here = by_cell(points)
@@ -476,7 +476,7 @@ LOST = {  # what is not there -> the costs and gains that go with it
 
 @pytest.mark.parametrize("how", ["diverged", "missing"])
 @pytest.mark.parametrize("name", LOST)
-def test_what_diverged_or_is_missing_takes_its_own_comparisons_along(name, how):
+def test_run_diverged_or_missing_takes_its_own_comparisons_along(name, how):
     init, depth, costs, gains = LOST[name]
     lost = (init, depth)
     if how == "diverged":
@@ -506,7 +506,7 @@ def test_what_diverged_or_is_missing_takes_its_own_comparisons_along(name, how):
 
 
 @pytest.mark.parametrize("how", ["diverged", "missing"])
-def test_a_start_without_most_layers_is_not_said_to_cost_none(how):
+def test_start_without_most_layers_is_not_said_to_cost_none(how):
     lost = ("spectral", 5)
     points = (
         points_of(gone(*lost))
@@ -516,7 +516,7 @@ def test_a_start_without_most_layers_is_not_said_to_cost_none(how):
     assert "None" not in " ".join(removable.headline(points))
 
 
-def test_a_task_of_fewer_layers_is_compared_with_its_own_most():
+def test_task_of_fewer_layers_is_compared_with_its_own_most():
     points = points_of(keep=lambda run: run.shape.vocab_size == 0 or run.shape.depth < 5)
     assert {key: p.cost for key, p in by_cell(points).items() if p.cost} == COSTS
     costs = {key: p.cost for key, p in by_cell(points, "recall").items() if p.cost}
@@ -528,7 +528,7 @@ def test_a_task_of_fewer_layers_is_compared_with_its_own_most():
     assert lines[1].startswith("recall, from 3 to 2 layers the loss changes by: ")
 
 
-def test_a_seed_that_diverged_is_left_out():
+def test_seed_that_diverged_is_left_out():
     p = by_cell(points_of(gone("spectral", 3, seeds=(3,))))["spectral", 3]
     assert (p.n, p.diverged, p.values) == (2, 1, [1.005, 1.000])
     assert p.cost == gap_in_words(difference([1.005, 1.000], [0.895, 0.900, 0.905]))
@@ -543,7 +543,7 @@ def test_costs_are_of_seeds_that_are_there_at_both_depths():
     assert here["spectral", 2].costs == pytest.approx([0.900 - 0.900, 0.910 - 0.905])
 
 
-def test_without_the_normal_start_there_are_costs_but_no_gains():
+def test_costs_exist_without_the_normal_start_and_gains_do_not():
     points = points_of(settings=dataclasses.replace(TWO, starts=CONDITIONED))
     assert {key: p.cost for key, p in by_cell(points).items() if p.cost} == without(
         COSTS, ("normal", 3), ("normal", 2)
@@ -552,7 +552,7 @@ def test_without_the_normal_start_there_are_costs_but_no_gains():
     assert not any("against the normal start" in line for line in removable.headline(points))
 
 
-def test_if_all_diverged_nothing_is_claimed(tmp_path):
+def test_headline_claims_nothing_if_all_diverged(tmp_path):
     points = points_of(lambda run: None)
     assert removable.headline(points) == []
     assert {p.lr for p in points} == {min(TWO.lrs)}
@@ -560,7 +560,7 @@ def test_if_all_diverged_nothing_is_claimed(tmp_path):
     save(removable.figure(points), tmp_path / "none.png")
 
 
-def test_the_figure_has_a_panel_a_task_and_a_line_a_start(tmp_path):
+def test_figure_has_a_panel_per_task_and_a_line_per_start(tmp_path):
     points = points_of()
     description = removable.figure(points)
     json.dumps(to_json(description), allow_nan=False)
@@ -652,7 +652,7 @@ def headwise(*words):
     )
 
 
-def test_the_command_makes_both_rounds_once_and_the_page(tmp_path: Path):
+def test_command_makes_both_rounds_once_and_the_page(tmp_path: Path):
     words = [
         "run",
         "removable",

@@ -17,7 +17,7 @@ FIG1 = fig1.EXPERIMENT
 
 
 @pytest.mark.parametrize("preset", ["quick", "paper"])
-def test_every_rank_of_a_budget_has_exactly_the_same_parameters(preset: str) -> None:
+def test_ranks_of_a_budget_have_exactly_the_same_parameters(preset: str) -> None:
     budgets: dict[tuple[int, int], set[int]] = {}
     ranks: dict[tuple[int, int], set[int]] = {}
     for run in fig1.runs(fig1.PRESETS[preset]):
@@ -30,7 +30,7 @@ def test_every_rank_of_a_budget_has_exactly_the_same_parameters(preset: str) -> 
     assert len(budgets) == len(fig1.PRESETS[preset].depths) * len(fig1.PRESETS[preset].widths)
 
 
-def test_the_paper_preset_is_the_papers() -> None:
+def test_paper_preset_is_the_papers() -> None:
     """d = 64, N = 16, batches of 256, 1000 epochs of 100 steps, rate 0.01, AdamW (0.9, 0.95), five
     seeds (fact sheet)."""
     runs = fig1.runs(fig1.PRESETS["paper"])
@@ -57,7 +57,7 @@ def test_the_paper_preset_is_the_papers() -> None:
     )
 
 
-def test_all_63_published_values_are_there() -> None:
+def test_published_values_are_all_63_there() -> None:
     values = fig1_figures.published_errors()
     assert set(values) == {
         (n, w, r) for n in (1, 3, 5) for w in (1, 8, 64) for r in (1, 2, 4, 8, 16, 32, 64)
@@ -69,7 +69,7 @@ def test_all_63_published_values_are_there() -> None:
     assert all(values[n, w, 1] > values[n, w, 64] for n in (1, 3, 5) for w in (1, 8, 64))
 
 
-def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
+def test_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
     settings = settings_of(
         FIG1, "paper", ["depths=3", "widths=1", "ranks=64,8", "protocols=replay"], seeds=3
     )
@@ -100,7 +100,7 @@ def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_statistic() -> None:
 
 
 @pytest.mark.parametrize("widths", ["8", "1,64", "64,8,1"])
-def test_a_budget_has_the_colour_of_its_published_values(widths: str) -> None:
+def test_budget_has_the_colour_of_its_published_values(widths: str) -> None:
     settings = settings_of(
         FIG1, "paper", ["depths=3", f"widths={widths}", "ranks=64,8", "protocols=replay"], seeds=1
     )
@@ -127,7 +127,7 @@ def test_published_values_stand_only_beside_the_papers_sizes() -> None:
     assert all(label.startswith("published (training, replay), d=64, ") for label in dashed)
 
 
-def test_the_headline_compares_full_with_half_rank() -> None:
+def test_headline_compares_full_with_half_rank() -> None:
     settings = settings_of(
         FIG1, "paper", ["depths=1,3", "widths=1,8", "ranks=64,32,1", "protocols=stream"], seeds=1
     )
@@ -155,7 +155,7 @@ def test_budgets_are_written_as_the_paper_does() -> None:
     assert [budget(w, 8) for w in (2, 4, 8)] == ["2 d^2", "4 d^2", "d^3"]
 
 
-def test_a_protocol_gets_its_own_panel_and_both_depths_a_row() -> None:
+def test_protocol_gets_its_own_panel_and_both_depths_a_row() -> None:
     settings = settings_of(FIG1, "paper", ["depths=1,3", "widths=1", "ranks=64,1"], seeds=1)
     description = fig1_figures.figure(
         fig1.summary([a_row(run, 0.5) for run in fig1.runs(settings)])
@@ -195,7 +195,7 @@ def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message
     assert str(caught.value) == message
 
 
-def test_a_rate_belongs_to_a_depth_not_to_a_place() -> None:
+def test_rate_belongs_to_a_depth_not_to_a_place() -> None:
     settings = settings_of(FIG1, "quick", ["depths=2,3", "lr=0.3,0.1"])
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(2, 0.1), (3, 0.1)}
     assert {run.recipe.lr for run in fig1.runs(settings_of(FIG1, "quick", ["depths=1"]))} == {
@@ -209,14 +209,14 @@ def test_published_values_stand_beside_replayed_runs_alone() -> None:
     assert {p.protocol: p.published for p in points} == {"replay": 0.0153, "stream": None}
 
 
-def test_each_depth_has_its_own_rate() -> None:
+def test_rates_are_each_depths_own() -> None:
     settings = settings_of(FIG1, "quick", ["depths=1,2", "lr=0.3,0.1"])
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.1)}
     settings = settings_of(FIG1, "quick", ["depths=1,2", "lr=0.3"])
     assert {(run.shape.depth, run.recipe.lr) for run in fig1.runs(settings)} == {(1, 0.3), (2, 0.3)}
 
 
-def test_every_point_is_tried_at_the_same_multiples_of_its_depths_rate_on_one_seed() -> None:
+def test_points_are_tried_at_the_same_multiples_of_their_depths_rate_on_one_seed() -> None:
     settings = settings_of(FIG1, "quick", ["depths=1,2", "lr=0.05,0.01", "rates=1,0.3,3"], seeds=2)
     runs = fig1.runs(settings)
     assert {(run.shape.depth, run.recipe.lr) for run in runs} == {
@@ -235,7 +235,7 @@ def test_every_point_is_tried_at_the_same_multiples_of_its_depths_rate_on_one_se
     )
 
 
-def test_the_best_rate_of_the_first_seed_goes_on_with_others() -> None:
+def test_best_rate_of_the_first_seed_runs_with_others() -> None:
     settings = settings_of(
         FIG1,
         "paper",
@@ -261,7 +261,7 @@ def test_the_best_rate_of_the_first_seed_goes_on_with_others() -> None:
     assert fig1.then(one, [a_row(run, 0.1) for run in fig1.runs(one)]) == []
 
 
-def test_a_rate_that_is_typed_is_the_rate_that_runs() -> None:
+def test_rate_that_is_typed_is_the_rate_that_runs() -> None:
     """Ids of runs made before there were multiples must stay."""
     settings = settings_of(FIG1, "quick", ["lr=0.0123456789"])
     assert {run.recipe.lr for run in fig1.runs(settings)} == {0.0123456789}
@@ -309,7 +309,7 @@ def test_rates_are_chosen_on_the_first_seed_and_never_pooled(protocol: str) -> N
 
 
 @pytest.mark.parametrize(("best", "edge"), [(0.01, True), (0.003, False), (0.001, True)])
-def test_a_best_rate_that_is_the_last_to_a_side_is_told(best: float, edge: bool) -> None:
+def test_best_rate_at_the_edge_of_its_grid_is_reported(best: float, edge: bool) -> None:
     points = rated(
         {(1, 32, lr, 0): 0.4 if lr == best else 0.5 for lr in (0.01, 0.003, 0.001)}
         | {(1, 64, 0.01, 0): 0.02}
@@ -341,7 +341,7 @@ def test_a_best_rate_that_is_the_last_to_a_side_is_told(best: float, edge: bool)
     assert not two[0].edge, "of two one is always the last"
 
 
-def test_a_rate_that_diverges_is_not_the_best() -> None:
+def test_rate_that_diverges_is_not_the_best() -> None:
     for protocol in ("stream", "replay"):
         (point,) = rated(
             {(1, 32, 0.01, 0): None, (1, 32, 0.003, 0): 0.6, (1, 32, 0.003, 1): 0.62}, protocol
@@ -349,7 +349,7 @@ def test_a_rate_that_diverges_is_not_the_best() -> None:
         assert chosen(point) == (32, 0.003, 2, False, False, 1, 0.62)
 
 
-def test_several_rates_need_the_seed_by_which_one_is_chosen() -> None:
+def test_rates_need_the_seed_by_which_one_is_chosen() -> None:
     with pytest.raises(
         UsageError, match="several rates need one of seed 0, by which the rate is chosen; got none"
     ):
@@ -363,7 +363,7 @@ def test_published_values_stand_beside_the_published_rate_alone() -> None:
     ]
 
 
-def test_the_figure_says_which_rate_a_point_has() -> None:
+def test_figure_says_which_rate_a_point_has() -> None:
     (panel,) = fig1_figures.figure(
         rated({(1, 32, 0.01, 0): 0.5, (1, 32, 0.003, 0): 0.4, (1, 64, 0.01, 0): 0.02})
     ).panels
@@ -372,7 +372,7 @@ def test_the_figure_says_which_rate_a_point_has() -> None:
     assert [text.rpartition(", ")[2] for text in held.text] == ["rate 0.003 of 2", "n=1"]
 
 
-def test_the_view_by_layers_has_a_line_a_rank() -> None:
+def test_view_by_layers_has_a_line_per_rank() -> None:
     errors = {
         (1, 64, 0.01, 0): 0.02,
         (1, 8, 0.01, 0): 0.8,
@@ -411,7 +411,7 @@ def test_the_view_by_layers_has_a_line_a_rank() -> None:
     )
 
 
-def test_a_page_of_one_depth_leaves_the_view_by_layers_out() -> None:
+def test_page_of_one_depth_leaves_the_view_by_layers_out() -> None:
     settings = settings_of(FIG1, "quick", ["depths=1", "protocols=replay,stream"], seeds=1)
     points = FIG1.summary([a_row(run, 0.5) for run in fig1.runs(settings)])
     assert [f.caption for f in page_of(FIG1, "quick", points).figures] == [
@@ -439,7 +439,7 @@ def test_depths_are_set_side_by_side_on_fresh_data_alone_where_rates_were_tuned(
     assert len(fig1_figures.by_rank(points).panels) == 2
 
 
-def test_one_figure_is_of_one_dimension() -> None:
+def test_figure_is_of_one_dimension() -> None:
     rows = [
         a_row(fig1.runs(settings_of(FIG1, preset, seeds=1))[0], 0.5)
         for preset in ("quick", "paper")
@@ -463,7 +463,7 @@ def test_rates_by_depth_are_not_taken_for_rates_to_try() -> None:
     assert settings_of(FIG1, "quick", ["depths=2", "lr=0.01,0.02"]).lr == (0.01, 0.02)
 
 
-def test_one_depth_says_nothing_about_depth() -> None:
+def test_headline_of_one_depth_says_nothing_about_depth() -> None:
     both = {(1, 64, 0.01, 0): 0.02, (5, 64, 0.01, 0): 0.03}
     points = rated(both) + rated(both, "replay")
     shallow = [dataclasses.replace(p, width=1) for p in points if p.layers == 1]

@@ -27,7 +27,7 @@ from headwise.store import Store
 from headwise.tasks import Regression
 
 
-def test_the_paper_presets_are_the_papers():
+def test_paper_presets_are_the_papers():
     """Fact sheet d.10: 12 layers of width 48 cut into 1, 2, 4, 8, 16 heads; Garg's recipe."""
     for preset, sizes in (
         ("paper", {(48, 12, h) for h in (1, 2, 4, 8, 16)}),
@@ -113,7 +113,7 @@ def paper_rows() -> list[dict[str, Any]]:
     )
 
 
-def test_a_point_is_the_error_after_all_pairs_over_the_dimension():
+def test_point_is_the_error_after_all_pairs_over_the_dimension():
     one, two, four = regression.summary(paper_rows())
     assert [(p.heads, p.rank, p.n, p.diverged) for p in (one, two, four)] == [
         (1, 48, 2, 0),
@@ -158,7 +158,7 @@ class Least:
         return out, {}
 
 
-def test_slopes_tell_which_coordinates_count(monkeypatch):
+def test_slopes_show_which_coordinates_count(monkeypatch):
     (run,) = regression.runs(
         settings_of(regression.EXPERIMENT, "quick", ["shapes=16x3x2", "dim=4", "points=9"], seeds=1)
     )
@@ -213,7 +213,7 @@ def lines_of(description: LineFigure, seeds: int = 1) -> dict[str, Line]:
     return found
 
 
-def test_both_figures_hold_the_points_and_draw(tmp_path):
+def test_figures_hold_the_points_and_draw(tmp_path):
     points = regression.summary(paper_rows())
     by_rank, by_pairs = regression.figure(points), regression.by_examples(points)
     for i, description in enumerate((by_rank, by_pairs)):
@@ -265,7 +265,7 @@ def test_both_figures_hold_the_points_and_draw(tmp_path):
     assert pairs["least squares"].y == pytest.approx(tuple(e / 20 for e in exact if e))
 
 
-def test_depths_and_protocols_are_told_apart(tmp_path):
+def test_depths_and_protocols_are_kept_apart(tmp_path):
     settings = settings_of(
         regression.EXPERIMENT,
         "quick",
@@ -319,7 +319,7 @@ def words(store: Path, *more: str) -> list[str]:
     ]
 
 
-def test_it_runs_from_the_command_line_and_goes_on_after_a_kill(tmp_path, capsys):
+def test_regression_runs_from_the_command_line_and_resumes_after_a_kill(tmp_path, capsys):
     """kill -9 between a checkpoint and the end; then the same command, in this process, and one
     that nobody killed."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
