@@ -1,56 +1,21 @@
-"""Rows on disk: many writers, real kills, torn lines, stores that are not ours."""
+"""Rows on disk: many writers, real kills, torn lines, claims, questions."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.writers import make, parallel, row
 
-from headwise.errors import UsageError
-from headwise.experiments.rank_paper.shapes import paper_shape
-from headwise.files import write_whole
-from headwise.store import FORMAT, Store, append_line, read_lines
-from headwise.tasks import Farthest
-from headwise.training.run import Recipe, Run
-
-
-def make(seed: int = 0) -> Run:
-    return Run(paper_shape(dim=4, rank=2, ffn_dim=3), Farthest(4, 3), Recipe(steps=100), seed)
-
-
-def row(name: str, at: int = 0, **more: Any) -> dict[str, Any]:
-    return {
-        "id": name,
-        "commit": "abc",
-        "finished": f"2026-01-01T00:00:{at:02d}Z",
-        "held_out": 0.5,
-        **more,
-    }
-
-
-def parallel(code: str, *words: object) -> list[str]:
-    """What the lines of `code` print; it forks real processes itself, so that torch is imported
-    once."""
-    head = (
-        "import json, os, random, signal, sys, time\nfrom pathlib import Path\nfrom "
-        "headwise.store import Store\n"
-    )
-    head += "def start(work, *args):\n    pid = os.fork()\n    if pid:\n        return pid\n"
-    head += "    try:\n        work(*args)\n        os._exit(0)\n    except BaseException as e:\n"
-    head += "        print(repr(e), file=sys.stderr, flush=True)\n        os._exit(1)\n"
-    command = [sys.executable, "-c", head + code, *map(str, words)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 0, told.stderr
-    return told.stdout.splitlines()
-
+from headwise.store import Store, append_line, read_lines
+from headwise.training.run import Run
 
 # ---- many writers
+
 
 EIGHT = """
 store = Store(sys.argv[1])
@@ -228,50 +193,8 @@ def test_lines_are_split_at_line_ends_only(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "none") == []
 
 
-# ---- whole files
-
-WHOLE = """
-from headwise.files import write_whole
-path, rng = Path(sys.argv[1]), random.Random(3)
-def work(kill):
-    at = 0
-    while True:
-        write_whole(path, bytes([65 + (kill + at) % 26]) * 3_000_000)
-        at += 1
-for kill in range(25):
-    pid = start(work, kill)
-    time.sleep(rng.uniform(0.0, 0.05))
-    data = path.read_bytes() if path.exists() else b""
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    for seen in (data, path.read_bytes() if path.exists() else b""):
-        assert len(seen) in (0, 3_000_000) and len(set(seen)) <= 1
-assert path.exists()
-"""
-
-
-def test_replaced_file_is_complete_or_what_it_was(tmp_path: Path) -> None:
-    parallel(WHOLE, tmp_path / "folder" / "file")
-
-
-def test_replaced_file_that_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "taken" / "inside").mkdir(parents=True)
-    with pytest.raises(OSError, match="taken"):
-        write_whole(tmp_path / "taken", "text")
-    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
-
-
-def test_files_have_the_permissions_that_the_user_asked_for(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        write_whole(tmp_path / "a", "text")
-        append_line(tmp_path / "b", "line")
-    finally:
-        os.umask(before)
-    assert [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"] == [0o640, 0o640]
-
-
 # ---- claims
+
 
 CLAIM = """
 from headwise.training.run import Run
@@ -364,128 +287,6 @@ def test_claim_sweeps_up_what_a_killed_writer_left(tmp_path: Path) -> None:
             "lock",
             "run.json",
         ]
-
-
-# ---- whose store it is
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else b""
-        for p in folder.rglob("*")
-    }
-
-
-@pytest.mark.parametrize(
-    "mark", ['{"format": 2}', '{"format": 99, "more": 1}', '{"format": "1"}', '{"format": null}']
-)
-def test_store_of_another_format_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
-    (tmp_path / "headwise.json").write_text(mark)
-    before = snapshot(tmp_path)
-    with pytest.raises(
-        UsageError, match=rf"^store {tmp_path} has format .*, this headwise reads {FORMAT}: "
-    ):
-        Store(tmp_path)
-    assert snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("mark", ["", "{", "[]", "{}", "7", "\x00"])
-def test_store_whose_mark_cannot_be_read_is_refused(tmp_path: Path, mark: str) -> None:
-    (tmp_path / "headwise.json").write_text(mark)
-    with pytest.raises(
-        UsageError, match=r"is not a headwise store: its headwise.json cannot be read$"
-    ):
-        Store(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["thesis.tex", ".bashrc", "runs", ".headwise"])
-def test_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("precious")
-    with pytest.raises(
-        UsageError,
-        match=(
-            r"is not a headwise store: it has files but no headwise.json; name an empty or new "
-            r"folder$"
-        ),
-    ):
-        Store(tmp_path)
-    assert snapshot(tmp_path) == {name: b"precious"}
-
-
-def test_file_is_refused_also_as_a_parent(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("precious")
-    for path in (
-        tmp_path / "file",
-        tmp_path / "file" / "store",
-        tmp_path / "file" / "deep" / "store",
-    ):
-        with pytest.raises(UsageError, match=r"^a store is a folder, got .* is a file$"):
-            Store(path)
-
-
-def test_reading_makes_no_folder_and_writing_marks_it(tmp_path: Path) -> None:
-    store = Store(tmp_path / "deep" / "store")
-    assert store.rows() == []
-    assert store.experiments() == {}
-    assert store.missing([make()]) == [make()]
-    assert store.frame().empty
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(
-        UsageError, match=r"^there is no store at .*; make one with: headwise run fig1 --store "
-    ):
-        Store(tmp_path / "deep" / "store", create=False)
-    assert list(tmp_path.iterdir()) == []
-    store.open()
-    assert json.loads((store.path / "headwise.json").read_text()) == {"format": FORMAT}
-    assert Store(store.path, create=False).rows() == []
-
-
-def test_empty_folder_is_a_store_to_be(tmp_path: Path) -> None:
-    assert Store(tmp_path).rows() == []
-    with pytest.raises(UsageError, match="there is no store"):
-        Store(tmp_path, create=False)
-
-
-@pytest.mark.parametrize("write", ["add", "claim", "note"])
-def test_first_write_marks_the_store(tmp_path: Path, write: str) -> None:
-    store = Store(tmp_path / "new")
-    if write == "add":
-        store.add(row("a"))
-    elif write == "note":
-        store.note("fig1", {})
-    else:
-        with store.claim([make()]):
-            pass
-    Store(tmp_path / "new", create=False)
-
-
-MARKING = """
-store = Path(sys.argv[1])
-rng = random.Random(2)
-def work():
-    Store(store).open()
-def rush():
-    s = Store(store)
-    s.add({"id": "a"})
-for again in range(60):
-    pid = start(work)
-    time.sleep(rng.uniform(0, 0.004))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    Store(store).open()  # what the killed one left is a store to be
-    if again % 4 == 3:
-        assert [r["id"] for r in Store(store).rows()] in ([], ["a"])
-        os.system(f"rm -rf '{store}'")
-        pids = [start(rush) for _ in range(6)]  # all of them find no store and make it
-        assert [os.waitpid(p, 0)[1] for p in pids] == [0] * 6
-        os.system(f"rm -rf '{store}'")
-    else:
-        (store / "headwise.json").unlink()
-"""
-
-
-def test_store_creation_survives_kills_and_company(tmp_path: Path) -> None:
-    parallel(MARKING, tmp_path / "store")
 
 
 # ---- asking

@@ -6,15 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import finished, refused, run_words, sets
+from support.commands import refused, run_words, sets
 
 from headwise.cli import main
 from headwise.store import Store
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished(tmp_path_factory.mktemp("cli"))
 
 
 def test_draw_takes_several_files_and_rows_that_have_no_id(

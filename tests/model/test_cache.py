@@ -1,86 +1,20 @@
-"""Reading with a cache against reading everything anew: logits, text, bytes, and what is
-refused."""
+"""Reading with a cache against reading everything anew, what is kept, and what is refused."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
+from support.cached import BASE, FAMILY, LATENT, VECTORS, VOCAB, filled, ids, refused
+from support.tolerance import close, examples, same, seeded
 
-from headwise.cli import main
-from headwise.errors import UsageError
 from headwise.model import decode as decoding
-from headwise.model import infer_bench
 from headwise.model.attention import Attention
 from headwise.model.backends import Call, forced
 from headwise.model.cache import Cache, LayerCache
 from headwise.model.decode import decode_backend, follow
-from headwise.model.generate import decode, generate, pick, prefill, read
-from headwise.model.transformer import Decoder, Encoder, build
+from headwise.model.generate import decode, generate, prefill
+from headwise.model.transformer import Decoder, build
 from headwise.shape import Shape
-
-VOCAB = 53
-BASE = Shape(
-    dim=22,
-    depth=2,
-    num_heads=6,
-    head_dim=4,
-    v_head_dim=7,
-    ffn_dim=13,
-    causal=True,
-    vocab_size=VOCAB,
-)
-LATENT = BASE.replace(kv_lora_rank=9, qk_rope_head_dim=2)
-FAMILY = {
-    "plain heads": BASE,
-    "3 KV heads": BASE.replace(num_kv_heads=3),
-    "2 KV heads": BASE.replace(num_kv_heads=2, v_head_dim=3),
-    "one KV head": BASE.replace(num_kv_heads=1, head_dim=10, v_head_dim=5),
-    "rank 1": BASE.replace(head_dim=1, v_head_dim=1),
-    "rank above dim": BASE.replace(num_heads=2, num_kv_heads=1, head_dim=26, v_head_dim=2),
-    "rotary": BASE.replace(num_kv_heads=2, qk_rope_head_dim=4, rope_theta=50.0),
-    "partly rotary": BASE.replace(head_dim=6, qk_rope_head_dim=2, rope_theta=50.0),
-    "norms of queries and keys": BASE.replace(num_kv_heads=3, qk_norm="head", max_logit=9.0),
-    "rotary, free norms": BASE.replace(qk_norm="free", qk_rope_head_dim=4),
-    "learned positions": BASE.replace(num_kv_heads=2, positions="additive", num_positions=31),
-    "biases, averaged modules": BASE.replace(
-        average=2, qkv_bias=True, out_bias=True, ffn_bias=True, num_kv_heads=3
-    ),
-    "windows": BASE.replace(depth=3, windows=(3, 0, 5), num_kv_heads=3, qk_rope_head_dim=4),
-    "narrow windows": BASE.replace(windows=(1, 2)),
-    "windows, biases, norms": BASE.replace(windows=(4,), qkv_bias=True, qk_norm="head"),
-    "latent": LATENT,
-    "latent, no rotation": BASE.replace(kv_lora_rank=9, qkv_bias=True),
-    "latent of queries too": LATENT.replace(q_lora_rank=5, qkv_bias=True),
-    "latent, all rotary": LATENT.replace(qk_rope_head_dim=4, v_head_dim=2),
-    "latent, normed": LATENT.replace(qk_norm="free", max_logit=7.0),
-    "latent in windows": LATENT.replace(q_lora_rank=11, windows=(3, 0)),
-    "latent above dim": LATENT.replace(kv_lora_rank=31, windows=(0, 4)),
-    "norms behind": BASE.replace(norm_at="post", norm="layer", activation="gelu"),
-    "parallel, untied": BASE.replace(norm_at="parallel", activation="swiglu", tied=False),
-    "sandwich, no feed-forward": BASE.replace(norm_at="sandwich", ffn_dim=0),
-}
-VECTORS = BASE.replace(
-    vocab_size=0,
-    input_dim=5,
-    output_dim=3,
-    positions="concatenated",
-    num_positions=31,
-    position_dim=2,
-)
-
-
-def filled(model, seed=0, spread=0.4):
-    """Every parameter drawn, gains and biases too."""
-    generator = seeded(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(0.0, spread, generator=generator)
-    return model
-
-
-def ids(batch, tokens, seed=1):
-    return torch.randint(VOCAB, (batch, tokens), generator=seeded(seed))
 
 
 def cut(total, sizes):
@@ -135,37 +69,6 @@ def test_cache_reading_in_pieces_equals_reading_at_once(name, inputs):
     for pieces in ([7] + [1] * 12, [4, 5, 1, 1, 6, 2], [1] * 3 + [16], [19]):
         check_reading(model, x, pieces, inputs=inputs)
     check_reading(model, x, [7] + [1] * 12, inputs=inputs, absorb=False)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", FAMILY)
-def test_cache_same_text_with_and_without_a_cache(name, dtype):
-    model = filled(Decoder(FAMILY[name]), seed=2).to(dtype)
-    for batch, length in ((1, 1), (5, 6)):
-        prompt = ids(batch, length, seed=batch)
-        anew = generate(model, prompt, 11, cached=False)
-        same(anew[:, :length], prompt)
-        assert anew.shape == (batch, length + 11)
-        same(generate(model, prompt, 11), anew)
-        same(generate(model, prompt, 11, inputs=True, chunk=4), anew)
-        for i in range(length, length + 11):  # the likeliest token is what the whole says it is
-            assert torch.equal(model(anew[:, :i])[0][:, -1].argmax(-1), anew[:, i])
-
-
-def test_cache_drawn_text_is_the_same_too():
-    model = filled(Decoder(FAMILY["windows"]), spread=0.1).double()
-    prompt = ids(4, 3)
-    texts = [
-        generate(model, prompt, 20, temperature=1.3, top_k=k, generator=seeded(7), cached=c)
-        for k in (0, 9)
-        for c in (True, False)
-    ]
-    same(texts[0], texts[1])
-    same(texts[2], texts[3])
-    assert not torch.equal(texts[0], texts[2])
-    assert not torch.equal(
-        texts[0], generate(model, prompt, 20, temperature=1.3, generator=seeded(8))
-    )
 
 
 @pytest.mark.parametrize(
@@ -392,32 +295,7 @@ def test_cache_layer_alone_reads_with_its_own_cache():
         close(torch.cat(parts, 1), layer(x))
 
 
-# ---- picking a token
-
-
-def test_pick():
-    logits = torch.tensor([[0.1, 2.0, -1.0, 1.0], [3.0, 0.0, 2.9, 1.0]])
-    assert pick(logits).tolist() == [1, 0]
-    assert pick(logits, 0.7, 1, seeded(0)).tolist() == [1, 0]
-    count, temperature = 20_000, 0.7
-    for top_k in (0, 3):
-        drawn = pick(logits[:1].expand(count, 4), temperature, top_k, seeded(3))
-        weights = (logits[0].double() / temperature).exp()
-        if top_k:
-            weights[logits[0].argmin()] = 0
-        p = weights / weights.sum()
-        share = torch.bincount(drawn, minlength=4) / count
-        bound = STANDARD_ERRORS * (p * (1 - p) / count).sqrt()
-        assert ((share - p).abs() <= bound).all(), f"{share} for {p}, n {count}, seed 3"
-
-
 # ---- what is refused
-
-
-def refused(message, function, *args, **options):
-    with pytest.raises(UsageError) as error:
-        function(*args, **options)
-    assert str(error.value) == message
 
 
 def test_cache_what_a_cache_refuses():
@@ -510,175 +388,3 @@ def test_cache_positions_end():
         4,
     )
     assert generate(model, ids(1, 4), 3).shape == (1, 7)
-
-
-def test_cache_bad_prompts_are_refused():
-    model = Decoder(BASE)
-    kind = "a prompt must be (batch, tokens) whole numbers, one token or more, got"
-    refused(f"{kind} (2, 0) of int64", generate, model, ids(2, 0), 3)
-    refused(f"{kind} (4,) of int64", generate, model, ids(2, 4)[0], 3)
-    refused(f"{kind} (2, 4) of float32", generate, model, torch.zeros(2, 4), 3)
-    for wrong in (VOCAB, -1):
-        prompt = ids(2, 4)
-        prompt[1, 2] = wrong
-        refused(f"token ids must be 0 to {VOCAB - 1}, got {wrong}", generate, model, prompt, 3)
-        refused(
-            f"token ids must be 0 to {VOCAB - 1}, got {wrong}",
-            decode,
-            model,
-            prompt[:, 2],
-            Cache(BASE, 2, 3),
-        )
-    vectors = "inputs must be (batch, tokens, 5) vectors, one token or more, got"
-    refused(f"{vectors} (2, 3)", prefill, build(VECTORS), torch.zeros(2, 3), Cache(VECTORS, 2, 3))
-    refused(
-        "only tokens can be generated, got vocab_size 0, output_dim 3",
-        generate,
-        build(VECTORS),
-        torch.zeros(2, 3, 5),
-        3,
-    )
-    refused(
-        "only tokens can be generated, got vocab_size 53, output_dim 3",
-        generate,
-        Decoder(BASE.replace(output_dim=3)),
-        ids(1, 2),
-        3,
-    )
-    for bad in (0, -3, 2.5, True, "2"):
-        refused(
-            f"tokens to generate must be a whole number of at least 1, got {bad!r}",
-            generate,
-            model,
-            ids(1, 2),
-            bad,
-        )
-    refused(
-        "temperature must be 0 (the likeliest token) or a positive number, got -1",
-        generate,
-        model,
-        ids(1, 2),
-        3,
-        temperature=-1,
-    )
-    refused(
-        "top_k must be 0 (all) to vocab_size 53, got 54",
-        generate,
-        model,
-        ids(1, 2),
-        3,
-        temperature=1,
-        top_k=54,
-    )
-    refused(
-        "chunk must be 0 (all at once) or more tokens, got -1",
-        prefill,
-        model,
-        ids(1, 2),
-        Cache(BASE, 1, 3),
-        chunk=-1,
-    )
-    refused((
-        "a cache needs a causal shape: earlier tokens must not depend on later ones, got causal "
-        "False"
-    ),
-            generate, Encoder(BASE.replace(causal=False)), ids(1, 2), 3)  # fmt: skip
-
-
-# ---- measured
-
-
-def test_cache_measured_rows():
-    shape, cpu = (
-        BASE.replace(tied=False, positions="additive", num_positions=40),
-        torch.device("cpu"),
-    )
-    rows = infer_bench.measure(shape, 3, 24, 5, cpu, torch.float64, rate=1e9)
-    assert [row["keeps"] for row in rows] == ["keys, values", "inputs", "nothing"]
-    assert [row["bytes_per_token"] for row in rows] == [2 * 66 * 8, 2 * 22 * 8, 0]
-    assert [row["cache_bytes"] for row in rows] == [3 * 24 * row["bytes_per_token"] for row in rows]
-    weights = 8 * sum(
-        p.numel()
-        for name, p in build(shape).named_parameters()
-        if name not in ("embedding", "positions")
-    )
-    for row in rows:
-        assert row["step_bytes"] == weights + row["cache_bytes"]
-        assert row["bandwidth_share"] == pytest.approx(row["step_bytes"] / row["step_s"] / 1e9)
-        assert row["decode_tokens_per_s"] == pytest.approx(3 / row["step_s"])
-        assert row["faster"] == pytest.approx(rows[-1]["step_s"] / row["step_s"])
-    assert (
-        infer_bench.measure(LATENT, 1, 24, 5, cpu, torch.float32, rate=1e9)[0]["keeps"] == "latents"
-    )
-    assert infer_bench.bandwidth(cpu, 1 << 16) > 0
-    for steps in (2, 24):
-        refused(
-            f"steps must be more than 2 and fewer than the 24 tokens, got {steps}",
-            infer_bench.measure,
-            BASE,
-            1,
-            24,
-            steps,
-            cpu,
-            torch.float32,
-            1e9,
-        )
-    refused(
-        "only a causal shape decodes token by token, got causal False",
-        infer_bench.measure, BASE.replace(causal=False), 1, 24, 5, cpu, torch.float32, 1e9,
-    )  # fmt: skip
-
-
-def test_cache_command_says_what_is_wrong(capsys):
-    words = ["infer", "--set", "dim=22", "depth=1", "num_heads=2"]
-    for extra, message in (
-        ([], "only a causal shape decodes token by token, got causal False"),
-        (
-            ["causal=true", "num_kv_heads=4"],
-            "num_heads must be a multiple of num_kv_heads, got num_heads 2, num_kv_heads 4",
-        ),
-        (
-            ["causal=true", "--dtype", "int8"],
-            "unknown dtype 'int8'; choices: bfloat16, float16, float32, float64",
-        ),
-        (
-            ["causal=true", "--steps", "16", "--tokens", "9"],
-            "steps must be more than 2 and fewer than the 9 tokens, got 16",
-        ),
-    ):
-        assert main([*words, *extra]) == 2
-        assert capsys.readouterr().err == f"headwise: error: {message}\n"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", FAMILY)
-def test_cache_captured_step_is_the_step(name):
-    device = torch.device("cuda")
-    model, x = filled(Decoder(FAMILY[name])).double().to(device), ids(3, 9).to(device)
-    with torch.no_grad():
-        whole = model(x)[0][:, -1]
-    cache, newest, found = (
-        Cache(model.shape, 3, 12, dtype=torch.float64, device=device),
-        x[:, -1:].clone(),
-        {},
-    )
-    prefill(model, x[:, :-1], cache)
-
-    def step():
-        found["y"] = read(model, newest, cache)
-
-    step()
-    close(found["y"], whole)
-    cache.clear()
-    prefill(model, x[:, :-3], cache)  # two steps warm it up, the third is captured
-    warm = iter((x[:, -3:-2], x[:, -2:-1]))
-
-    def next_step():
-        newest.copy_(next(warm, x[:, -1:]))
-        step()
-
-    replay = infer_bench.captured(next_step)
-    found["y"].zero_()
-    replay()
-    torch.cuda.synchronize()
-    close(found["y"], whole)

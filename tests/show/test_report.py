@@ -1,5 +1,7 @@
 """Figures of real rows, and the page: the same rows give the same bytes, and the page works alone,
-in a real browser without a network."""
+in a real browser without a network.
+
+Longer than 450 lines because its tests share one store of trained runs and one browser."""
 
 import dataclasses
 import json
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Error, Page, sync_playwright
+from support.fig1_points import CASES
 
 from headwise.cli import main
 from headwise.experiments.pages import write_report
@@ -79,6 +82,7 @@ def points_of(store: Store) -> list[fig1.Point]:
 
 # ---- figures
 
+
 MAGIC = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 
 
@@ -102,90 +106,6 @@ def test_picture_is_another_for_other_rows(made: Path, tmp_path: Path) -> None:
     )
     assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
     assert (tmp_path / "a.png").read_bytes() == (made / "fig1.png").read_bytes()
-
-
-def point(
-    rank: int, value: float | None, low: float | None = None, high: float | None = None, **more: Any
-) -> fig1.Point:
-    base = {
-        "task": "farthest",
-        "protocol": "stream",
-        "layers": 1,
-        "width": 1,
-        "budget": "d^2",
-        "heads": 64 // rank,
-        "dim": 64,
-        "params": 7,
-        "lr": 0.1,
-        "rates": 1,
-        "edge": False,
-        "seed_0": False,
-        "n": 2,
-        "published": None,
-    }
-    measured = {"held_out": value, "low": low, "high": high, "train_best": value}
-    return fig1.Point(**{**base, "rank": rank, **measured, **more})
-
-
-CASES = {
-    "one point": [point(64, 0.5)],
-    "no interval": [point(64, 0.5), point(32, 0.7)],
-    "an interval that reaches zero": [point(64, 0.5, -3.0, 4.0), point(32, 0.7, 0.6, 0.8)],
-    "one diverged": [point(64, None), point(32, 0.7, 0.6, 0.8)],
-    "all diverged": [point(64, None), point(32, None)],
-    "five panels": [
-        point(r, 0.5, layers=n, protocol=p)
-        for r in (64, 1)
-        for n in (1, 2, 3)
-        for p in "ab"
-        if (n, p) != (3, "b")
-    ],
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_figure_draws_every_kind_of_points(case: str, tmp_path: Path) -> None:
-    points = sorted(CASES[case], key=lambda p: (p.protocol, p.layers, p.rank))
-    description = draw_fig1(points)
-    save(description, tmp_path / "a.png")
-    page = plotly_figure(description)
-    json.dumps(page, allow_nan=False)
-    assert len(page["data"]) == sum(len(panel.lines) for panel in description.panels)
-    names = [trace["name"] for trace in page["data"] if trace["showlegend"]]
-    assert len(names) == len(set(names)), "a name is twice in the legend"
-
-
-def test_figure_panels_show_all_of_their_points_and_the_references_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import matplotlib.pyplot as plt
-
-    drawn: list[Any] = []
-    monkeypatch.setattr(plt, "close", drawn.append)
-    points = [
-        point(r, value, layers=n)
-        for n, low in ((1, 0.5), (2, 0.003))
-        for r, value in ((64, low), (32, 0.9))
-    ]
-    save(draw_fig1(points), tmp_path / "a.png")
-    ((low, high),) = {ax.get_ylim() for ax in drawn[0].axes}
-    monkeypatch.undo()
-    plt.close(drawn[0])
-    assert low < 0.003
-    assert high >= 2.0
-
-
-def test_figure_axis_is_not_stretched_by_an_interval_that_reaches_zero() -> None:
-    page = plotly_figure(draw_fig1(CASES["an interval that reaches zero"]))
-    (bars,) = (trace for trace in page["data"] if "error_y" in trace)
-    lows = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
-    highs = [y + up for y, up in zip(bars["y"], bars["error_y"]["array"], strict=True)]
-    smallest = min(y for trace in page["data"] for y in trace["y"])
-    assert lows == pytest.approx([0.6, smallest / 20]), "from low rank to high, out of the picture"
-    assert page["layout"]["yaxis"]["autorangeoptions"]["minallowed"] == pytest.approx(
-        math.log10(smallest / 2)
-    ), "where that ends"
-    assert highs == pytest.approx([0.8, 4.0])
 
 
 # ---- the page is a pure function of the store

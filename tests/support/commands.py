@@ -21,6 +21,19 @@ TINY = [
     "batch=4",
     "held_out=8",
 ]
+LONG = [
+    "dim=8",
+    "points=4",
+    "ffn_dim=16",
+    "ranks=8",
+    "depths=1",
+    "widths=1,2",
+    "lr=0.01",
+    "steps=1600",
+    "epoch=2",
+    "batch=16",
+    "held_out=8",
+]
 
 
 def sets(changes: list[str]) -> list[str]:

@@ -1,0 +1,58 @@
+"""Figures of points made by hand: every kind is drawn, and nothing is left out or stretched."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fig1_points import CASES, point
+
+from headwise.experiments.rank_paper.fig1_figures import figure as draw_fig1
+from headwise.show.matplotlib_figure import save
+from headwise.show.plotly_figure import plotly_figure
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_figure_draws_every_kind_of_points(case: str, tmp_path: Path) -> None:
+    points = sorted(CASES[case], key=lambda p: (p.protocol, p.layers, p.rank))
+    description = draw_fig1(points)
+    save(description, tmp_path / "a.png")
+    page = plotly_figure(description)
+    json.dumps(page, allow_nan=False)
+    assert len(page["data"]) == sum(len(panel.lines) for panel in description.panels)
+    names = [trace["name"] for trace in page["data"] if trace["showlegend"]]
+    assert len(names) == len(set(names)), "a name is twice in the legend"
+
+
+def test_figure_panels_show_all_of_their_points_and_the_references_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib.pyplot as plt
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    points = [
+        point(r, value, layers=n)
+        for n, low in ((1, 0.5), (2, 0.003))
+        for r, value in ((64, low), (32, 0.9))
+    ]
+    save(draw_fig1(points), tmp_path / "a.png")
+    ((low, high),) = {ax.get_ylim() for ax in drawn[0].axes}
+    monkeypatch.undo()
+    plt.close(drawn[0])
+    assert low < 0.003
+    assert high >= 2.0
+
+
+def test_figure_axis_is_not_stretched_by_an_interval_that_reaches_zero() -> None:
+    page = plotly_figure(draw_fig1(CASES["an interval that reaches zero"]))
+    (bars,) = (trace for trace in page["data"] if "error_y" in trace)
+    lows = [y - down for y, down in zip(bars["y"], bars["error_y"]["arrayminus"], strict=True)]
+    highs = [y + up for y, up in zip(bars["y"], bars["error_y"]["array"], strict=True)]
+    smallest = min(y for trace in page["data"] for y in trace["y"])
+    assert lows == pytest.approx([0.6, smallest / 20]), "from low rank to high, out of the picture"
+    assert page["layout"]["yaxis"]["autorangeoptions"]["minallowed"] == pytest.approx(
+        math.log10(smallest / 2)
+    ), "where that ends"
+    assert highs == pytest.approx([0.8, 4.0])
