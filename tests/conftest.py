@@ -53,6 +53,7 @@ QUICK = {
     "kernels/test_encoder_triton.py": "test_step_equals",
     "model/test_backends.py": "",
     "tasks/test_check.py": "",
+    "tasks/test_check_faults.py": "",
     "tasks/test_contract.py": "",
     "tasks/test_own.py": "",
     "training/test_run_ids.py": "",

@@ -1,4 +1,5 @@
-"""The parameter counts of the leaner-transformers paper."""
+"""The parameter counts of the leaner-transformers paper (arXiv 2505.20802), relayed or recomputed
+from its hosts' code, in millions with two digits."""
 
 import itertools
 
@@ -8,9 +9,6 @@ from headwise.errors import UsageError
 from headwise.policies import family, narrower, shallower, split, widen
 from headwise.shape import Shape
 
-# its hosts' code
-# Expected numbers: leaner_param_accounting.csv and leaner_imagenet.csv of the fact sheet, in
-# millions, two digits.
 BIASED = {
     "qkv_bias": True,
     "out_bias": True,

@@ -29,8 +29,6 @@ from headwise.configs import FAMILIES
 from headwise.errors import UsageError
 from headwise.shape import Shape
 
-# ---- random configs
-
 
 def gemma(rng):
     return (
@@ -131,9 +129,6 @@ def test_left_out_keys_take_the_defaults_of_the_library(model_type):
 def test_families_are_all_checked():
     assert set(FAMILIES) == {*CLASSES, "gemma3"}
     assert set(MAKE) == set(CLASSES)
-
-
-# ---- refusals
 
 
 @pytest.mark.parametrize("model_type", [*CLASSES, None])

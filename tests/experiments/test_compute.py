@@ -11,8 +11,6 @@ import pytest
 from headwise.execute import sweep
 from headwise.store import Store
 
-# ---- compute
-
 
 class Value(NamedTuple):
     id: str
@@ -81,9 +79,6 @@ def test_compute_waits_for_another_process(tmp_path: Path, monkeypatch: pytest.M
             [Value("a")], lambda value, device: pytest.fail("made twice"), store, device="cpu"
         )
     assert rows[0]["by"] == "another"
-
-
-# ---- faults that were found, and are gone
 
 
 def test_compute_makes_what_another_process_gave_up(

@@ -303,7 +303,7 @@ def test_needs_is_the_memory_of_a_model(shape, tokens, precision):
     assert mixed <= told <= most, f"{told / mixed:.2f} of what is held"
 
 
-# ---- the stack and training
+# ---- training
 
 
 def trained(runs, monkeypatch, fuses):

@@ -298,7 +298,7 @@ def test_build_follows_the_shape():
         Decoder(encoder)
 
 
-# ---- initial values
+# ---- every field, and a new module
 
 
 def test_shape_fields_all_reach_the_model():

@@ -29,7 +29,7 @@ def test_built_in_tasks_pass(name):
     assert [finding for finding in found if finding.level != "ok"] == []
 
 
-# ---- planted faults: what is wrong, and the line that says so
+# ---- notes: what is wrong, and the line that says so
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.prompts import loop
 from support.tolerance import STANDARD_ERRORS, close, examples, same, seeded
 from torch import Tensor
 
@@ -177,18 +178,6 @@ def test_draws_without_a_curriculum_are_as_large_as_ever():
 
 
 # ---- the error
-
-
-def loop(outputs: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The error of each query of one model's (batch, tokens, width) outputs, one prompt and one
-    pair at a time."""
-    batch, points = target.shape[:2]
-    out = np.zeros(points)
-    for b in range(batch):
-        for i in range(points):
-            answer, weight = target[b, i]
-            out[i] += weight * (outputs[b, 2 * i, 0] - answer) ** 2 / batch
-    return out
 
 
 @pytest.mark.parametrize("step", [0, 4, None])

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.prompts import loop
 from support.small_runs import bits
 
 from headwise.experiments.rank_paper import regression
@@ -24,18 +25,6 @@ CPU = torch.device("cpu")
 
 def together(runs: list[Run], **options: Any) -> list[dict[str, Any]]:
     return train(runs, device="cpu", advance=lambda _: None, **options)
-
-
-def loop(outputs: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The error of each query of one model's (batch, tokens, width) outputs, one prompt and one
-    pair at a time."""
-    batch, points = target.shape[:2]
-    out = np.zeros(points)
-    for b in range(batch):
-        for i in range(points):
-            answer, weight = target[b, i]
-            out[i] += weight * (outputs[b, 2 * i, 0] - answer) ** 2 / batch
-    return out
 
 
 RECIPE = Recipe(

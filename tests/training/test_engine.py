@@ -16,8 +16,6 @@ from headwise.training.data import block_steps, draw_block
 from headwise.training.engine import train
 from headwise.training.ensemble import Ensemble
 
-# ---- the optimiser
-
 
 def test_stock_model_learns_the_same(tmp_path: Path) -> None:
     """Against PyTorch's own attention modules in a loop: the independent path from the first weight
@@ -43,7 +41,7 @@ def test_stock_model_learns_the_same(tmp_path: Path) -> None:
     assert together([run])[0]["curve"] == pytest.approx(epochs, rel=1e-5)
 
 
-# ---- runs do not know of each other
+# ---- rows
 
 
 def test_rows_come_in_the_order_of_the_runs_and_twins_are_trained_once() -> None:
@@ -108,7 +106,7 @@ def test_progress_counts_every_step_once_also_of_those_that_diverge() -> None:
     assert sum(made) == sum(run.recipe.steps for run in runs)
 
 
-# ---- a stack that does not fit the memory
+# ---- an ensemble that does not fit the memory
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, most: int, block: int = 0) -> None:

@@ -14,8 +14,6 @@ from headwise.training import ensemble
 from headwise.training.checkpoint import begin
 from headwise.training.run import Recipe, Run, ensemble_key
 
-# ---- stacks
-
 
 def test_runs_that_the_kernels_refuse_do_not_hold_back_the_rest(
     monkeypatch: pytest.MonkeyPatch,
@@ -40,9 +38,6 @@ def test_runs_that_the_kernels_refuse_do_not_hold_back_the_rest(
         [32, 32, 64, 64],
     ]
     assert [len(stack) for stack in ensemble.pack(states, CPU)] == [6]
-
-
-# ---- runs do not know of each other
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -82,7 +82,7 @@ def test_starts_are_each_tuned_for_themselves():
     assert len({(best_rate(run), run.recipe.init) for run in first}) == 9, "planted apart"
 
 
-# ---- points
+# ---- bad settings
 
 
 BAD = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checks import row_of
 
 from headwise.experiments.rank_paper import features as features_experiment
 from headwise.experiments.rank_paper import representation as representation_experiment
@@ -14,14 +15,6 @@ from headwise.show.figure import Line, LineFigure, LinePanel, Reference
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 from headwise.theory import constructions, harmonics
-from headwise.theory.checks.check import Check
-
-
-def row_of(kind: Any, bound: float, measured: float, **more: Any) -> dict[str, Any]:
-    """The row of one check of a statement that nobody made."""
-    named = {"statement": "Fact 9", "what": "this", "at": {"d": 3}, "source": "paper", **more}
-    return Check(kind=kind, bound=bound, measured=measured, **named).row()
-
 
 # ---- summaries, headlines, figures on rows made by hand
 
@@ -166,7 +159,7 @@ def test_summary_separates_rows_by_everything_that_shapes_them() -> None:
     ] == ["kernels", "plane"]
 
 
-# ---- what the figures can do for them
+# ---- figures
 
 
 def test_figure_with_linear_axes_plain_lines_and_no_reference(tmp_path: Path) -> None:

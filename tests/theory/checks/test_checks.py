@@ -1,8 +1,6 @@
 """The rank paper's theory as commands: every check in a store, and the tables, figures and pages
 made of them."""
 
-import contextlib
-import io
 import json
 import math
 import shutil
@@ -10,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.checks import command
 from support.tolerance import STANDARD_ERRORS
 
-from headwise.cli import main
 from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.pages import write_report
 from headwise.experiments.rank_paper import features as features_experiment
@@ -34,14 +32,6 @@ class Made(NamedTuple):
     path: Path
     answers: dict[str, dict[str, Any]]
     texts: dict[str, str]
-
-
-def command(*words: str) -> tuple[int, str, str]:
-    """A command in this process: exit code, standard output, standard error."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(list(words))
-    return code, out.getvalue(), err.getvalue()
 
 
 FEATURES = [

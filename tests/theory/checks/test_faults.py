@@ -1,7 +1,5 @@
 """Checks that do not hold: planted faults, margins, mistakes in what is asked."""
 
-import contextlib
-import io
 import json
 import math
 from collections.abc import Callable
@@ -9,27 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checks import command, row_of
 
-from headwise.cli import main
 from headwise.theory import constructions, features, harmonics
 from headwise.theory.checks import CHECKS
-from headwise.theory.checks.check import Check
-
-# ---- everything in one store, each group of checks made once
-
-
-def command(*words: str) -> tuple[int, str, str]:
-    """A command in this process: exit code, standard output, standard error."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(list(words))
-    return code, out.getvalue(), err.getvalue()
-
-
-def row_of(kind: Any, bound: float, measured: float, **more: Any) -> dict[str, Any]:
-    """The row of one check of a statement that nobody made."""
-    named = {"statement": "Fact 9", "what": "this", "at": {"d": 3}, "source": "paper", **more}
-    return Check(kind=kind, bound=bound, measured=measured, **named).row()
 
 
 def test_check_margins() -> None:
@@ -119,9 +100,6 @@ def test_check_of_a_planted_fault_does_not_hold(
     assert any(not check.holds for check in CHECKS[group](0))
 
 
-# ---- the command
-
-
 def test_theory_with_a_failed_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constructions, "spaced_closed", off(constructions.spaced_closed, 1.01))
     code, out, err = command("theory", "--only", "plane", "--json", "--store", str(tmp_path / "s"))
@@ -175,9 +153,6 @@ def test_theory_mistake_is_one_line(words: list[str], text: str, tmp_path: Path)
     assert err.startswith(f"headwise: error: {text}")
     assert err.count("\n") == 1
     assert not (tmp_path / "s").exists()
-
-
-# ---- faults that were found, and are gone
 
 
 @pytest.mark.parametrize(
