@@ -145,12 +145,12 @@ def main() -> None:
         else [{}] * len(chosen)
     )
     for run, curve, gradients in zip(chosen, curves, off, strict=True):
-        told = "".join(
+        offsets = "".join(
             f", gradients in {name} off by {value:.4f}" for name, value in gradients.items()
         )
         print(
             f"rank {run.shape.head_dim}, seed {run.seed}: {curve[-1]:.4f} after {args.epochs} "
-            f"epochs{told}"
+            f"epochs{offsets}"
         )
         row = {
             "layers": args.layers,

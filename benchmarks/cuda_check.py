@@ -123,7 +123,7 @@ def time_step(run: Run, models: int) -> dict[str, Any]:
     }
 
 
-def check_stack() -> bool:
+def check_ensemble() -> bool:
     """Five models at once are five models alone, to rounding, after 50 steps."""
     runs = [
         Run(paper_shape(rank=r, ffn_dim=256), Farthest(64, 16), Recipe(steps=100, lr=0.003), s)
@@ -140,7 +140,7 @@ def check_stack() -> bool:
             relative(together.losses[:, i], a.losses[:, 0].double()) for i, a in enumerate(alone)
         )
     print(
-        f"{'ok ' if worst < 1e-4 else 'BAD'} stack against alone: relative difference of the "
+        f"{'ok ' if worst < 1e-4 else 'BAD'} ensemble against alone: relative difference of the "
         f"losses {worst:.1e}",
         flush=True,
     )
@@ -158,7 +158,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "attention": check_attention(),
-        "stack": check_stack(),
+        "ensemble": check_ensemble(),
         "steps": [],
     }
     for depth, width, rank, models in (

@@ -232,8 +232,8 @@ def table(values: dict[str, Any]) -> list[str]:
                 hours["headwise"] += panel["ms"] * 7 * FIGURE_STEPS / 3.6e6
             else:
                 complete.discard("headwise")
-    told = ", ".join(f"{way} {hours[way]:.4g}" for way in hours if way in complete)
-    lines += ["", f"Hours for the whole figure, 315 models of 100,000 steps: {told}"]
+    totals = ", ".join(f"{way} {hours[way]:.4g}" for way in hours if way in complete)
+    lines += ["", f"Hours for the whole figure, 315 models of 100,000 steps: {totals}"]
     most = max((v["gib"] for k, v in values.items() if isinstance(v, dict)), default=0.0)
     grown = [(v["models"], v["ms"]) for k, v in values.items() if k.startswith("models ")]
     lines += [

@@ -5,7 +5,7 @@ until they reach the published values.
     results/{length,positions}/rows.jsonl
 
 The published job files give a run 6 hours (main figure), 2 (its supplement) or 4 (sequence length,
-positions) and do not go on afterwards; the smallest training loss of whatever epochs there are is
+positions) and do not resume afterwards; the smallest training loss of whatever epochs there are is
 what is drawn. If that is what happened, the time limit over the steps that ours need to reach the
 published value is the time of a published step: about the same per layer in every experiment, and
 about what the stock way takes. Points that ours do not reach are left out. With --cut 61,108,345
@@ -166,13 +166,13 @@ def main() -> None:
             (f"cut off at {args.cut} ms", map(float, args.cut.split(","))),
         ):
             near, far = agreeing(rows, *speeds)
-            told = ", ".join(
+            distant = ", ".join(
                 f"({layers} layers, {budget(width, 64)}, rank {rank})"
                 for layers, width, rank in far
             )
             print(
                 f"main figure, {when}: {len(near)} of {len(near) + len(far)} points within "
-                f"{NEAR:.0%}, not {told}"
+                f"{NEAR:.0%}, not {distant}"
             )
 
 

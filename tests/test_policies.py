@@ -30,7 +30,7 @@ TOKENS = 7
 
 @st.composite
 def bases(draw, ffn=True):
-    """Stacks of every kind: grouped, rotary, averaged or latent heads, biases, gates, windows,
+    """Bases of every kind: grouped, rotary, averaged or latent heads, biases, gates, windows,
     embeddings, extras."""
     latent, kv, group = (
         draw(st.booleans()),
@@ -129,10 +129,10 @@ def test_split_takes_every_number_of_heads_that_it_can(base):
             taken.append(heads)
             assert whole
         except UsageError as e:
-            told = str(e)
+            message = str(e)
             odd = H * base.qk_rope_head_dim // heads % 2
             assert not whole or heads % base.average or odd
-    assert told.endswith(f"got heads {inner + 1}; choices: {', '.join(map(str, taken))}")
+    assert message.endswith(f"got heads {inner + 1}; choices: {', '.join(map(str, taken))}")
     assert base.num_heads in taken
     assert split(base, base.num_heads) == base
 
@@ -319,15 +319,15 @@ def test_trade_is_as_deep_as_the_budget_allows(base, times, kind, within, scale)
 
 def test_trade_of_layers_with_windows():
     base = Shape(dim=11, depth=5, num_heads=2, head_dim=3, windows=(4, 4, 4, 4, 0), causal=True)
-    told = [trade(base, h, Budget.of(base, "flops", 64)) for h in (1, 2, 4, 8)]
-    assert [shape.depth for shape in told] == [5, 5, 4, 3]
-    assert [shape.windows for shape in told] == [
+    traded = [trade(base, h, Budget.of(base, "flops", 64)) for h in (1, 2, 4, 8)]
+    assert [shape.depth for shape in traded] == [5, 5, 4, 3]
+    assert [shape.windows for shape in traded] == [
         (4, 4, 4, 4, 0),
         (4, 4, 4, 4, 0),
         (4, 4, 4, 4),
         (4, 4, 4),
     ]
-    for shape in told:
+    for shape in traded:
         deepest(widen(base, shape.num_heads), shape.depth, Budget.of(base, "flops", 64))
 
 

@@ -61,7 +61,7 @@ def test_rows_of_eight_processes_at_once_are_neither_lost_nor_torn(tmp_path: Pat
 
 KILLS = """
 rng = random.Random(5)
-told = Path(sys.argv[2])
+log = Path(sys.argv[2])
 def where(kill):
     return f"{sys.argv[1]}{kill // 5}"
 def work(kill):
@@ -70,7 +70,7 @@ def work(kill):
         for name, size in (("big", 4_000_000), ("small", 3), (f"kill{kill % 4}", 300_000)):
             text = chr(97 + kill % 26) * size
             mine.add({"id": name, "kill": kill, "at": at, "text": text, "end": True})
-            with told.open("a") as f:
+            with log.open("a") as f:
                 f.write(json.dumps([name, kill, at]) + "\\n")
         at += 1
     time.sleep(60)
@@ -85,7 +85,7 @@ while kill < 39 or (len(said) <= 20 and kill < 400):
     store = Store(where(kill))
     rows = {r["id"]: r for r in store.rows()}
     assert all(r["end"] for r in rows.values())
-    said = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+    said = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     for name, k, at in said:  # what was said to be there is there, or newer
         if where(k) == where(kill):
             assert (rows[name]["kill"], rows[name]["at"]) >= (k, at), (name, k, at)
@@ -98,8 +98,8 @@ print(torn)
 def test_writer_killed_at_random_moments_loses_no_complete_row(tmp_path: Path) -> None:
     """Every row that a writer finished is found by the reader, whatever later writers left
     half-written."""
-    told = tmp_path / "told"
-    parallel(KILLS, tmp_path / "store", told)
+    log = tmp_path / "log"
+    parallel(KILLS, tmp_path / "store", log)
     found: set[tuple[str, int, int]] = set()
     for path in tmp_path.glob("store*/runs/*/rows.jsonl"):
         for line in read_lines(path):
@@ -111,7 +111,7 @@ def test_writer_killed_at_random_moments_loses_no_complete_row(tmp_path: Path) -
                 chr(97 + r["kill"] % 26) * size for size in (4_000_000, 3, 300_000)
             ]
             found.add((r["id"], r["kill"], r["at"]))
-    said = {tuple(json.loads(line)) for line in told.read_text().splitlines()}
+    said = {tuple(json.loads(line)) for line in log.read_text().splitlines()}
     assert len(said) > 20
     assert said <= found
 
@@ -271,8 +271,8 @@ def test_finished_run_is_not_claimed_and_an_unfinished_one_says_what_it_is(
         assert mine == [runs[0], runs[2]]
         with store.claim(runs) as twice:
             assert twice == []
-    told = json.loads((store.runs_path / runs[2].id / "run.json").read_text())
-    assert Run.of(told) == runs[2]
+    spec = json.loads((store.runs_path / runs[2].id / "run.json").read_text())
+    assert Run.of(spec) == runs[2]
 
 
 def test_claim_sweeps_up_what_a_killed_writer_left(tmp_path: Path) -> None:

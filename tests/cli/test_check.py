@@ -76,8 +76,8 @@ def test_check_of_a_fault_exits_with_1(capsys, tmp_path):
 )
 def test_check_of_what_is_no_task_exits_with_2(capsys, words, line):
     assert main(["check", *words]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("headwise: error: ")
-    assert line in told.err
-    assert told.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("headwise: error: ")
+    assert line in printed.err
+    assert printed.err.count("\n") == 1

@@ -99,11 +99,11 @@ def test_rows_made_before_are_taken_and_only_the_rest_is_made(
         "--json",
     ]
     assert main(words) == 0
-    told = capsys.readouterr()
-    answer = json.loads(told.out.splitlines()[-1])
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out.splitlines()[-1])
     assert (
         f"8 runs, 6 already in {new}, 6 of them from {tmp_path / '0.jsonl'}, "
-        f"{tmp_path / '1.jsonl'}, 2 to make" in told.err + told.out
+        f"{tmp_path / '1.jsonl'}, 2 to make" in printed.err + printed.out
     )
     assert (answer["runs"], answer["taken"], answer["made"]) == (8, 6, 2)
     made = Store(new).rows()
@@ -138,11 +138,11 @@ def test_rows_that_are_none_are_refused(
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(text)
     for words in (run_words(tmp_path / "store"), ["draw", "fig1"]):
-        told = refused(
+        message = refused(
             [*words, *(["--rows"] if words[0] == "run" else []), str(tmp_path / "rows.jsonl")],
             capsys,
         )
-        assert told.startswith(f"{tmp_path / 'rows.jsonl'} ")
+        assert message.startswith(f"{tmp_path / 'rows.jsonl'} ")
         assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
@@ -169,10 +169,10 @@ SWAPPED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "told"), SWAPPED, ids=str)
+@pytest.mark.parametrize(("change", "message"), SWAPPED, ids=str)
 def test_row_of_another_run_is_refused_and_nothing_is_written(
     change: dict[str, Any],
-    told: str,
+    message: str,
     store: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -181,7 +181,7 @@ def test_row_of_another_run_is_refused_and_nothing_is_written(
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in (*rows[:3], {**rows[3], **change}))
     )
-    assert told in refused(
+    assert message in refused(
         [*run_words(tmp_path / "new", "--seeds", "2"), "--rows", str(tmp_path / "rows.jsonl")],
         capsys,
     )
@@ -207,11 +207,11 @@ def test_row_that_lacks_what_is_shown_is_refused(
 ) -> None:
     row = {k: v for k, v in Store(store).rows()[0].items() if k != key}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    told = refused(
+    message = refused(
         [*run_words(tmp_path / "new", "--seeds", "2"), "--rows", str(tmp_path / "rows.jsonl")],
         capsys,
     )
-    assert told.endswith(f"does not fit the run: it has no {key}")
+    assert message.endswith(f"does not fit the run: it has no {key}")
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
@@ -238,9 +238,9 @@ COMPUTED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "told"), COMPUTED, ids=str)
+@pytest.mark.parametrize(("change", "message"), COMPUTED, ids=str)
 def test_rows_that_were_computed_are_looked_at_too(
-    change: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
         "run",
@@ -255,7 +255,9 @@ def test_rows_that_were_computed_are_looked_at_too(
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in (*others, {**first, **change})))
     capsys.readouterr()
-    assert told in refused([*words, "--store", str(tmp_path / "new"), "--rows", str(file)], capsys)
+    assert message in refused(
+        [*words, "--store", str(tmp_path / "new"), "--rows", str(file)], capsys
+    )
     assert not (tmp_path / "new").exists()
     file.write_text("".join(json.dumps(row) + "\n" for row in (first, *others)))
     assert main([*words, "--store", str(tmp_path / "new"), "--rows", str(file), "--json"]) == 0
@@ -312,5 +314,5 @@ def test_models_of_several_kinds_are_not_seeds_of_one_point(
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({**row, "depth": 1 + i % 2}) + "\n" for i, row in enumerate(rows))
     )
-    told = refused(["draw", "length", str(tmp_path / "rows.jsonl")], capsys)
-    assert told.startswith("runs of one point may differ in their seeds only, these differ in ")
+    message = refused(["draw", "length", str(tmp_path / "rows.jsonl")], capsys)
+    assert message.startswith("runs of one point may differ in their seeds only, these differ in ")

@@ -34,26 +34,26 @@ def disk(tmp_path: Path) -> Path:
 def test_full_disk_is_refused_before_anything_is_written(disk: Path) -> None:
     words = [*HEADWISE, *run_words(disk / "store")]
     listing = ["sh", "-c", '"$@"; echo "rc $?"; ls -A "$0"', str(disk), *words]
-    told = subprocess.run(
+    done = subprocess.run(
         on_disk("size=8m", disk, listing), capture_output=True, text=True, check=False
     )
-    assert told.stdout == "rc 2\n"
-    message = one_line(told.stderr)
+    assert done.stdout == "rc 2\n"
+    message = one_line(done.stderr)
     assert message.startswith("no disk space: 12 runs need about 64 MiB in ")
     assert message.endswith(", 8 MiB are free")
 
 
 def test_disk_that_cannot_be_written_is_refused(disk: Path) -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         on_disk("size=200m,ro", disk, [*HEADWISE, *run_words(disk / "store")]),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 2
-    assert told.stdout == ""
+    assert done.returncode == 2
+    assert done.stdout == ""
     assert (
-        one_line(told.stderr)
+        one_line(done.stderr)
         == f"the store {disk / 'store'} cannot be written: no permission in {disk}"
     )
 
@@ -81,8 +81,8 @@ half = [str(p) for p in store.rglob(".*")]
 filler.unlink()
 after = subprocess.run(again, capture_output=True, text=True)
 rows = [line for p in store.glob("runs/*/rows.jsonl") for line in p.read_text().splitlines()]
-told = {"rc": process.returncode, "out": out, "err": err, "half": half}
-print(json.dumps({**told, "again": after.returncode, "rows": len(rows)}))
+first = {"rc": process.returncode, "out": out, "err": err, "half": half}
+print(json.dumps({**first, "again": after.returncode, "rows": len(rows)}))
 """
 
 
@@ -95,11 +95,11 @@ def test_disk_that_fills_up_is_one_line_and_the_run_resumes_with_space(disk: Pat
     ]
     again = [*HEADWISE, *run_words(disk / "store", "--no-report", "--seeds", "1", changes=LONG)]
     words = [sys.executable, "-c", FILL, str(disk / "store"), json.dumps(first), json.dumps(again)]
-    told = subprocess.run(
+    done = subprocess.run(
         on_disk("size=80m", disk, words), capture_output=True, text=True, check=False, timeout=120
     )
-    assert told.returncode == 0, told.stderr
-    answer = json.loads(told.stdout)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
     assert answer["rc"] == 1
     assert answer["out"] == ""
     last = answer["err"].splitlines()[-1]

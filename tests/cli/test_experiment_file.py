@@ -80,6 +80,6 @@ def test_experiment_file_that_is_none_is_one_line(
 ) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(text)
-    told = refused(["run", str(mine), "--store", str(tmp_path / "store")], capsys)
-    assert told.startswith(message.replace("MINE", str(mine)))
+    answer = refused(["run", str(mine), "--store", str(tmp_path / "store")], capsys)
+    assert answer.startswith(message.replace("MINE", str(mine)))
     assert not (tmp_path / "store").exists()

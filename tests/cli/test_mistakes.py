@@ -239,9 +239,11 @@ def test_gpu_that_is_not_there_is_refused(
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    told = refused(["run", "fig1", "--store", str(tmp_path / "store"), "--device", "cuda"], capsys)
+    message = refused(
+        ["run", "fig1", "--store", str(tmp_path / "store"), "--device", "cuda"], capsys
+    )
     assert (
-        told
+        message
         == f"device cuda is not there: torch {torch.__version__} sees no GPU; choices: auto, cpu"
     )
     assert list(tmp_path.iterdir()) == []
@@ -291,8 +293,8 @@ def test_store_that_is_not_ours_is_left_alone(
 
 def test_store_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("precious")
-    told = refused(["run", "fig1", "--store", str(tmp_path / "file" / "store")], capsys)
-    assert told == (
+    message = refused(["run", "fig1", "--store", str(tmp_path / "file" / "store")], capsys)
+    assert message == (
         f"a store is a folder, got {tmp_path / 'file' / 'store'} where {tmp_path / 'file'} is "
         "a file"
     )
@@ -313,8 +315,8 @@ def test_draw_refuses_another_kind_of_picture(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in Store(store).rows()))
-    told = refused(["draw", "fig1", str(rows), "--output", str(tmp_path / "a.gif")], capsys)
-    assert told == "a figure ends in .png, .pdf or .svg, got a.gif"
+    message = refused(["draw", "fig1", str(rows), "--output", str(tmp_path / "a.gif")], capsys)
+    assert message == "a figure ends in .png, .pdf or .svg, got a.gif"
 
 
 def test_draw_refuses_a_view_of_which_there_is_nothing(
@@ -324,17 +326,17 @@ def test_draw_refuses_a_view_of_which_there_is_nothing(
     rows.write_text(
         "".join(json.dumps(row) + "\n" for row in Store(store).rows() if row["depth"] == 1)
     )
-    told = refused(["draw", "fig1", str(rows), "--view", "layers"], capsys)
-    assert told == f"the view layers of fig1 has nothing to compare in {rows}"
+    message = refused(["draw", "fig1", str(rows), "--view", "layers"], capsys)
+    assert message == f"the view layers of fig1 has nothing to compare in {rows}"
     assert list(tmp_path.iterdir()) == [rows]
 
 
 def test_program_itself_says_the_same(tmp_path: Path) -> None:
     for words in (["rnu"], ["run", "fig1", "--set", "ranks=0", "--store", str(tmp_path / "store")]):
-        told = subprocess.run(
+        done = subprocess.run(
             [*HEADWISE, *words], capture_output=True, text=True, check=False, cwd=tmp_path
         )
-        assert told.returncode == 2
-        assert told.stdout == ""
-        one_line(told.stderr)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        one_line(done.stderr)
     assert list(tmp_path.iterdir()) == []

@@ -40,14 +40,14 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-X", "importtime", *HEADWISE[1:], "--help"],
         capture_output=True,
         text=True,
         check=True,
     )
     imported = {
-        line.rpartition("|")[2].strip().partition(".")[0] for line in told.stderr.splitlines()
+        line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
     }
     assert "headwise" in imported
     assert not imported & {
@@ -381,19 +381,19 @@ print(*codes)
         for w in run_words(tmp_path / "store", "--seeds", "1")
         if w not in ("--store", str(tmp_path / "store"))
     ]
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code, *words, "--store", str(tmp_path / "store")],
         capture_output=True,
         text=True,
         check=True,
     )
-    lines = told.stdout.splitlines()
+    lines = done.stdout.splitlines()
     assert lines[-1] == "0 2 2"
     assert (
         "no figure and no report: jinja2 is not installed (pip install 'headwise[report]'); the "
-        f"rows are in {tmp_path / 'store'}" in told.stderr.splitlines()
+        f"rows are in {tmp_path / 'store'}" in done.stderr.splitlines()
     )
-    errors = [line for line in told.stderr.splitlines() if line.startswith("headwise: error:")]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("headwise: error:")]
     assert errors == [
         "headwise: error: the report needs jinja2: pip install 'headwise[report]'",
         "headwise: error: the figure needs matplotlib: pip install 'headwise[report]'",

@@ -36,30 +36,30 @@ SHAPE = ["dim=12", "depth=1", "num_heads=4"]
 )
 def test_reader_that_is_gone_is_no_drama(words: list[str], store: Path) -> None:
     line = shlex.join([*HEADWISE, *(str(store) if w == "STORE" else w for w in words)])
-    told = subprocess.run(
+    done = subprocess.run(
         ["bash", "-c", f"{line} | head -0; echo ${{PIPESTATUS[0]}}"],
         capture_output=True,
         text=True,
         check=True,
         env=environment(),
     )
-    assert told.stderr == ""
-    assert told.stdout == "1\n"
+    assert done.stderr == ""
+    assert done.stdout == "1\n"
 
 
 def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [*HEADWISE, *run_words(tmp_path / "store", "--no-report")],
         capture_output=True,
         text=True,
         check=True,
     )
-    first, *_, last = told.stderr.splitlines()
+    first, *_, last = done.stderr.splitlines()
     assert first == f"fig1 (quick): 12 runs, 0 already in {tmp_path / 'store'}"
     assert last.startswith("fig1: 12 runs 100%, ")
     assert last.endswith(" in all")
-    assert "\r" not in told.stderr
-    assert "\x1b" not in told.stderr
+    assert "\r" not in done.stderr
+    assert "\x1b" not in done.stderr
 
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:

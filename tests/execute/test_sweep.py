@@ -27,7 +27,7 @@ from headwise.store import Store
 from headwise.tasks import Farthest
 from headwise.training.run import Recipe, Run, ensemble_key
 
-# 16 runs in four stacks, several seconds of work
+# 16 runs in four ensembles, several seconds of work
 CHANGES = [
     "dim=8",
     "points=4",
@@ -41,7 +41,7 @@ CHANGES = [
 ]
 RUNS = fig1.runs(settings_of(fig1.EXPERIMENT, "quick", CHANGES, seeds=2))
 HALF = ["depths=1", "lr=0.05"]  # the eight of them with one layer
-SMALL = ["depths=1", "widths=1,2", "lr=0.01", "steps=20"]  # eight runs in two stacks, a moment
+SMALL = ["depths=1", "widths=1,2", "lr=0.01", "steps=20"]  # eight runs in two ensembles, a moment
 
 
 def command(
@@ -81,13 +81,13 @@ def half() -> list[Run]:
 
 
 def finish(words: list[str]) -> dict[str, Any]:
-    told = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 0, told.stderr
-    return json.loads(told.stdout.splitlines()[-1])
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Poll until something is so; how long it takes is not judged."""
+    """Poll until something is so; how long it takes does not count."""
     end = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < end, "it never came"
@@ -288,9 +288,9 @@ def test_sweeps_on_one_store_make_each_run_once(
 ) -> None:
     store = tmp_path / "store"
     with started(command(store, changes=HALF)) as one, started(command(store, changes=HALF)) as two:
-        told = [process.communicate(timeout=120) for process in (one, two)]
-        assert [one.returncode, two.returncode] == [0, 0], told
-    answers = [json.loads(out.splitlines()[-1]) for out, _ in told]
+        outputs = [process.communicate(timeout=120) for process in (one, two)]
+        assert [one.returncode, two.returncode] == [0, 0], outputs
+    answers = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
     assert answers[0]["points"] == answers[1]["points"]
     assert_whole(store, half(), undisturbed)
 
@@ -333,7 +333,7 @@ def test_pool_gives_the_rows_of_one_process(tmp_path: Path) -> None:
 
 
 def test_sweep_takes_more_runs_than_open_files_are_allowed(tmp_path: Path) -> None:
-    """One stack of 400 runs where a process may open 200 files."""
+    """One ensemble of 400 runs where a process may open 200 files."""
     changes = [
         "dim=4",
         "ranks=4,2",
@@ -361,7 +361,7 @@ KINDS = [(depth, rank, steps) for depth in (1, 3) for rank in (1, 4) for steps i
     st.lists(
         st.tuples(st.sampled_from(KINDS), st.integers(0, 150)), min_size=1, max_size=60, unique=True
     ),
-    st.sampled_from((0, 300)),  # sometimes one stack that is larger than a chunk may be
+    st.sampled_from((0, 300)),  # sometimes one ensemble that is larger than a chunk may be
     st.integers(1, 9),
 )
 def test_chunks_partition_the_ensembles(

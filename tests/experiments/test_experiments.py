@@ -347,20 +347,20 @@ def test_effect_of_places_is_the_error_with_one_row_at_all_of_them(
         assert positions.probe(run, weights) == {}
         return
     weights["positions"] = torch.randn(weights["positions"].shape, generator=seeded(3))
-    told = positions.probe(run, weights)
-    assert abs(told["one_place"] / told["own_places"] - 1) > 1e-3
+    probed = positions.probe(run, weights)
+    assert abs(probed["one_place"] / probed["own_places"] - 1) > 1e-3
     x, target = run.task.sample(
         torch.Generator().manual_seed(derive(0, "probe")), positions.SEQUENCES
     )
     model, rows = build(run.shape), weights["positions"]
     model.load_state_dict(weights)
     with torch.no_grad():
-        assert told["own_places"] == pytest.approx(run.task.loss(model(x)[0], target).item())
+        assert probed["own_places"] == pytest.approx(run.task.loss(model(x)[0], target).item())
         each = []
         for row in rows:
             model.load_state_dict({**weights, "positions": row.repeat(len(rows), 1)})
             each.append(run.task.loss(model(x)[0], target).item())
-    assert told["one_place"] == pytest.approx(sum(each) / len(each))
+    assert probed["one_place"] == pytest.approx(sum(each) / len(each))
     alike = positions.probe(run, {**weights, "positions": rows[:1].repeat(len(rows), 1)})
     assert alike["one_place"] == pytest.approx(alike["own_places"]), (
         "all places alike: it says nothing of them"

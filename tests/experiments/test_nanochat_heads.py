@@ -1,4 +1,4 @@
-"""The nanochat question: arms at one budget of arithmetic, two rounds, and what is told of them."""
+"""The nanochat question: arms at one budget of arithmetic, two rounds, and what is said of them."""
 
 import dataclasses
 import json

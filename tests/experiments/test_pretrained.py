@@ -35,7 +35,7 @@ def row(bits, *, seed=0, digest="a", source="texts/book.txt", status="done", **c
     )
     fields = {name: getattr(shape, name) for name in Shape.__dataclass_fields__}
     done = status == "done"
-    judged = {
+    evaluated = {
         "bits_per_byte": bits if done else None,
         "held_out": bits and bits * 0.7,
         "repeats": 0.25 if done else None,
@@ -49,7 +49,7 @@ def row(bits, *, seed=0, digest="a", source="texts/book.txt", status="done", **c
         "digest": digest,
     }
     rest = {k: v for k, v in changes.items() if k not in Shape.__dataclass_fields__}
-    return {**fields, **recipe, **judged, **measured, "source": source, "tokenizer": "", **rest}
+    return {**fields, **recipe, **evaluated, **measured, "source": source, "tokenizer": "", **rest}
 
 
 def test_seeds_are_one_line_and_the_best_comes_first():
@@ -225,11 +225,11 @@ def test_page_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "other", {"ids": [], "command": "", "preset": "quick", "settings": {}, "source": "gone.py"}
     )
     assert main(["report", "--store", str(store)]) == 0
-    told = text_of(store / "report.html")
-    assert "Which of the decoders trained here" in told
-    assert "2 of 2 runs finished" in told
-    assert "generated text: fewest bits per byte" in told
-    assert told.count("headwise pretrain --device cpu") == 2
+    page = text_of(store / "report.html")
+    assert "Which of the decoders trained here" in page
+    assert "2 of 2 runs finished" in page
+    assert "generated text: fewest bits per byte" in page
+    assert page.count("headwise pretrain --device cpu") == 2
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(json.dumps(r) + "\n" for r in Store(store).rows()))
     assert main(["draw", "pretrain", str(lines), "--output", str(tmp_path / "p.png")]) == 0

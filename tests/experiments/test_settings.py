@@ -28,7 +28,7 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ["run", "fig1", "--set", "schedule=constant"],
@@ -116,9 +116,9 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
         ),
     ],
 )
-def test_setting_that_would_be_ignored_is_refused(words, told, capsys, tmp_path, monkeypatch):
+def test_setting_that_would_be_ignored_is_refused(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert refused(words, capsys) == told
+    assert refused(words, capsys) == message
     assert not [*tmp_path.iterdir()]
 
 
@@ -143,9 +143,9 @@ def test_setting_that_would_be_ignored_is_refused(words, told, capsys, tmp_path,
 )
 def test_second_set_adds_to_the_first(words, wanted, capsys):
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (
-        told["params"]
+        answer["params"]
         == Shape(
             dim=64, depth=1, num_heads=wanted[0], head_dim=wanted[1], v_head_dim=wanted[2]
         ).params

@@ -376,11 +376,11 @@ def test_cut_mask_is_taken_as_it_is():
     assert seen.headwise == (True, 3)
     q, k, v = torch.randn(3, 1, 2, 6, 4, generator=seeded(9))
     layer = torch.nn.Module()
-    told, _ = bridge.attention(layer, q, k, v, seen)
+    uncut, _ = bridge.attention(layer, q, k, v, seen)
     cut, _ = bridge.attention(layer, q, k, v, seen[:, :, :, :6])
-    close(cut, told)
+    close(cut, uncut)
     part, _ = bridge.attention(layer, q[:, :, 4:], k, v, seen[:, :, 4:])
-    close(part, told[:, 4:])
+    close(part, uncut[:, 4:])
 
 
 def test_queries_without_a_mask_begin_at_the_first_key():

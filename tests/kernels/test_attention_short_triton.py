@@ -432,16 +432,16 @@ def test_short_triton_by_name_repeats_keys_and_values(kv_heads, monkeypatch):
 
 @pytest.mark.parametrize(("allow", "dot"), [(True, "tf32"), (False, "tf32x3")])
 def test_short_triton_rounds_products_only_where_torch_may(allow, dot, monkeypatch):
-    told = []
+    calls = []
     monkeypatch.setitem(
         backends._ATTEMPTS, "heads", lambda call: backends.Choice("heads", "asked for")
     )
     monkeypatch.setattr(
         attention_short_triton,
         "attend_heads",
-        lambda q, k, v, scale, how: told.append((scale, how)),
+        lambda q, k, v, scale, how: calls.append((scale, how)),
     )
     with numerics("tf32" if allow else "fp32", DEVICE):
         attend(*(normal(i, 1, 2, 3, 4) for i in range(3)), backend="heads")
         attend(*(normal(i, 1, 2, 3, 4) for i in range(3)), backend="heads", scale=0.7)
-    assert told == [(0.5, dot), (0.7, dot)]
+    assert calls == [(0.5, dot), (0.7, dot)]

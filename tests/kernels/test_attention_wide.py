@@ -399,6 +399,6 @@ def test_wide_backend_by_name_and_beyond_width_256_on_a_gpu():
     from headwise import explain
 
     shape = Shape(dim=1792, depth=1, num_heads=4, head_dim=448, causal=True)
-    told = explain(shape, 2048, device="cuda", dtype=HALF)
-    assert told.backend == "wide"
-    assert "beyond width 256" in str(told)
+    choice = explain(shape, 2048, device="cuda", dtype=HALF)
+    assert choice.backend == "wide"
+    assert "beyond width 256" in str(choice)

@@ -211,7 +211,7 @@ def test_layer_norm_of_an_ensemble_is_the_plain_one(models, size, dim, monkeypat
 
 
 def flat_rows(made):
-    """Parameters that lie in one row a model, as those of a stack do."""
+    """Parameters that lie in one row per model, as those of an ensemble do."""
     params = dict(made.named_parameters())
     layout = Layout.of(params.items())
     rows = torch.full((made.models, layout.length), NAN, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Kernels for GPUs against float64: whole training steps, stacks, points. Without a GPU they run in
+"""Kernels for GPUs against float64: training steps, ensembles, points. Without a GPU they run in
 Triton's interpreter."""
 
 import dataclasses
@@ -70,7 +70,7 @@ CASES = [
     case("fp16", 16, (16,), tokens=32, batch=2, depth=2, queries=1, each=2),
     case("fp16", 64, (64, 32), tokens=64, batch=1),
     case("bf16", 32, (16, 32), batch=12, width=2),
-    # both in one stack
+    # both in one ensemble
     case("fp16", 32, (32, 8, 16), depth=2, queries=1),
     case("bf16", 32, (4, 16), depth=2, width=2),
     # positions
@@ -286,12 +286,12 @@ def bytes_held(groups, tokens, batch, precision):
     ids=lambda s: f"{s.num_heads}x{s.head_dim}, dim {s.dim}, depth {s.depth}",
 )
 def test_needs_is_the_memory_of_a_model(shape, tokens, precision):
-    """Of one in a mixed stack; where every attention part is one kernel a little less is held,
+    """Of one in a mixed ensemble; where every attention part is one kernel a little less is held,
     where the feed-forward is one, too, its parts of a gradient more."""
     wide = shape.num_heads * shape.head_dim
     narrow = shape.replace(num_heads=wide // 8, num_kv_heads=wide // 8, head_dim=8, v_head_dim=8)
-    told = 3 * model_bytes(shape, tokens, 256, precision)
-    assert told == 3 * model_bytes(narrow, tokens, 256, precision)
+    stated = 3 * model_bytes(shape, tokens, 256, precision)
+    assert stated == 3 * model_bytes(narrow, tokens, 256, precision)
     mixed = bytes_held([(2, shape), (1, narrow)], tokens, 256, precision)
     assert bytes_held([(3, shape)], tokens, 256, precision) <= mixed
     fed = not cuda_mlp_refusal(shape, tokens, 256, precision) and not cuda_attention_refusal(
@@ -300,7 +300,7 @@ def test_needs_is_the_memory_of_a_model(shape, tokens, precision):
     most = 1.5 * mixed + (
         3 * encoder_mlp_cuda.dx_partials(shape.ffn_dim) * 256 * tokens * shape.dim * 2 if fed else 0
     )
-    assert mixed <= told <= most, f"{told / mixed:.2f} of what is held"
+    assert mixed <= stated <= most, f"{stated / mixed:.2f} of what is held"
 
 
 # ---- training

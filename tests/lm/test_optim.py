@@ -70,32 +70,32 @@ def pushed(model: Decoder, seed: int) -> None:
 def test_orthogonalise_against_the_singular_value_decomposition(size: tuple[int, int]) -> None:
     """U p(S) V^T with the polynomials one after another, and p(S) within 15 % of 1 from a
     thousandth of the norm on."""
-    stack = torch.randn(3, *size, generator=seeded(1), dtype=torch.float64)
-    u, s, vt = torch.linalg.svd(stack, full_matrices=False)
+    matrices = torch.randn(3, *size, generator=seeded(1), dtype=torch.float64)
+    u, s, vt = torch.linalg.svd(matrices, full_matrices=False)
     low = torch.logspace(0, -2.5, s.shape[-1], dtype=torch.float64)
-    stack = u * low @ vt
+    matrices = u * low @ vt
     x = low / (low.norm() * MARGIN)
     for a, b, c in POLYNOMIALS:
         x = a * x + b * x**3 + c * x**5
-    found = orthogonalise(stack, torch.float64)
+    found = orthogonalise(matrices, torch.float64)
     close(found, u * x @ vt)
     singular = torch.linalg.svdvals(found)
     assert 0.85 < singular.min() <= singular.max() < 1.15
-    assert (orthogonalise(stack.float()) - found).abs().max() < 1e-4
+    assert (orthogonalise(matrices.float()) - found).abs().max() < 1e-4
 
 
 def test_orthogonalise_in_bfloat16_is_good_enough() -> None:
-    stack = torch.randn(5, 17, 29, generator=seeded(4))
+    matrices = torch.randn(5, 17, 29, generator=seeded(4))
     off = torch.linalg.matrix_norm(
-        orthogonalise(stack, torch.bfloat16).float() - orthogonalise(stack), 2
+        orthogonalise(matrices, torch.bfloat16).float() - orthogonalise(matrices), 2
     )
     assert off.max() < 0.25, off  # of singular values that are right to 0.15
 
 
 def test_orthogonalise_ignores_scale_neighbours_and_orientation() -> None:
-    stack = torch.randn(4, 6, 11, generator=seeded(2))
-    together = orthogonalise(stack)
-    for one, alone in zip(stack, together, strict=True):
+    matrices = torch.randn(4, 6, 11, generator=seeded(2))
+    together = orthogonalise(matrices)
+    for one, alone in zip(matrices, together, strict=True):
         close(orthogonalise(one), alone)
         close(orthogonalise(one * 1e-15), alone)
         close(orthogonalise(one * 1e15), alone)

@@ -320,12 +320,12 @@ def test_attention_models_with_their_own_axis_do_not_mix():
         average=3,
         out_bias=True,
     )
-    stacked = filled(Attention(shape, models=3)).double()
+    ensemble = filled(Attention(shape, models=3)).double()
     x = torch.randn(3, 2, 5, 7, generator=seeded(1), dtype=torch.float64)
-    y = stacked(x)
+    y = ensemble(x)
     for m in range(3):
         alone = Attention(shape).double()
-        alone.load_state_dict({name: t[m] for name, t in stacked.state_dict().items()})
+        alone.load_state_dict({name: t[m] for name, t in ensemble.state_dict().items()})
         close(y[m], alone(x[m]))
 
 

@@ -265,11 +265,11 @@ def test_backend_choice_and_every_refusal(given_, backend, refusals):
         assert expected in why, f"{name}: {why}"
     lines = str(choice).splitlines()
     assert lines[0] == f"{backend}: {choice.why}"
-    told = [
+    others = [
         (name, why) for name, why in choice.refused if name != choice.backend
     ]  # plain may lose its shortcut and still be chosen
     assert [line for line in lines if line.startswith("  not ")] == [
-        f"  not {name}: {why}" for name, why in told
+        f"  not {name}: {why}" for name, why in others
     ]
 
 

@@ -172,10 +172,10 @@ def test_initial_values_follow_the_generator_alone(scheme, name):
 
 def test_fresh_models_are_drawn_alone():
     shape = paper_shape(12, 2, 4, 2, ffn_dim=29)
-    stacked = fresh(shape, "library", [seeded(seed) for seed in (3, 1, 4)])
+    ensemble = fresh(shape, "library", [seeded(seed) for seed in (3, 1, 4)])
     for m, seed in enumerate((3, 1, 4)):
         one = drawn(shape, "library", seed)
-        for (name, p), q in zip(stacked.named_parameters(), one.parameters(), strict=True):
+        for (name, p), q in zip(ensemble.named_parameters(), one.parameters(), strict=True):
             same(p[m], q, name)
 
 

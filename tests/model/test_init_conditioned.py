@@ -132,9 +132,9 @@ def test_seed_alone_decides_the_start(scheme):
         same(p, q, name)
         if p.ndim == 2 and not name.endswith("out_bias"):
             assert not torch.equal(p, r), name
-    stacked = fresh(shape, scheme, [seeded(seed) for seed in (6, 3, 5)])
+    ensemble = fresh(shape, scheme, [seeded(seed) for seed in (6, 3, 5)])
     for (name, p), q, r in zip(
-        stacked.named_parameters(), other.parameters(), model.parameters(), strict=True
+        ensemble.named_parameters(), other.parameters(), model.parameters(), strict=True
     ):
         same(p[0], q, name)
         same(p[2], r, name)

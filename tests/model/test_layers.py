@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.initial import filled
 from support.tolerance import close, seeded
-from support.transformers import STACKS, inputs
+from support.transformers import ENSEMBLES, inputs
 
 from headwise.model.layers import FeedForward
 from headwise.model.transformer import build
@@ -91,7 +91,7 @@ def test_layer_formula(kind, place, ffn_dim):
 
 
 def test_keep_names_every_intermediate():
-    shape = STACKS["decoder"]
+    shape = ENSEMBLES["decoder"]
     model = filled(build(shape)).double()
     x = inputs(shape, 2, 7)
     y, out = model(x, keep=True)

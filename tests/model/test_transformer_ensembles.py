@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.initial import filled
 from support.tolerance import close, close_all, same, seeded
-from support.transformers import STACKS, inputs, pass_of
+from support.transformers import ENSEMBLES, inputs, pass_of
 
 from headwise.experiments.rank_paper import regression
 from headwise.experiments.rank_paper.shapes import paper_shape
@@ -13,17 +13,17 @@ from headwise.shape import Shape
 from headwise.tasks import Regression
 
 
-def check_stack(stacked, singles, batch, tokens, equal):
-    """`stacked` holds the models of `singles`, each with a model axis of 1, in order."""
-    shape, count = stacked.shape, len(singles)
+def check_ensemble(ensemble, singles, batch, tokens, equal):
+    """`ensemble` holds the models of `singles`, each with a model axis of 1, in order."""
+    shape, count = ensemble.shape, len(singles)
     x = inputs(shape, count, batch, tokens)
-    y, _ = stacked(x)
+    y, _ = ensemble(x)
     weighting = torch.randn(y.shape, generator=seeded(2))
-    y, grads = pass_of(stacked, x, weighting)
+    y, grads = pass_of(ensemble, x, weighting)
     for m, single in enumerate(singles):
         one, one_grads = pass_of(single, x[m : m + 1], weighting[m : m + 1])
         equal(y[m : m + 1], one, f"value of model {m}")
-        for (name, _), g, e in zip(stacked.named_parameters(), grads, one_grads, strict=True):
+        for (name, _), g, e in zip(ensemble.named_parameters(), grads, one_grads, strict=True):
             equal(g[m : m + 1], e, f"gradient of {name} of model {m}")
 
 
@@ -43,34 +43,34 @@ def fills_lines(shape, batch, tokens):
     return not any(size % 16 for size in (batch * tokens, *sizes))
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", ENSEMBLES)
 @pytest.mark.parametrize(("batch", "tokens"), [(4, 8), (16, 5), (3, 7), (1, 5)])
 def test_ensemble_equals_its_models_one_by_one(name, batch, tokens):
     """Bit by bit where sizes are even, within rounding everywhere."""
-    shape = STACKS[name]
+    shape = ENSEMBLES[name]
     bitwise = fills_lines(shape, batch, tokens)
     assert bitwise == (not name.startswith("odd") and batch * tokens % 16 == 0)
-    stacked = filled(build(shape, models=5))
-    check_stack(
-        stacked,
-        [load(build(shape, models=1), stacked, m) for m in range(5)],
+    ensemble = filled(build(shape, models=5))
+    check_ensemble(
+        ensemble,
+        [load(build(shape, models=1), ensemble, m) for m in range(5)],
         batch,
         tokens,
         same if bitwise else close,
     )
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", ENSEMBLES)
 def test_model_axis_changes_nothing(name):
-    shape = STACKS[name]
-    stacked = filled(build(shape, models=3)).double()
+    shape = ENSEMBLES[name]
+    ensemble = filled(build(shape, models=3)).double()
     x = inputs(shape, 3, 2, 7, dtype=torch.float64)
-    y, _ = stacked(x)
+    y, _ = ensemble(x)
     weighting = torch.randn(y.shape, generator=seeded(2), dtype=torch.float64)
-    y, grads = pass_of(stacked, x, weighting)
+    y, grads = pass_of(ensemble, x, weighting)
     for m in range(3):
         alone = build(shape).double()
-        alone.load_state_dict({key: t[m] for key, t in stacked.state_dict().items()})
+        alone.load_state_dict({key: t[m] for key, t in ensemble.state_dict().items()})
         one, one_grads = pass_of(alone, x[m], weighting[m])
         close(y[m], one, f"value of model {m}")
         close_all([g[m] for g in grads], one_grads, f"gradients of model {m}")
@@ -105,11 +105,13 @@ def test_models_that_split_the_same_width_form_an_ensemble(name, batch, tokens, 
     shapes = SPLITS[name]
     assert len({s.widths_key() for s in shapes}) == 1
     counts = (2, 1, 3)
-    stacked = filled(build(shapes[0], models=6, head_groups=list(zip(counts, shapes, strict=True))))
+    ensemble = filled(
+        build(shapes[0], models=6, head_groups=list(zip(counts, shapes, strict=True)))
+    )
     each = [s for count, s in zip(counts, shapes, strict=True) for _ in range(count)]
-    check_stack(
-        stacked,
-        [load(build(s, models=1), stacked, m) for m, s in enumerate(each)],
+    check_ensemble(
+        ensemble,
+        [load(build(s, models=1), ensemble, m) for m, s in enumerate(each)],
         batch,
         tokens,
         equal,
@@ -117,7 +119,7 @@ def test_models_that_split_the_same_width_form_an_ensemble(name, batch, tokens, 
 
 
 def test_models_that_split_the_same_width_have_rotary_positions_of_their_own():
-    """The engine does not stack these, but a stack may be asked for them."""
+    """The engine makes no ensemble of these, but one may be asked for."""
     shapes = [
         Shape(
             dim=12,
@@ -131,9 +133,9 @@ def test_models_that_split_the_same_width_have_rotary_positions_of_their_own():
         )
         for r, theta in ((4, 10_000.0), (6, 10_000.0), (4, 100.0))
     ]
-    stacked = filled(build(shapes[0], models=3, head_groups=[(1, s) for s in shapes]))
-    check_stack(
-        stacked, [load(build(s, models=1), stacked, m) for m, s in enumerate(shapes)], 3, 5, close
+    ensemble = filled(build(shapes[0], models=3, head_groups=[(1, s) for s in shapes]))
+    check_ensemble(
+        ensemble, [load(build(s, models=1), ensemble, m) for m, s in enumerate(shapes)], 3, 5, close
     )
 
 

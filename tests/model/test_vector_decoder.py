@@ -197,11 +197,11 @@ def test_maps_at_the_ends_start_as_the_library_s():
             bare.blocks.named_parameters(), model.blocks.parameters(), strict=True
         ):
             same(p, q, name)
-    stacked = fresh(SHAPE, "normal", [seeded(seed) for seed in (3, 1)])
+    ensemble = fresh(SHAPE, "normal", [seeded(seed) for seed in (3, 1)])
     for m, seed in enumerate((3, 1)):
         one = build(SHAPE)
         initialise(one, "normal", seeded(seed))
-        for (name, p), q in zip(stacked.named_parameters(), one.parameters(), strict=True):
+        for (name, p), q in zip(ensemble.named_parameters(), one.parameters(), strict=True):
             same(p[m], q, name)
 
 

@@ -58,10 +58,10 @@ def a_row(run: Run, error: float | None, best: float = 0.5) -> dict[str, Any]:
 def profile_of(run: Run, error: float | None) -> dict[str, Any]:
     """An error of this mean that falls along the prompt, where the task tells its queries apart."""
     _, targets = run.task.sample(torch.Generator().manual_seed(0), 2)
-    told = run.task.measures(torch.zeros(2, run.task.tokens, run.task.answer_dim), targets)
-    if error is None or "profile" not in told:
+    measures = run.task.measures(torch.zeros(2, run.task.tokens, run.task.answer_dim), targets)
+    if error is None or "profile" not in measures:
         return {}
-    falling = torch.linspace(1.5, 0.5, len(told["profile"]), dtype=torch.float64)
+    falling = torch.linspace(1.5, 0.5, len(measures["profile"]), dtype=torch.float64)
     return {"held_out_profile": [error * share for share in falling.tolist()]}
 
 

@@ -13,7 +13,7 @@ def flip(rng):
     return rng.random() < 0.5
 
 
-def stack(rng):
+def common(rng):
     """What every family chooses freely: depth, feed-forward, norms, biases."""
     return {
         "dim": rng.choice(PRIMES[4:]),
@@ -106,12 +106,12 @@ def paper(rng):
 FAMILIES = {
     "paper": paper,
     "encoder": lambda rng: Shape(
-        **stack(rng), **averaged(rng, heads(rng)), **(tokens_in(rng) if flip(rng) else {})
+        **common(rng), **averaged(rng, heads(rng)), **(tokens_in(rng) if flip(rng) else {})
     ),
-    "decoder": lambda rng: Shape(**stack(rng), **heads(rng), **tokens_in(rng), causal=True),
-    "latent": lambda rng: Shape(**stack(rng), **latent(rng), **tokens_in(rng), causal=True),
+    "decoder": lambda rng: Shape(**common(rng), **heads(rng), **tokens_in(rng), causal=True),
+    "latent": lambda rng: Shape(**common(rng), **latent(rng), **tokens_in(rng), causal=True),
     "latent queries": lambda rng: Shape(
-        **stack(rng), **latent(rng), q_lora_rank=rng.choice(PRIMES), causal=flip(rng)
+        **common(rng), **latent(rng), q_lora_rank=rng.choice(PRIMES), causal=flip(rng)
     ),
     "windows": lambda rng: (
         lambda s: Shape(
@@ -120,9 +120,9 @@ FAMILIES = {
             causal=flip(rng),
             windows=tuple(rng.choice((0, 1, 3, 7)) for _ in range(s["depth"])),
         )
-    )(stack(rng)),
+    )(common(rng)),
     "additive": lambda rng: Shape(
-        **stack(rng),
+        **common(rng),
         **heads(rng),
         **tokens_in(rng),
         causal=flip(rng),
@@ -130,20 +130,20 @@ FAMILIES = {
         num_positions=rng.choice(PRIMES),
     ),
     "concatenated": lambda rng: Shape(
-        **stack(rng),
+        **common(rng),
         **heads(rng),
         positions="concatenated",
         num_positions=rng.choice(PRIMES),
         position_dim=rng.choice((1, 3, 7)),
     ),
     "room": lambda rng: Shape(
-        **stack(rng), **heads(rng), positions="room", position_dim=rng.choice((1, 3, 7))
+        **common(rng), **heads(rng), positions="room", position_dim=rng.choice((1, 3, 7))
     ),
     "token classifier": lambda rng: Shape(
-        **stack(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), **read_out(rng)
+        **common(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), **read_out(rng)
     ),
     "read in and out": lambda rng: Shape(
-        **stack(rng), **heads(rng), causal=flip(rng), **read(rng), **placed(rng)
+        **common(rng), **heads(rng), causal=flip(rng), **read(rng), **placed(rng)
     ),
 }
 

@@ -67,7 +67,7 @@ POSITIONED = Shape(
     num_positions=8,
 )
 READ = regression.decoder(16, 2, 2, Regression(3, 4))
-STACKS = {
+ENSEMBLES = {
     "paper, rank 1": paper_shape(16, 2, 1, 2, ffn_dim=29),
     "paper, rank 4": paper_shape(16, 2, 4, 1, ffn_dim=29),
     "paper, full rank": paper_shape(48, 1, 48, 3, ffn_dim=29),

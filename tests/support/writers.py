@@ -34,6 +34,6 @@ def parallel(code: str, *words: object) -> list[str]:
     head += "    try:\n        work(*args)\n        os._exit(0)\n    except BaseException as e:\n"
     head += "        print(repr(e), file=sys.stderr, flush=True)\n        os._exit(1)\n"
     command = [sys.executable, "-c", head + code, *map(str, words)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 0, told.stderr
-    return told.stdout.splitlines()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

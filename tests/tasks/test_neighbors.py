@@ -201,14 +201,14 @@ def test_loss_formula_and_its_model_axis(task):
     close(deep, losses.expand(2, 3))
 
 
-def test_loss_judges_neither_other_tokens_nor_other_coordinates(task):
+def test_loss_is_of_neither_other_tokens_nor_other_coordinates(task):
     _, target = task.sample(seeded(4), 13)
     outputs = torch.randn(2, 13, task.tokens, task.dim + 6, generator=seeded(5))
-    judged = outputs[..., : task.dim].clone()
-    same(task.loss(outputs, target), task.loss(judged, target))
+    evaluated = outputs[..., : task.dim].clone()
+    same(task.loss(outputs, target), task.loss(evaluated, target))
     outputs[..., task.dim :] = math.nan
     outputs[..., : task.tokens - target.shape[1], :] = math.nan
-    same(task.loss(outputs, target), task.loss(judged, target))
+    same(task.loss(outputs, target), task.loss(evaluated, target))
 
 
 def test_loss_is_zero_at_the_target_and_differentiable(task):

@@ -107,12 +107,12 @@ def test_baseline_of_recall_agrees_with_monte_carlo(task):
     for row, answer in zip(ids.tolist(), answers.tolist(), strict=True):
         values = row[1 : 2 * task.pairs : 2]
         losses.append(sum(-math.log(values.count(a) / task.pairs) for a in answer) / len(answer))
-    told = task.baselines()
-    assert told["zero"] == math.log(task.values)
-    assert set(told) == {"zero", "one of the values shown"}
+    baselines = task.baselines()
+    assert baselines["zero"] == math.log(task.values)
+    assert set(baselines) == {"zero", "one of the values shown"}
     spread = statistics.stdev(losses) / math.sqrt(n)
     assert (
-        abs(statistics.fmean(losses) - told["one of the values shown"])
+        abs(statistics.fmean(losses) - baselines["one of the values shown"])
         <= STANDARD_ERRORS * spread + 1e-12
     )
 

@@ -78,7 +78,7 @@ def test_prompts_are_right_at_every_size_and_stage(sizes, step, seed):
         check_prompt(x[b], target[b], *active)
     x, target = task.sample(seeded(seed), 3)
     for b in range(3):
-        check_prompt(x[b], target[b], dim, points)  # what is judged is never the easier task
+        check_prompt(x[b], target[b], dim, points)  # what is evaluated is never the easier task
 
 
 def test_prompts_have_functions_of_their_own_and_all_are_standard_normal():
@@ -189,9 +189,9 @@ def test_loss_and_profile_equal_a_loop(step, width):
         np.stack([loop(o.double().numpy(), target.double().numpy()) for o in outputs])
     )
     for given_target in (target, target.expand(2, *target.shape)):
-        told, loss = TASK.measures(outputs, given_target), TASK.loss(outputs, given_target)
-        assert set(told) == {"profile"}
-        profile = told["profile"]
+        found, loss = TASK.measures(outputs, given_target), TASK.loss(outputs, given_target)
+        assert set(found) == {"profile"}
+        profile = found["profile"]
         assert (profile.shape, loss.shape) == ((2, 7), (2,))
         close(profile, expected)
         close(loss, expected.mean(1))
@@ -222,8 +222,8 @@ def test_least_squares_is_what_it_says():
     n = 1500, seed 7."""
     task, n = Regression(5, 8), 1500
     x, target = (t.double().numpy() for t in task.sample(seeded(7), n))
-    xs, ys, told = x[:, ::2], target[..., 0], task.baseline_profile()["least squares"]
-    assert told == [5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0]
+    xs, ys, baseline = x[:, ::2], target[..., 0], task.baseline_profile()["least squares"]
+    assert baseline == [5.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0]
     for k in range(8):
         errors = np.array(
             [
@@ -232,9 +232,9 @@ def test_least_squares_is_what_it_says():
             ]
         )
         if k < 5:
-            assert abs(errors.mean() - told[k]) < STANDARD_ERRORS * errors.std() / math.sqrt(n), (
-                f"k {k}"
-            )
+            assert abs(errors.mean() - baseline[k]) < STANDARD_ERRORS * errors.std() / math.sqrt(
+                n
+            ), f"k {k}"
         else:
             assert np.median(errors) < 1e-8, (
                 f"k {k}"
@@ -245,12 +245,12 @@ def test_averaging_is_what_it_says():
     """w = mean of y_i x_i errs by d (d + 1)/k: n = 20000, seed 8."""
     task, n = Regression(5, 9), 20_000
     x, target = (t.double() for t in task.sample(seeded(8), n))
-    xs, ys, told = x[:, ::2], target[..., 0], task.baseline_profile()["averaging"]
+    xs, ys, baseline = x[:, ::2], target[..., 0], task.baseline_profile()["averaging"]
     for k in range(9):
         w = (ys[:, :k, None] * xs[:, :k]).sum(1) / max(k, 1)
         errors = ((w * xs[:, k]).sum(-1) - ys[:, k]).square()
-        assert abs(errors.mean() - told[k]) < STANDARD_ERRORS * errors.std() / math.sqrt(n), (
-            f"k {k}: {errors.mean():.3f}, told {told[k]}"
+        assert abs(errors.mean() - baseline[k]) < STANDARD_ERRORS * errors.std() / math.sqrt(n), (
+            f"k {k}: {errors.mean():.3f}, baseline {baseline[k]}"
         )
 
 
@@ -258,7 +258,7 @@ def test_three_nearest_is_what_it_says():
     """The mean answer of the nearest three pairs before, one distance at a time, on the same 4,096
     prompts; and n = 20000 others."""
     task, generator = Regression(3, 7), seeded(0)
-    told, total = np.array(task.baseline_profile()["3 nearest"]), np.zeros(7)
+    baseline, total = np.array(task.baseline_profile()["3 nearest"]), np.zeros(7)
     for _ in range(16):
         x, target = (t.double().numpy() for t in task.sample(generator, 256))
         for xs, ys in zip(x[:, ::2], target[..., 0], strict=True):
@@ -267,13 +267,13 @@ def test_three_nearest_is_what_it_says():
                     range(k), key=lambda i, xs=xs, k=k: float(((xs[i] - xs[k]) ** 2).sum())
                 )[:3]
                 total[k] += (sum(ys[i] for i in near) / max(len(near), 1) - ys[k]) ** 2
-    assert total / 4096 == pytest.approx(told, rel=1e-9)
+    assert total / 4096 == pytest.approx(baseline, rel=1e-9)
     n = 20_000
     x, target = (t.double().numpy() for t in task.sample(seeded(9), n))
     xs, ys = x[:, ::2], target[..., 0]
     near = np.argsort(((xs[:, :6] - xs[:, 6:]) ** 2).sum(-1), 1)[:, :3]
     errors = (np.take_along_axis(ys, near, 1).mean(1) - ys[:, 6]) ** 2
-    assert abs(errors.mean() - told[6]) < STANDARD_ERRORS * errors.std() * math.sqrt(
+    assert abs(errors.mean() - baseline[6]) < STANDARD_ERRORS * errors.std() * math.sqrt(
         1 / n + 1 / 4096
     ), "seed 9"
 
@@ -312,8 +312,8 @@ def refused(make: Any, **fields: Any) -> str:
 )
 def test_sizes_of_the_task_are_whole_numbers(name, least):
     for bad in (least - 1, -3, 2.0, "7", True, None):
-        told = refused(Regression, **{"dim": 5, "points": 7, name: bad})
-        assert told == f"{name} must be a whole number of at least {least}, got {bad!r}"
+        message = refused(Regression, **{"dim": 5, "points": 7, name: bad})
+        assert message == f"{name} must be a whole number of at least {least}, got {bad!r}"
 
 
 CAUSAL = (
@@ -371,7 +371,7 @@ def test_answers_that_do_not_fit_in_the_outputs_are_refused_in_one_line(fields, 
     assert refused(Run, shape=shape, task=Farthest(12, 5), recipe=Recipe(steps=100)) == message
     Run(
         Shape(dim=14, depth=1, num_heads=2, input_dim=12), Farthest(12, 5), Recipe(steps=100)
-    )  # the first twelve are judged
+    )  # the first twelve are evaluated
 
 
 @pytest.mark.parametrize(
@@ -390,10 +390,10 @@ def test_answers_that_do_not_fit_in_the_outputs_are_refused_in_one_line(fields, 
     ],
 )
 def test_name_of_no_shape_is_refused_in_one_line(word):
-    told = refused(
+    message = refused(
         settings_of, experiment=regression.EXPERIMENT, preset="quick", typed=[f"shapes={word}"]
     )
-    assert told == f"shapes are width x layers x heads like 48x12x2, got {word!r}"
+    assert message == f"shapes are width x layers x heads like 48x12x2, got {word!r}"
 
 
 def test_lists_of_shapes_that_make_no_sense_are_refused_in_one_line():

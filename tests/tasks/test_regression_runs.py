@@ -44,7 +44,7 @@ def decoders(task: Regression, heads: tuple[int, ...], **recipe: Any) -> list[Ru
 def test_ensemble_of_head_counts_trains_each_as_alone_bit_for_bit():
     runs = [*decoders(EVEN, (1, 2, 4, 16)), *decoders(EVEN, (8,), protocol="replay", lr=0.01)]
     rows = together(runs)
-    assert {row["models"] for row in rows} == {len(runs)}, "they were not stacked"
+    assert {row["models"] for row in rows} == {len(runs)}, "they were not one ensemble"
     assert [bits(row) for row in rows] == [bits(together([run])[0]) for run in runs]
     assert len({row["held_out"] for row in rows}) == len(runs)
 
@@ -107,7 +107,7 @@ def test_run_that_diverges_has_no_profile_and_leaves_the_others_theirs():
     rows = together([*sane[:2], *wild, *sane[2:]])
     lost = rows.pop(2)
     assert lost["status"] == "diverged"
-    assert lost["models"] == 5, "it was not stacked with the others"
+    assert lost["models"] == 5, "it was not in one ensemble with the others"
     assert "held_out_profile" not in lost
     assert [bits(row) for row in rows] == [bits(row) for row in together(sane)]
 

@@ -361,5 +361,5 @@ def test_baselines_of_sentences_are_plain_counts(tmp_path):
     rows, held = [("a", 0)] * 6 + [("b", 1)] * 2, [("c", 0), ("d", 1), ("e", 1)]
     odds = [6.5 / 9, 2.5 / 9]
     expected = -(math.log(odds[0]) + 2 * math.log(odds[1])) / 3
-    told = Sentences(4, tsv(tmp_path, rows, held)).baselines()
-    assert told == {"zero": pytest.approx(math.log(2)), "class": pytest.approx(expected)}
+    baselines = Sentences(4, tsv(tmp_path, rows, held)).baselines()
+    assert baselines == {"zero": pytest.approx(math.log(2)), "class": pytest.approx(expected)}

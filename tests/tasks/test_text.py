@@ -160,8 +160,8 @@ def test_generated_text_is_always_the_same():
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == task.digest
     assert generated_text(5000) == text[:5000]
     assert generated_text(5000, seed=1) != text[:5000]
-    told = task.baselines()
-    assert told["pairs"] < told["single"] < told["zero"]
+    baselines = task.baselines()
+    assert baselines["pairs"] < baselines["single"] < baselines["zero"]
 
 
 def test_generated_text_says_what_is_true():

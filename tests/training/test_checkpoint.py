@@ -1,4 +1,4 @@
-"""Training that was stopped goes on with the same bits, wherever it was stopped and whatever is
+"""Training that was stopped resumes with the same bits, wherever it was stopped and whatever is
 left of its checkpoint."""
 
 import json
@@ -53,7 +53,7 @@ def undisturbed() -> list[str]:
 def test_run_stopped_at_any_epoch_resumes_with_the_same_bits(
     calls: int, tmp_path: Path, undisturbed: list[str]
 ) -> None:
-    """Two stacks of six epochs, each of which says how far it is once before and after each of
+    """Two ensembles of six epochs, each of which says how far it is once before and after each of
     them."""
     rows: list[dict[str, Any]] = []
     with pytest.raises(Stop):
@@ -130,10 +130,10 @@ def test_time_left_is_that_of_work_which_was_made_now(
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     bar = Progress(200, "runs")
-    told = pickle.loads(pickle.dumps(Free(40)))  # from another process
+    unpickled = pickle.loads(pickle.dumps(Free(40)))  # from another process
     for seconds, amount in (
         (20, 0),
-        (1, told),
+        (1, unpickled),
         (19, 10),
         (40, 20),
         (1, Free(100)),

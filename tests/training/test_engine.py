@@ -77,7 +77,7 @@ def test_run_that_diverges_leaves_the_others_alone(when: str, place: int) -> Non
     assert [bits(row) for row in rows] == [bits(row) for row in together(SANE)]
     assert {row["status"] for row in rows} == {"done"}
     assert lost["status"] == "diverged"
-    assert lost["models"] == 5, "it was not stacked with the others"
+    assert lost["models"] == 5, "it was not in one ensemble with the others"
     assert lost["held_out"] is None
     assert lost["train_last"] is None
     assert lost["epochs_done"] == len(lost["curve"]) < wild.recipe.epochs
@@ -110,7 +110,7 @@ def test_progress_counts_every_step_once_also_of_those_that_diverge() -> None:
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, most: int, block: int = 0) -> None:
-    """From this block on a stack of more than so many models runs out of memory."""
+    """From this block on an ensemble of more than so many models runs out of memory."""
     real = Ensemble.run_block
 
     def run_block(self: Ensemble, at: int) -> torch.Tensor:

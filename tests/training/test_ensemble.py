@@ -19,7 +19,7 @@ def test_runs_that_the_kernels_refuse_do_not_hold_back_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A head of rank 128 is too wide for them; the same width cut in two is not, and would be
-    stacked with it."""
+    in one ensemble with it."""
     monkeypatch.setattr(ensemble, "most_models", lambda run, device: 64)
     shapes = [
         paper_shape(dim=128, depth=1, rank=rank, width=1, ffn_dim=64, points=16)
@@ -33,18 +33,18 @@ def test_runs_that_the_kernels_refuse_do_not_hold_back_the_rest(
     assert len({ensemble_key(run) for run in runs}) == 1
     states = [begin(run) for run in runs]
     by_kernels = ensemble.pack(states, torch.device("cuda"))
-    assert [sorted(s.run.shape.head_dim for s in stack) for stack in by_kernels] == [
+    assert [sorted(s.run.shape.head_dim for s in group) for group in by_kernels] == [
         [128, 128],
         [32, 32, 64, 64],
     ]
-    assert [len(stack) for stack in ensemble.pack(states, CPU)] == [6]
+    assert [len(group) for group in ensemble.pack(states, CPU)] == [6]
 
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_ensemble_trains_each_model_as_alone_bit_for_bit(mix: str) -> None:
     runs = MIXES[mix]
     rows = together(runs)
-    assert {row["models"] for row in rows} == {len(runs)}, "they were not stacked"
+    assert {row["models"] for row in rows} == {len(runs)}, "they were not one ensemble"
     assert [row["id"] for row in rows] == [run.id for run in runs]
     assert list(map(bits, rows)) == list(map(bits, alone(runs)))
 
@@ -54,7 +54,7 @@ def test_ensemble_of_every_kind_of_shape_is_independent(name: str) -> None:
     recipe = Recipe(steps=8, epoch=4, batch=16, held_out=32, lr=0.003)
     runs = [Run(SHAPES[name], Farthest(16, 7), recipe, seed) for seed in range(3)]
     rows = together(runs)
-    assert {row["models"] for row in rows} == {3}, "they were not stacked"
+    assert {row["models"] for row in rows} == {3}, "they were not one ensemble"
     assert list(map(bits, rows)) == list(map(bits, alone(runs)))
 
 

@@ -118,14 +118,14 @@ def test_ensemble_adamw_is_torch_adamw_one_model_at_a_time(tmp_path: Path) -> No
         theirs = model.state_dict()
         assert set(ours) == set(theirs)
         for name, weight in theirs.items():
-            judged = torch.ones_like(weight, dtype=torch.bool)
+            compared = torch.ones_like(weight, dtype=torch.bool)
             if name.endswith("qkv.bias"):
-                judged[12:24] = (
+                compared[12:24] = (
                     # softmax does not see the keys' bias: its gradient is rounding, which Adam
                     # scales up
                     False
                 )
-            torch.testing.assert_close(ours[name][judged], weight[judged], rtol=1e-4, atol=2e-5)
+            torch.testing.assert_close(ours[name][compared], weight[compared], rtol=1e-4, atol=2e-5)
 
 
 def test_weight_decay_is_seen_by_its_run_alone() -> None:

@@ -220,7 +220,7 @@ class Unused(nn.Module):
         return out
 
 
-class Told(nn.Module):
+class Followed(nn.Module):
     """A linear map, and then whatever."""
 
     def __init__(self, task: Task, then: Any) -> None:
@@ -259,11 +259,14 @@ FAULTS: dict[str, tuple[Any, str]] = {
         "has parameters that its outputs do not depend on: spare.weight, spare.bias",
     ),
     "too narrow": (lambda task: linear(task, 5), r"outputs \(16, 5, 12 or more\) of inputs"),
-    "one per sequence": (lambda task: Told(task, lambda y: y.mean(1)), r"got \(16, 12\)"),
-    "a tuple": (lambda task: Told(task, lambda y: (y, y)), "must give a tensor, got tuple"),
-    "float64 out": (lambda task: Told(task, Tensor.double), "must give float32 outputs, got float"),
+    "one per sequence": (lambda task: Followed(task, lambda y: y.mean(1)), r"got \(16, 12\)"),
+    "a tuple": (lambda task: Followed(task, lambda y: (y, y)), "must give a tensor, got tuple"),
+    "float64 out": (
+        lambda task: Followed(task, Tensor.double),
+        "must give float32 outputs, got float",
+    ),
     "wrong inside": (lambda task: Mismatched(), r"fails on inputs of shape \(16, 5, 12\): Runtime"),
-    "detached": (lambda task: Told(task, Tensor.detach), "no parameter reaches the loss"),
+    "detached": (lambda task: Followed(task, Tensor.detach), "no parameter reaches the loss"),
 }
 
 

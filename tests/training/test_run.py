@@ -47,7 +47,7 @@ def test_id_is_stable_across_processes_and_json() -> None:
         "json.load(sys.stdin)))"
     )
     specs = json.dumps([run.spec() for run in runs])
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         input=specs,
         env={**os.environ, "PYTHONHASHSEED": "12345"},
@@ -55,7 +55,7 @@ def test_id_is_stable_across_processes_and_json() -> None:
         text=True,
         check=True,
     )
-    assert told.stdout.split() == [run.id for run in runs]
+    assert done.stdout.split() == [run.id for run in runs]
 
 
 OTHER_SHAPE: dict[str, Any] = {
@@ -313,8 +313,8 @@ print(*sorted(found - set(sys.stdlib_module_names)))
 
 
 def test_training_needs_the_standard_library_torch_numpy_and_safetensors_only() -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", LEAN % (EXTRAS,)], capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stderr
-    assert set(told.stdout.split()) <= {"headwise", "torch", "numpy", "safetensors"}
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= {"headwise", "torch", "numpy", "safetensors"}

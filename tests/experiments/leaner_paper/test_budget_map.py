@@ -181,9 +181,12 @@ def test_verdicts_separate_a_difference_from_none_and_correlations_have_interval
     assert any(line.startswith("farthest: best ") and "x 16" in line for line in lines)
     split = next(line for line in lines if line.startswith("farthest, split"))
     assert "the loss changes by +" in split
-    told = [line for line in lines if "rank correlation" in line]
-    assert [line.partition(":")[0] for line in told] == ["farthest, 1 layer", "farthest, 2 layers"]
-    assert all("with rank -1.00" in line or "with rank -0.9" in line for line in told)
+    correlations = [line for line in lines if "rank correlation" in line]
+    assert [line.partition(":")[0] for line in correlations] == [
+        "farthest, 1 layer",
+        "farthest, 2 layers",
+    ]
+    assert all("with rank -1.00" in line or "with rank -0.9" in line for line in correlations)
     flat = budget_map.headline(all_points(lambda run: 1.0 + 0.1 * (run.seed % 2), settings))
     assert "no difference is found" in next(
         line for line in flat if line.startswith("farthest, split")

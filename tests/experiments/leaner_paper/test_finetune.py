@@ -193,15 +193,15 @@ def test_inits_of_other_names_are_refused_as_before():
 def test_run_without_weights_is_one_line_that_says_what_to_do(tmp_path):
     gone = "0123456789abcdef"
     path = tmp_path / gone / "weights.safetensors"
-    told = (
+    message = (
         f"init run:{gone} needs {path}, which is not there: train that run with --keep-weights "
         "first"
     )
-    assert refused(together, [run_of(init=f"run:{gone}")], tmp_path) == told
+    assert refused(together, [run_of(init=f"run:{gone}")], tmp_path) == message
     path.parent.mkdir()
     assert (
         refused(together, [run_of(init=f"run:{gone}")], tmp_path)
-        == f"{told}; its row is there already, so remove that folder before"
+        == f"{message}; its row is there already, so remove that folder before"
     )
     assert refused(together, [run_of(init=f"run:{gone}")], None) == (
         f"init run:{gone} takes that run's weights from a store, so it needs one; got no folder"
@@ -218,13 +218,13 @@ def test_run_without_weights_is_one_line_that_says_what_to_do(tmp_path):
 
 def test_weights_of_another_shape_are_refused(kept, tmp_path):
     folder, parent = kept
-    told = (
+    message = (
         f"none of the blocks of run {parent.id} fits a model of width 32, 2 heads of rank 16, "
         "feed-forward 64; "
     )
     assert (
         refused(together, [after(parent, dim=32, ffn_dim=64)], folder)
-        == told + f"init run:{parent.id} needs a run of the same sizes"
+        == message + f"init run:{parent.id} needs a run of the same sizes"
     )
     (tmp_path / parent.id).mkdir()
     save_file({"embedding": torch.zeros(272, 16)}, tmp_path / parent.id / "weights.safetensors")

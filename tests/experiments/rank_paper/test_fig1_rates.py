@@ -110,7 +110,7 @@ def test_best_rate_at_the_edge_of_its_grid_is_reported(best: float, edge: bool) 
         | {(1, 64, 0.01, 0): 0.02}
     )
     assert chosen(points[0]) == (32, best, 3, edge, True, 1, 0.4)
-    told = (
+    note = (
         "1 of 2 points were tried at several learning rates on seed 0, and the best one there is "
         "evaluated on other seeds"
     )
@@ -120,7 +120,7 @@ def test_best_rate_at_the_edge_of_its_grid_is_reported(best: float, edge: bool) 
             "large, "
             "tuned over 1 rate and 3"
         ),
-        f"{told}; 1 have no others and show that one",
+        f"{note}; 1 have no others and show that one",
         *(
             [
                 (

@@ -51,7 +51,7 @@ def test_command_runs_a_module_with_its_own_arguments(tmp_path: Path):
         "--",
         "x",
     ]
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "headwise.integrations.nanochat", *words],
         capture_output=True,
         text=True,
@@ -59,8 +59,8 @@ def test_command_runs_a_module_with_its_own_arguments(tmp_path: Path):
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
-    assert told.returncode == 0, told.stderr
-    answer = json.loads(told.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
     assert (answer["argv"], answer["name"]) == (["--depth", "2", "--", "x"], "__main__")
     c = answer["config"]
     assert (
