@@ -37,8 +37,10 @@ def products_as_on_a_gpu(monkeypatch):
 # `make quick`: contracts, kernel twins and the command line. A file -> the tests of it, by how
 # their names begin; "" is all of them.
 QUICK = {
+    "test_conventions.py": "",
     "test_docs.py": "",
     "test_imports.py": "",
+    "test_public_names.py": "",
     "test_readme.py": "",
     "test_stats.py": "",
     "cli/": "",

@@ -1,10 +1,8 @@
-"""The one-way flow: who may import whom, directly and by way of others, read from the source; what
-starts without torch; sizes and words; and the public names."""
+"""The one-way flow: who may import whom, directly and by way of others, read from the source; and
+what starts without torch."""
 
 import ast
 import functools
-import importlib
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +63,6 @@ AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a publ
 EXTRAS = {  # what is not always installed: inside functions only
     "cli": {"torch"},
     "device": {"torch"},
-    "execute": set(),
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
     "integrations": {"transformers"},
     "lm": {"tokenizers"},
@@ -206,13 +203,32 @@ def test_folder_imports_only_what_it_may(folder: str) -> None:
 
 
 def test_flow_allows_only_what_is_used() -> None:
+    """Each list of what is allowed is exact: an entry that nothing needs fails."""
     used: dict[str, set[str]] = {folder: set() for folder in ALLOWED}
+    against: set[tuple[str, str]] = set()
+    extras: dict[str, set[str]] = {}
+    training: set[str] = set()
+    launching: set[str] = set()
     for module, source in SOURCES.items():
-        used[folder_of(module)] |= {
-            folder_of(name) for name, _ in imports(source) if name.startswith("headwise")
-        }
-    for folder, allowed in ALLOWED.items():
-        assert allowed <= used[folder], f"{folder} no longer needs {allowed - used[folder]}"
+        folder = folder_of(module)
+        for name, _ in imports(source):
+            package = name.partition(".")[0]
+            if package == "headwise":
+                other = folder_of(name)
+                used[folder] |= {other} & ALLOWED[folder]
+                if other != folder and other not in ALLOWED[folder]:
+                    against.add((folder, other))
+            elif package in TRAINING and folder in WITH_TORCH:
+                training.add(folder)
+            elif package == "triton":
+                launching.add(module.rpartition(".")[2])
+            elif package not in {"__future__", *sys.stdlib_module_names}:
+                extras.setdefault(folder, set()).add(package)
+    assert used == ALLOWED
+    assert against == AGAINST
+    assert extras == EXTRAS
+    assert training == WITH_TORCH
+    assert {name for name in launching if "_triton" not in name} == NEEDS_TRITON
 
 
 @pytest.mark.parametrize(
@@ -353,157 +369,3 @@ def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.commands import finished
 
     return finished(tmp_path_factory.mktemp("imports"))
-
-
-# ---- sizes and words
-
-LINES = 450
-STILL_LONG = {  # to be split, or to say why; nothing may join them
-    "experiments/leaner_paper/budget_map.py",
-    "kernels/decoder_cuda.cu",
-    "kernels/encoder_attention_cuda.cu",
-    "shape.py",
-}
-REASON = "Longer than 450 lines because"
-
-
-def too_long(source: str) -> bool:
-    """A file that is read in more than one sitting, and does not say why."""
-    reason = REASON in " ".join(source[: 100 * 40].split())
-    return len(source.splitlines()) > LINES and not reason
-
-
-def test_top_level_has_at_most_thirteen_modules() -> None:
-    files = [path.stem for path in ROOT.glob("*.py") if not path.stem.startswith("__")]
-    assert len(files) <= 13, sorted(files)
-
-
-def test_file_is_read_in_one_sitting_or_says_why() -> None:
-    paths = [path for path in ROOT.rglob("*") if path.suffix in (".py", ".cu", ".cuh")]
-    assert {str(p.relative_to(ROOT)) for p in paths if too_long(p.read_text())} == STILL_LONG
-
-
-def test_long_file_is_seen() -> None:
-    long = "a = 1\n" * (LINES + 1)
-    assert too_long(long)
-    assert not too_long(f'"""What.\n\nLonger than 450 lines\nbecause it is one table."""\n{long}')
-    assert not too_long("a = 1\n" * LINES)
-
-
-# Words of no one else -> what a reader would search for
-DIALECT = {
-    r"\btold\b": "message",
-    r"\bnow: slice\b": "group",
-    r"\b(goes|go|going|went|gone) on\b": "resumes",
-    r"\bµs a layer\b": "µs per layer",
-    r"\bbytes a token\b": "bytes per token",
-    r"\bseeds a point\b": "seeds per point",
-    r"\bjudge[ds]?\b": "evaluated",
-    r"\bit has .{1,60}, got\b": "needs X, this shape has Y",
-}
-STILL_OTHER_WORDS = {  # to be rewritten, or words in their usual sense; nothing may join them
-    "headwise.cli.shapes",
-    "headwise.errors",
-    "headwise.experiments.leaner_paper.finetune",
-    "headwise.experiments.nanochat_heads",
-    "headwise.experiments.pretrained",
-    "headwise.experiments.rank_paper.fig1",
-    "headwise.experiments.rank_paper.positions",
-    "headwise.kernels.attention_wide_launch",
-    "headwise.kernels.decoder_cuda",
-    "headwise.kernels.nvrtc",
-    "headwise.lm.checkpoint",
-    "headwise.shape",
-    "headwise.tasks.check_data",
-    "headwise.tasks.ids",
-    "headwise.tasks.images",
-    "headwise.tasks.masked",
-    "headwise.tasks.own",
-    "headwise.tasks.recall",
-    "headwise.tasks.sentences",
-    "headwise.training.engine",
-    "headwise.training.run",
-}
-
-
-def dialect_of(source: str) -> list[str]:
-    return [
-        line.strip()
-        for line in source.splitlines()
-        if any(re.search(word, line, re.IGNORECASE) for word in DIALECT)
-    ]
-
-
-def test_source_has_the_words_of_the_field() -> None:
-    found = {module for module, source in SOURCES.items() if dialect_of(source)}
-    assert found <= STILL_OTHER_WORDS, {
-        module: dialect_of(SOURCES[module]) for module in found - STILL_OTHER_WORDS
-    }
-
-
-def test_dialect_is_seen() -> None:
-    for line in (
-        "told = 3",
-        "def step(self, now: slice):",
-        "the run goes on where it was",
-        "# 7 µs a layer, 12 bytes a token, 3 seeds a point",
-        "errors on which it is judged",
-        "it has the scalar norm after each part, got rms pre",
-    ):
-        assert dialect_of(line), line
-    assert dialect_of("the run resumes; evaluated on 3 seeds per point") == []
-
-
-# ---- public names
-
-PUBLIC = [
-    "Attention",
-    "Classified",
-    "Decoder",
-    "Encoder",
-    "Farthest",
-    "Model",
-    "Nearest",
-    "Recipe",
-    "Run",
-    "Shape",
-    "SquaredError",
-    "Store",
-    "Task",
-    "UsageError",
-    "attend",
-    "explain",
-    "run",
-    "train",
-]
-
-
-def test_public_names_are_these() -> None:
-    assert headwise.__all__ == PUBLIC
-    assert dir(headwise) == sorted([*PUBLIC, "__version__"])
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_name_can_be_imported_and_says_what_it_is(name: str) -> None:
-    thing = getattr(headwise, name)
-    assert thing is getattr(importlib.import_module(thing.__module__), name)
-    assert thing.__module__.startswith("headwise.")
-    assert thing.__doc__
-
-
-def test_unknown_name_of_the_package_is_refused() -> None:
-    with pytest.raises(AttributeError, match="module 'headwise' has no attribute 'Heads'"):
-        _ = headwise.Heads
-    with pytest.raises(ImportError):
-        exec("from headwise import Heads", {})
-
-
-def test_importing_the_package_costs_nothing() -> None:
-    code = (
-        "import sys; before = set(sys.modules); import headwise; print(*sorted(set(sys.modules) - "
-        "before))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {name.partition(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names
-    assert heavy == {"headwise"}
-    assert [name for name in done.stdout.split() if name.startswith("headwise")] == ["headwise"]

@@ -186,7 +186,7 @@ def test_points_are_of_the_counted_seeds_and_against_the_base():
     ), "against the base as it is"
     assert any("fewest bits per byte of the cuts: 1 x 64" in line for line in lines)
     assert not any(line.startswith("the best rate") for line in lines), (
-        "they went on to where it is not"
+        "they reached where it is not"
     )
     few = nh.summary(rows_of(dataclasses.replace(QUICK, families=("split",))))
     assert {p.family for p in few} == {"split"}, "nothing else was varied"

@@ -131,7 +131,7 @@ def test_expression_that_cannot_fit_is_left_unfinished(most, seed):
     found = expression(random.Random(seed), 4, 5, 0.5, most)
     if len(found) <= most:
         assert depth_of(tree_of(found)) <= 4
-    assert len(found) <= most + 2 + 4, "it goes on growing"
+    assert len(found) <= most + 2 + 4, "it keeps growing"
     whole = expression(random.Random(seed), 4, 5, 0.5)
     assert (found == whole) if len(whole) <= most else len(found) > most
 
