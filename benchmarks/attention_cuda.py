@@ -1,4 +1,4 @@
-"""The two kernels of the attention part in CUDA C++ (kernels/encoder_attention_cuda.cu) alone on a
+"""The two kernels of the attention part in CUDA C++ (kernels/encoder_attention_cuda*.cu) alone on a
 GPU, by rank: microseconds per layer, step and model.
 
     python -m benchmarks.attention_cuda --out encoder_attention_cuda.json

@@ -197,4 +197,4 @@ BARRIERS = {  # waits that keep warps apart, each there once
 
 @pytest.mark.parametrize("dropped", BARRIERS)
 def test_warps_wait_for_each_other(dropped, tmp_path):
-    check_races("decoder_cuda", BARRIERS[dropped], tmp_path, WIDTH=16, HIDDEN=64, TOKENS=40, R=2)
+    check_races(decoder_cuda, BARRIERS[dropped], tmp_path, WIDTH=16, HIDDEN=64, TOKENS=40, R=2)

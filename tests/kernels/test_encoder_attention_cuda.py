@@ -1,5 +1,5 @@
-"""The attention part in CUDA C++ (kernels/encoder_attention_cuda.cu) against float64: compiled on a
-GPU, elsewhere the same lines on a CPU (warp.h)."""
+"""The attention part in CUDA C++ (kernels/encoder_attention_cuda*.cu) against float64: compiled on
+a GPU, elsewhere the same lines on a CPU (warp.h)."""
 
 import ctypes
 import math
@@ -206,7 +206,7 @@ def test_arguments_of_a_kernel_are_tensors_ints_and_floats():
 BARRIERS = {  # waits that keep warps apart, by what is said of each
     "": "",
     "a block's weights": "together();  // this block is there",
-    "a tile": "together();  // this tile is there",
+    "a tile": "where the next one goes\n        together();",
     "gradients of heads": "together();  // every sequence's",
     "a letter": "wait_for_post(box + (turn & 1) * 16, turn >> 1);",
 }
@@ -217,7 +217,7 @@ BARRIERS = {  # waits that keep warps apart, by what is said of each
 )
 def test_warps_wait_for_each_other(rank, dropped, tmp_path):
     check_races(
-        "encoder_attention_cuda",
+        encoder_attention_cuda,
         BARRIERS[dropped],
         tmp_path,
         R=rank,

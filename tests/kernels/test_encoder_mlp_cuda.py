@@ -140,7 +140,7 @@ def test_tiles_are_taken_two_at_a_time():
 
 BARRIERS = {  # waits that keep warps apart, by what is said of each
     "": "",
-    "a part of the weights": "together();  // the next part of the weights",
+    "a part of the weights": "// the last\n                together();",
     "slopes": "meet(FULL, BACK_WARPS);",
     "slopes that are written over": "meet(FREE + (tile & 1), BACK_WARPS);",
     "a letter": "wait_for_post(now, tile >> 1);",
@@ -149,4 +149,4 @@ BARRIERS = {  # waits that keep warps apart, by what is said of each
 
 @pytest.mark.parametrize("dropped", BARRIERS)
 def test_warps_wait_for_each_other(dropped, tmp_path):
-    check_races("encoder_mlp_cuda", BARRIERS[dropped], tmp_path)
+    check_races(encoder_mlp_cuda, BARRIERS[dropped], tmp_path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.gpu import INTERPRETED
 
-from headwise.kernels import encoder_attention_cuda, nvrtc
+from headwise.kernels import decoder_cuda, encoder_attention_cuda, encoder_mlp_cuda, nvrtc
 
 HERE = Path(__file__).parent
 # the machine's own conversions of half precision, and no product that is rounded with its sum
@@ -22,9 +22,10 @@ FAST = ("-O1", "-march=native", "-ffp-contract=off")
 
 
 @functools.cache
-def library(name, **defined):
-    """kernels/<name>.cu by way of <name>.cpp, made once for all workers and tests of the same
-    sources."""
+def library(module, **defined):
+    """A module's CUDA sources by way of <module>.cpp, made once for all workers and tests of the
+    same sources."""
+    name = module.__name__.rpartition(".")[2]
     words = [
         "g++",
         "-std=c++20",
@@ -35,12 +36,7 @@ def library(name, **defined):
         *(f"-D{key}={value}" for key, value in defined.items()),
     ]
     kernels = Path(nvrtc.__file__).parent
-    sources = [
-        HERE / f"{name}.cpp",
-        HERE / "warp.h",
-        kernels / "encoder.cuh",
-        kernels / f"{name}.cu",
-    ]
+    sources = [HERE / f"{name}.cpp", HERE / "warp.h", *(kernels / n for n in module.SOURCES)]
     key = hashlib.sha256(
         b"".join([" ".join(words).encode(), *(p.read_bytes() for p in sources)])
     ).hexdigest()[:16]
@@ -51,7 +47,7 @@ def library(name, **defined):
             [
                 *words,
                 f"-I{HERE}",
-                f"-I{sources[-1].parent}",
+                f"-I{kernels}",
                 "-o",
                 str(unfinished),
                 str(sources[0]),
@@ -81,31 +77,34 @@ def trusting(module, run, monkeypatch):
 
 def run_attention(name, rank, programs, models, warps, shared, cluster, *arguments):
     """`encoder_attention_cuda._run` on a CPU."""
-    made = library("encoder_attention_cuda", R=rank, WARPS=encoder_attention_cuda.WARPS[rank])
+    made = library(encoder_attention_cuda, R=rank, WARPS=encoder_attention_cuda.WARPS[rank])
     call(made, name, (programs, models), warps, shared, arguments)
 
 
 def run_mlp(name, programs, models, warps, shared, cluster, *arguments):
     """`encoder_mlp_cuda._run` on a CPU."""
-    call(library("encoder_mlp_cuda"), name, (programs, models), warps, shared, arguments)
+    call(library(encoder_mlp_cuda), name, (programs, models), warps, shared, arguments)
 
 
 def run_decoder(name, sizes, grid, warps, *arguments):
     """`decoder_cuda._run` on a CPU."""
     defined = {"HIDDEN": sizes.hidden, "TOKENS": sizes.tokens, "R": sizes.rank}
-    made = library("decoder_cuda", WIDTH=sizes.width, **defined)
+    made = library(decoder_cuda, WIDTH=sizes.width, **defined)
     call(made, name, grid, warps, sizes.shared[name], arguments)
 
 
-def check_races(name, dropped, folder, **defined):
-    """<name>_races.cpp under a sanitizer that sees what two threads do to one place: nothing, but
+def check_races(module, dropped, folder, **defined):
+    """<module>_races.cpp under a sanitizer that sees what two threads do to one place: nothing, but
     where one of the waits is dropped."""
     if not INTERPRETED:
         pytest.skip("races are looked for on a CPU")
-    source = (Path(nvrtc.__file__).parent / f"{name}.cu").read_text()
-    assert not dropped or source.count(dropped) == 1
-    waits = re.sub(r"\b(together|meet|wait_for_post)(?=\()", "left_out", dropped)
-    (folder / f"{name}.cu").write_text(source.replace(dropped, waits) if dropped else source)
+    name, kernels = module.__name__.rpartition(".")[2], Path(nvrtc.__file__).parent
+    sources = {n: (kernels / n).read_text() for n in module.SOURCES}
+    if dropped:
+        (found,) = (n for n, source in sources.items() if dropped in source)
+        assert sources[found].count(dropped) == 1
+        waits = re.sub(r"\b(together|meet|wait_for_post)(?=\()", "left_out", dropped)
+        (folder / found).write_text(sources[found].replace(dropped, waits))
     words = [
         "g++",
         "-std=c++20",
@@ -117,7 +116,7 @@ def check_races(name, dropped, folder, **defined):
     words += [
         f"-I{folder}",
         f"-I{HERE}",
-        f"-I{Path(nvrtc.__file__).parent}",
+        f"-I{kernels}",
         "-o",
         folder / "races",
         HERE / f"{name}_races.cpp",

@@ -1,5 +1,6 @@
-// A warp on a CPU: kernels/warp.cuh again, with a value of every lane in each variable. A block's warps
-// are threads. A reference for where numbers go, not for how a GPU rounds; what a GPU wants aligned must be aligned here too.
+// A warp on a CPU: kernels/warp.cuh again, with a value of every lane in each variable. A block's
+// warps are threads. A reference for where numbers go, not for how a GPU rounds; what a GPU wants
+// aligned must be aligned here too.
 #include <array>
 #include <atomic>
 #include <barrier>
@@ -26,7 +27,11 @@ template <class T> struct Lanes {
     T v[32];
     constexpr Lanes() : v{} {}
     constexpr Lanes(T x) : v{} { for (int i = 0; i < 32; i++) v[i] = x; }
-    template <class G> static Lanes each(G f) { Lanes y; for (int i = 0; i < 32; i++) y.v[i] = f(i); return y; }
+    template <class G> static Lanes each(G f) {
+        Lanes y;
+        for (int i = 0; i < 32; i++) y.v[i] = f(i);
+        return y;
+    }
 };
 struct F : Lanes<float> {
     constexpr F(float x = 0) : Lanes(x) {}
@@ -38,12 +43,19 @@ struct U : Lanes<uint32_t> {
     constexpr U(Lanes<uint32_t> x) : Lanes(x) {}
     U operator~() const { return each([&](int i) { return ~v[i]; }); }
 };
-#define BOTH(T, op) static inline T operator op(const T& a, const T& b) { return T::each([&](int i) { return a.v[i] op b.v[i]; }); }
+#define BOTH(T, op)                                              \
+    static inline T operator op(const T& a, const T& b) {        \
+        return T::each([&](int i) { return a.v[i] op b.v[i]; }); \
+    }
 BOTH(F, +) BOTH(F, -) BOTH(F, *) BOTH(F, /)
-BOTH(U, +) BOTH(U, -) BOTH(U, *) BOTH(U, /) BOTH(U, &) BOTH(U, |) BOTH(U, ^) BOTH(U, <<) BOTH(U, >>)
-static inline U operator==(const U& a, const U& b) { return U::each([&](int i) { return a.v[i] == b.v[i]; }); }
+BOTH(U, +) BOTH(U, -) BOTH(U, *) BOTH(U, /)
+BOTH(U, &) BOTH(U, |) BOTH(U, ^) BOTH(U, <<) BOTH(U, >>)
+static inline U operator==(const U& a, const U& b) {
+    return U::each([&](int i) { return a.v[i] == b.v[i]; });
+}
 
-// What a block of threads has: shared memory, barriers of all its warps, of groups, and where two sides meet; what it was posted, by box.
+// What a block of threads has: shared memory, barriers of all its warps, of groups, and where two
+// sides meet; what it was posted, by box.
 struct Block {
     std::vector<char> memory;
     std::barrier<> all;
@@ -54,8 +66,12 @@ struct Block {
     std::mutex post;
     std::condition_variable came;
     Block(int warps, int bytes, int count)
-        : memory(bytes, 0x7e), all(warps), places{std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps)} {
-        for (int g = 0; g < count; g++) groups.push_back(std::make_unique<std::barrier<>>(warps / count));
+        : memory(bytes, 0x7e),
+          all(warps),
+          places{std::barrier<>(warps), std::barrier<>(warps), std::barrier<>(warps),
+              std::barrier<>(warps)} {
+        for (int g = 0; g < count; g++)
+            groups.push_back(std::make_unique<std::barrier<>>(warps / count));
     }  // 0x7e: not numbers, until something is written
 };
 static thread_local int this_warp, this_x, this_y, this_peer;
@@ -88,7 +104,8 @@ INSIDE void open_box(U box) { this_block->boxes[box.v[0]] = {}; }
 INSIDE void post(U at, const U (&x)[4], U box) {
     Block& to = *(*these_blocks).at(at.v[0] >> 24);
     for (int i = 0; i < 32; i++)
-        for (int n = 0; n < 4; n++) memcpy(to.memory.data() + (at.v[i] & 0xffffff) + 4 * n, &x[n].v[i], 4);
+        for (int n = 0; n < 4; n++)
+            memcpy(to.memory.data() + (at.v[i] & 0xffffff) + 4 * n, &x[n].v[i], 4);
     std::lock_guard hold(to.post);
     to.boxes.at(box.v[0] & 0xffffff).come += 32 * 16;
     to.came.notify_all();
@@ -109,8 +126,12 @@ INSIDE void wait_for_post(U box, int turn) {
 }
 template <int N> INSIDE void fewer_registers() {}
 template <int N> INSIDE void more_registers() {}
-INSIDE U choose(U some, U a, U b) { return U::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
-INSIDE F choose(U some, F a, F b) { return F::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; }); }
+INSIDE U choose(U some, U a, U b) {
+    return U::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; });
+}
+INSIDE F choose(U some, F a, F b) {
+    return F::each([&](int i) { return some.v[i] ? a.v[i] : b.v[i]; });
+}
 INSIDE U less(U a, U b) { return U::each([&](int i) { return a.v[i] < b.v[i]; }); }
 INSIDE F size(F a) { return F::each([&](int i) { return fabsf(a.v[i]); }); }
 INSIDE F minus(F a) { return F(0.0f) - a; }
@@ -124,21 +145,41 @@ INSIDE F fused(F a, F b, F c) { return a * b + c; }
 INSIDE F root(F x) { return F::each([&](int i) { return sqrtf(x.v[i]); }); }
 INSIDE U pack(F a, F b) { return U::each([&](int i) { return both(a.v[i], b.v[i]); }); }
 INSIDE U pack_above(F a, F b) { return pack(largest(a, F(0.0f)), largest(b, F(0.0f))); }
-INSIDE U above(U x) { return U::each([&](int i) { return (low(x.v[i]) > 0 ? 0xffffu : 0u) | (high(x.v[i]) > 0 ? 0xffff0000u : 0u); }); }
+INSIDE U above(U x) {
+    return U::each([&](int i) {
+        return (low(x.v[i]) > 0 ? 0xffffu : 0u) | (high(x.v[i]) > 0 ? 0xffff0000u : 0u);
+    });
+}
 INSIDE F first_of(U x) { return F::each([&](int i) { return low(x.v[i]); }); }
 INSIDE F second_of(U x) { return F::each([&](int i) { return high(x.v[i]); }); }
-INSIDE U times(U a, U b) { return U::each([&](int i) { return both(low(a.v[i]) * low(b.v[i]), high(a.v[i]) * high(b.v[i])); }); }
+INSIDE U times(U a, U b) {
+    return U::each(
+        [&](int i) { return both(low(a.v[i]) * low(b.v[i]), high(a.v[i]) * high(b.v[i])); });
+}
 INSIDE U fused(U a, U b, U c) {
-    return U::each([&](int i) { return both((double)low(a.v[i]) * low(b.v[i]) + low(c.v[i]), (double)high(a.v[i]) * high(b.v[i]) + high(c.v[i])); });
+    return U::each([&](int i) {
+        return both((double)low(a.v[i]) * low(b.v[i]) + low(c.v[i]),
+            (double)high(a.v[i]) * high(b.v[i]) + high(c.v[i]));
+    });
 }
 INSIDE U plus(U a, U b) { return fused(a, U(0x3c003c00u), b); }
 INSIDE U opposite(U a) { return a ^ U(0x80008000u); }
 INSIDE U fixed(F a, F b) {
-    auto step = [](float x) { return x != x ? 65535u : (uint32_t)fminf(65535, fmaxf(0, rintf(1024 * (x + 15)))); };
+    auto step = [](float x) {
+        return x != x ? 65535u : (uint32_t)fminf(65535, fmaxf(0, rintf(1024 * (x + 15))));
+    };
     return U::each([&](int i) { return step(a.v[i]) | step(b.v[i]) << 16; });
 }
-INSIDE U highest(U a, U b) { return U::each([&](int i) { return both(fmaxf(low(a.v[i]), low(b.v[i])), fmaxf(high(a.v[i]), high(b.v[i]))); }); }
-INSIDE U lowest(U a, U b) { return U::each([&](int i) { return both(fminf(low(a.v[i]), low(b.v[i])), fminf(high(a.v[i]), high(b.v[i]))); }); }
+INSIDE U highest(U a, U b) {
+    return U::each([&](int i) {
+        return both(fmaxf(low(a.v[i]), low(b.v[i])), fmaxf(high(a.v[i]), high(b.v[i])));
+    });
+}
+INSIDE U lowest(U a, U b) {
+    return U::each([&](int i) {
+        return both(fminf(low(a.v[i]), low(b.v[i])), fminf(high(a.v[i]), high(b.v[i])));
+    });
+}
 template <int W> INSIDE U bytes(U a, U b) {
     return U::each([&](int i) {
         uint64_t all = a.v[i] | (uint64_t)b.v[i] << 32;
@@ -152,7 +193,8 @@ INSIDE F of_four(F x, int j) { return F::each([&](int i) { return x.v[i / 4 * 4 
 template <int M> INSIDE U other(U x) { return U::each([&](int i) { return x.v[i ^ M]; }); }
 INSIDE U turned(U x) {  // row i / 4, columns 2 (i % 4) and the next
     uint32_t y[8][8];
-    for (int i = 0; i < 32; i++) y[i / 4][i % 4 * 2] = x.v[i] & 0xffff, y[i / 4][i % 4 * 2 + 1] = x.v[i] >> 16;
+    for (int i = 0; i < 32; i++)
+        y[i / 4][i % 4 * 2] = x.v[i] & 0xffff, y[i / 4][i % 4 * 2 + 1] = x.v[i] >> 16;
     return U::each([&](int i) { return y[i % 4 * 2][i / 4] | y[i % 4 * 2 + 1][i / 4] << 16; });
 }
 template <int K> INSIDE void product(F (&c)[4], const U* a, const U* b) {
@@ -160,20 +202,32 @@ template <int K> INSIDE void product(F (&c)[4], const U* a, const U* b) {
     for (int i = 0; i < 32; i++)
         for (int k = 0; k < K / 8; k++) {
             int at = 8 * k + i % 4 * 2;
-            for (int r = 0; r < 2; r++) x[i / 4 + 8 * r][at] = low(a[2 * k + r].v[i]), x[i / 4 + 8 * r][at + 1] = high(a[2 * k + r].v[i]);
+            for (int r = 0; r < 2; r++)
+                x[i / 4 + 8 * r][at] = low(a[2 * k + r].v[i]),
+                              x[i / 4 + 8 * r][at + 1] = high(a[2 * k + r].v[i]);
             y[at][i / 4] = low(b[k].v[i]), y[at + 1][i / 4] = high(b[k].v[i]);
         }
     for (int i = 0; i < 32; i++)
         for (int r = 0; r < 4; r++) {
             double sum = c[r].v[i];
-            for (int k = 0; k < K; k++) sum += (double)x[i / 4 + r / 2 * 8][k] * y[k][i % 4 * 2 + r % 2];
+            for (int k = 0; k < K; k++)
+                sum += (double)x[i / 4 + r / 2 * 8][k] * y[k][i % 4 * 2 + r % 2];
             c[r].v[i] = sum;
         }
 }
-INSIDE void mma(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { U a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1}; product<16>(c, a, b); }
+INSIDE void mma(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) {
+    U a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+    product<16>(c, a, b);
+}
 INSIDE void mma(F (&c)[4], U a0, U a1, U b0) { U a[2] = {a0, a1}; product<8>(c, a, &b0); }
-INSIDE void mma(F (&y)[4], U a0, U a1, U b0, const F (&c)[4]) { for (int i = 0; i < 4; i++) y[i] = c[i]; mma(y, a0, a1, b0); }
-INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) { for (F& x : c) x = 0.0f; mma(c, a0, a1, a2, a3, b0, b1); }
+INSIDE void mma(F (&y)[4], U a0, U a1, U b0, const F (&c)[4]) {
+    for (int i = 0; i < 4; i++) y[i] = c[i];
+    mma(y, a0, a1, b0);
+}
+INSIDE void mma0(F (&c)[4], U a0, U a1, U a2, U a3, U b0, U b1) {
+    for (F& x : c) x = 0.0f;
+    mma(c, a0, a1, a2, a3, b0, b1);
+}
 INSIDE void mma0(F (&c)[4], U a0, U a1, U b0) { for (F& x : c) x = 0.0f; mma(c, a0, a1, b0); }
 
 INSIDE U shared() { return U(0u); }
@@ -182,19 +236,28 @@ INSIDE void aligned(const void* p, size_t to) {
 }
 INSIDE U view(U at) { return at >> U(4u) | U(0x10000u); }
 INSIDE uint32_t seen(U x) { return (x.v[0] & 0xffff) << 4; }
-INSIDE float half_at(uint32_t at) { Half h; memcpy(&h, this_memory + (at ^ (at >> 7 & 7) << 4), 2); return of_half(h); }
-template <int TA, int TB, int N> INSIDE void wide(F (&c)[N][4], U a, U b) {  // rows of this warp, of four
+INSIDE float half_at(uint32_t at) {
+    Half h;
+    memcpy(&h, this_memory + (at ^ (at >> 7 & 7) << 4), 2);
+    return of_half(h);
+}
+// Rows of this warp, of four
+template <int TA, int TB, int N> INSIDE void wide(F (&c)[N][4], U a, U b) {
     float x[16][16], y[16][8 * N];
     int first = 16 * (this_warp & 3);
     for (int k = 0; k < 16; k++) {
-        for (int i = 0; i < 16; i++) x[i][k] = half_at(seen(a) + (TA ? 128 * k + 2 * (first + i) : 128 * (first + i) + 2 * k));
-        for (int j = 0; j < 8 * N; j++) y[k][j] = half_at(seen(b) + (TB ? 128 * k + 2 * j : 128 * j + 2 * k));
+        for (int i = 0; i < 16; i++)
+            x[i][k] =
+                half_at(seen(a) + (TA ? 128 * k + 2 * (first + i) : 128 * (first + i) + 2 * k));
+        for (int j = 0; j < 8 * N; j++)
+            y[k][j] = half_at(seen(b) + (TB ? 128 * k + 2 * j : 128 * j + 2 * k));
     }
     for (int n = 0; n < N; n++)
         for (int i = 0; i < 32; i++)
             for (int r = 0; r < 4; r++) {
                 double sum = c[n][r].v[i];
-                for (int k = 0; k < 16; k++) sum += (double)x[i / 4 + r / 2 * 8][k] * y[k][8 * n + i % 4 * 2 + r % 2];
+                for (int k = 0; k < 16; k++)
+                    sum += (double)x[i / 4 + r / 2 * 8][k] * y[k][8 * n + i % 4 * 2 + r % 2];
                 c[n][r].v[i] = sum;
             }
 }
@@ -214,7 +277,9 @@ template <int N> INSIDE void wide(F (&c)[N][4], const U (&a)[4], U b) { wide_fro
 INSIDE void wide_turned(F (&c)[8][4], const U (&a)[4], U b) { wide_from<1>(c, a, b); }
 INSIDE void nothing(F (&c)[8][4]) { for (auto& row : c) for (F& x : row) x = 0.0f; }
 INSIDE void wide0(F (&c)[8][4], const U (&a)[4], U b) { nothing(c), wide(c, a, b); }
-template <int TA, int TB> INSIDE void wide0(F (&c)[8][4], U a, U b) { nothing(c), wide<TA, TB>(c, a, b); }
+template <int TA, int TB> INSIDE void wide0(F (&c)[8][4], U a, U b) {
+    nothing(c), wide<TA, TB>(c, a, b);
+}
 INSIDE void begin() {}
 INSIDE void leave() {}
 INSIDE void finish() {}
@@ -222,35 +287,67 @@ INSIDE void finish_former() {}
 template <int N> INSIDE void settle(F (&)[N][4]) {}
 template <int N, int M> INSIDE void settle(U (&)[N][M]) {}
 INSIDE void visible() {}
-INSIDE void keep(U at, U x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
-INSIDE U find(U at) { U x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
+INSIDE void keep(U at, U x) {
+    for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4);
+}
+INSIDE U find(U at) {
+    U x;
+    for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4);
+    return x;
+}
 template <int T> INSIDE void find4(U (&x)[4], U at) {
     for (uint32_t a : at.v) aligned((char*)0 + a, 16);
     for (int m = 0; m < 4; m++) {
-        x[m] = U::each([&](int i) { uint32_t y; memcpy(&y, this_memory + at.v[8 * m + i / 4] + 4 * (i % 4), 4); return y; });
+        x[m] = U::each([&](int i) {
+            uint32_t y;
+            memcpy(&y, this_memory + at.v[8 * m + i / 4] + 4 * (i % 4), 4);
+            return y;
+        });
         if (T) x[m] = turned(x[m]);
     }
 }
 INSIDE void keep4(U at, U a, U b, U c, U d) {
     const U* x[4] = {&a, &b, &c, &d};
     for (uint32_t i : at.v) aligned((char*)0 + i, 16);
-    for (int m = 0; m < 4; m++) for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[8 * m + i / 4] + 4 * (i % 4), &x[m]->v[i], 4);
+    for (int m = 0; m < 4; m++)
+        for (int i = 0; i < 32; i++)
+            memcpy(this_memory + at.v[8 * m + i / 4] + 4 * (i % 4), &x[m]->v[i], 4);
 }
 template <int T> INSIDE void known4(U (&x)[4], U at) { find4<T>(x, at); }
 // Four numbers of 32 bits that lie side by side, of every lane.
 template <class P, class L> INSIDE void four(P* place, L (&x)[4], int i, bool out) {
     aligned(place, 16);
-    for (int n = 0; n < 4; n++) out ? memcpy((char*)place + 4 * n, &x[n].v[i], 4) : memcpy((void*)&x[n].v[i], (char*)place + 4 * n, 4);
+    for (int n = 0; n < 4; n++)
+        out ? memcpy((char*)place + 4 * n, &x[n].v[i], 4)
+            : memcpy((void*)&x[n].v[i], (char*)place + 4 * n, 4);
 }
-template <class L> INSIDE void find16(L (&x)[4], U at) { for (int i = 0; i < 32; i++) four(this_memory + at.v[i], x, i, false); }
-INSIDE void keep16(U at, const F (&x)[4]) { for (int i = 0; i < 32; i++) four(this_memory + at.v[i], x, i, true); }
-INSIDE void keep1(U at, F x) { for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4); }
-INSIDE F find1(U at) { F x; for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4); return x; }
-INSIDE void keep2(U at, F a, F b) { for (uint32_t i : at.v) aligned(this_memory + i, 8); keep1(at, a), keep1(at + 4, b); }
-INSIDE void find2(U at, F& a, F& b) { for (uint32_t i : at.v) aligned(this_memory + i, 8); a = find1(at), b = find1(at + 4); }
+template <class L> INSIDE void find16(L (&x)[4], U at) {
+    for (int i = 0; i < 32; i++) four(this_memory + at.v[i], x, i, false);
+}
+INSIDE void keep16(U at, const F (&x)[4]) {
+    for (int i = 0; i < 32; i++) four(this_memory + at.v[i], x, i, true);
+}
+INSIDE void keep1(U at, F x) {
+    for (int i = 0; i < 32; i++) memcpy(this_memory + at.v[i], &x.v[i], 4);
+}
+INSIDE F find1(U at) {
+    F x;
+    for (int i = 0; i < 32; i++) memcpy(&x.v[i], this_memory + at.v[i], 4);
+    return x;
+}
+INSIDE void keep2(U at, F a, F b) {
+    for (uint32_t i : at.v) aligned(this_memory + i, 8);
+    keep1(at, a), keep1(at + 4, b);
+}
+INSIDE void find2(U at, F& a, F& b) {
+    for (uint32_t i : at.v) aligned(this_memory + i, 8);
+    a = find1(at), b = find1(at + 4);
+}
 INSIDE void copy(U at, const void* start, U bytes, int more = 0) {
     const char* from = (const char*)start + more;
-    for (int i = 0; i < 32; i++) aligned(from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16), memcpy(this_memory + at.v[i], from + bytes.v[i], 16);
+    for (int i = 0; i < 32; i++)
+        aligned(from + bytes.v[i], 16), aligned((char*)0 + at.v[i], 16),
+            memcpy(this_memory + at.v[i], from + bytes.v[i], 16);
 }
 INSIDE void send() {}
 template <int N> INSIDE void arrived() {}
@@ -260,43 +357,66 @@ INSIDE void load2(const float* p, U j, F& a, F& b, int more = 0) {
     a = load(p + more, j), b = load(p + more, j + 1);
 }
 INSIDE void known2(const float* p, U j, F& a, F& b, int more) { load2(p, j, a, b, more); }
-INSIDE void load4(const float* p, U j, F (&x)[4], int more) { for (int i = 0; i < 32; i++) four((float*)p + j.v[i] + more, x, i, false); }
-INSIDE void load8(const Half* p, U j, U (&x)[4], int more) { for (int i = 0; i < 32; i++) four((Half*)p + j.v[i] + more, x, i, false); }
-INSIDE void store4(float* p, U j, const F (&x)[4], int more) { for (int i = 0; i < 32; i++) four(p + j.v[i] + more, x, i, true); }
-INSIDE void store8(Half* p, U j, const U (&x)[4], int more) { for (int i = 0; i < 32; i++) four(p + j.v[i] + more, x, i, true); }
+INSIDE void load4(const float* p, U j, F (&x)[4], int more) {
+    for (int i = 0; i < 32; i++) four((float*)p + j.v[i] + more, x, i, false);
+}
+INSIDE void load8(const Half* p, U j, U (&x)[4], int more) {
+    for (int i = 0; i < 32; i++) four((Half*)p + j.v[i] + more, x, i, false);
+}
+INSIDE void store4(float* p, U j, const F (&x)[4], int more) {
+    for (int i = 0; i < 32; i++) four(p + j.v[i] + more, x, i, true);
+}
+INSIDE void store8(Half* p, U j, const U (&x)[4], int more) {
+    for (int i = 0; i < 32; i++) four(p + j.v[i] + more, x, i, true);
+}
 INSIDE void store(float* p, U j, F x) { for (int i = 0; i < 32; i++) p[j.v[i]] = x.v[i]; }
 INSIDE void store2(float* p, U j, F a, F b, int more = 0) {
     for (uint32_t i : j.v) aligned(p + i + more, 8);
     store(p + more, j, a), store(p + more, j + 1, b);
 }
-INSIDE void store(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] = x.v[i]; }
+INSIDE void store(U some, float* p, U j, F x) {
+    for (int i = 0; i < 32; i++)
+        if (some.v[i]) p[j.v[i]] = x.v[i];
+}
 INSIDE void store2(U some, float* p, U j, F a, F b, int more) {
     for (int i = 0; i < 32; i++) if (some.v[i]) aligned(p + j.v[i] + more, 8);
     store(some, p + more, j, a), store(some, p + more, j + 1, b);
 }
-INSIDE void add(U some, float* p, U j, F x) { for (int i = 0; i < 32; i++) if (some.v[i]) p[j.v[i]] += x.v[i]; }
+INSIDE void add(U some, float* p, U j, F x) {
+    for (int i = 0; i < 32; i++)
+        if (some.v[i]) p[j.v[i]] += x.v[i];
+}
 INSIDE void add_up(float* p, F x) { for (float y : x.v) std::atomic_ref<float>(*p).fetch_add(y); }
 INSIDE void add2(float* p, U j, F a, F b, int more) {
     for (uint32_t i : j.v) aligned(p + i + more, 8);
     add(~U(0u), p + more, j, a), add(~U(0u), p + more, j + 1, b);
 }
-INSIDE void store2(Half* p, U j, U x) { for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4); }
+INSIDE void store2(Half* p, U j, U x) {
+    for (int i = 0; i < 32; i++) aligned(p + j.v[i], 4), memcpy(p + j.v[i], &x.v[i], 4);
+}
 
-INSIDE void equal(int told, int known) { if (told != known) fprintf(stderr, "%d was told, it is %d\n", told, known), abort(); }
-template <class G> void launch(int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1, int together = 1) {
+INSIDE void equal(int told, int known) {
+    if (told != known) fprintf(stderr, "%d was told, it is %d\n", told, known), abort();
+}
+template <class G>
+void launch(
+    int blocks_x, int blocks_y, int warps, int bytes, G kernel, int groups = 1, int together = 1) {
     equal(groups > 15, false);  // barriers that a GPU has for them
     equal(blocks_x % together, 0);
     for (int y = 0; y < blocks_y; y++)
         for (int x = 0; x < blocks_x; x += together) {
             std::vector<std::unique_ptr<Block>> blocks;
-            for (int i = 0; i < together; i++) blocks.push_back(std::make_unique<Block>(warps, bytes, groups));
+            for (int i = 0; i < together; i++)
+                blocks.push_back(std::make_unique<Block>(warps, bytes, groups));
             std::barrier<> everybody(warps * together);
             std::vector<std::thread> threads;
             for (int i = 0; i < together; i++)
                 for (int w = 0; w < warps; w++)
                     threads.emplace_back([&, i, w] {
-                        this_warp = w, this_x = x + i, this_y = y, this_peer = i, this_block = blocks[i].get();
-                        this_memory = this_block->memory.data(), these_blocks = &blocks, all_of_them = &everybody;
+                        this_warp = w, this_x = x + i, this_y = y, this_peer = i,
+                        this_block = blocks[i].get();
+                        this_memory = this_block->memory.data(), these_blocks = &blocks,
+                        all_of_them = &everybody;
                         kernel();
                     });
             for (auto& t : threads) t.join();

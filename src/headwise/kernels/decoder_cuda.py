@@ -14,7 +14,6 @@ writes partial sums of all weights' gradients into rows of its own; sum_splits
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from headwise.kernels import nvrtc
 
+SOURCES = ("warp.cuh", "decoder_cuda.cuh", "decoder_cuda.cu")  # compiled as one
 MOST_SPLITS = 64  # of a model's batch, backward
 
 
@@ -55,7 +55,7 @@ class Sizes(NamedTuple):
 
     @property
     def shared(self) -> dict[str, int]:
-        """Bytes of shared memory of each kernel, as in decoder_cuda.cu."""
+        """Bytes of shared memory of each kernel, as in decoder_cuda.cuh."""
         # A row of D halves has 16 bytes more, so that rows begin in different banks.
         row, heads = 2 * self.width + 16, self.width // self.rank
         matrix, qkv = 16 * self.warps * row, 3 * self.width * row
@@ -267,15 +267,13 @@ def _run(name: str, sizes: Sizes, grid: tuple[int, int], warps: int, *arguments:
 
 @functools.cache
 def _module(sizes: Sizes, device: int) -> nvrtc.Module:
-    names = ("warp.cuh", "decoder_cuda.cu")
-    source = "".join((Path(__file__).parent / name).read_text() for name in names)
     defined = {
         "WIDTH": sizes.width,
         "HIDDEN": sizes.hidden,
         "TOKENS": sizes.tokens,
         "R": sizes.rank,
     }
-    return nvrtc.Module(nvrtc.compiled(source, "sm_90a", defined))
+    return nvrtc.Module(nvrtc.compiled(SOURCES, "sm_90a", defined))
 
 
 # ---- the trial

@@ -1,10 +1,12 @@
-// What the two parts of a post-norm layer of width 64 share (encoder_attention_cuda.cu, encoder_mlp_cuda.cu): tiles in shared memory,
-// and the norm at their end. encoder.py names the same tensors for Python.
+// What the two parts of a post-norm layer of width 64 share (encoder_attention_cuda.cuh,
+// encoder_mlp_cuda.cu): tiles in shared memory, and the norm at their end. encoder.py names the
+// same tensors for Python.
 
 constexpr int WIDTH = 64;               // of the model
 constexpr int ROW = 2 * WIDTH;          // bytes of a row of 64 halves in shared memory
 constexpr int PIECE = 16;               // bytes that products of four warps count in
-constexpr int POST = 64 * ROW;          // bytes of the gradient of 64 tokens, as the programs of a cluster send it to each other
+// Bytes of the gradient of 64 tokens, as the programs of a cluster send it to each other
+constexpr int POST = 64 * ROW;
 #define ONES U(0x3c003c00u)
 
 INSIDE U place(U row, U byte) { return row * ROW + (byte ^ (row & 7) << 4); }  // in a tile
@@ -14,8 +16,10 @@ template <int N> INSIDE void zero(F (&c)[N][4]) { UNROLL for (int i = 0; i < N; 
 // What a part adds to and writes, of one model.
 struct End { const float *bias, *scale0, *u0, *scale; float* u; Half* y; float* inv; };
 
-// n(s0 u0 + alpha z + mean of the bias rows) of a warp's 16 tokens, of which `token` is a lane's first.
-INSIDE void finish_part(F (&z)[8][4], U token, const End& end, float alpha, int average, int first) {
+// n(s0 u0 + alpha z + mean of the bias rows) of a warp's 16 tokens, of which `token` is a lane's
+// first.
+INSIDE void finish_part(
+    F (&z)[8][4], U token, const End& end, float alpha, int average, int first) {
     U pair = (lane() & 3) * 2;
     F squares[2] = {0.0f, 0.0f}, own = load(end.scale, U(0u)), before = load(end.scale0, U(0u));
     if (first) before = 1.0f;
@@ -30,7 +34,8 @@ INSIDE void finish_part(F (&z)[8][4], U token, const End& end, float alpha, int 
             F passed[2];
             load2(end.u0, (token + 8 * i) * WIDTH + pair + 8 * n, passed[0], passed[1]);
             UNROLL for (int j = 0; j < 2; j++) {
-                z[n][2 * i + j] = z[n][2 * i + j] * alpha + passed[j] * before + shift[j] * (1.0f / average);
+                z[n][2 * i + j] =
+                    z[n][2 * i + j] * alpha + passed[j] * before + shift[j] * (1.0f / average);
                 squares[i] = squares[i] + z[n][2 * i + j] * z[n][2 * i + j];
             }
         }

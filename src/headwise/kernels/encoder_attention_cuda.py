@@ -1,4 +1,4 @@
-"""The attention part of a post-norm layer as two kernels in CUDA C++ (encoder_attention_cuda.cu):
+"""The attention part of a post-norm layer as two kernels in CUDA C++ (encoder_attention_cuda*.cu):
 forward, and backward with the weights' gradients.
 
 Every rank from 1 to 64 has the same traffic: neither projections nor scores go through memory. The
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +29,13 @@ from torch import Tensor
 from headwise.kernels import nvrtc
 from headwise.kernels.encoder import AttentionWeights, End, Gradients, from_lane_order
 
+SOURCES = (  # in the order in which they are compiled as one
+    "warp.cuh",
+    "encoder.cuh",
+    "encoder_attention_cuda.cuh",
+    "encoder_attention_cuda_forward.cu",
+    "encoder_attention_cuda_backward.cu",
+)
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = 16  # of a sequence
 WIDTH = 64  # of the model
@@ -173,9 +179,7 @@ def _run(
 
 @functools.cache
 def _module(rank: int, device: int) -> nvrtc.Module:
-    names = ("warp.cuh", "encoder.cuh", "encoder_attention_cuda.cu")
-    source = "".join((Path(__file__).parent / name).read_text() for name in names)
-    return nvrtc.Module(nvrtc.compiled(source, "sm_90a", {"R": rank, "WARPS": WARPS[rank]}))
+    return nvrtc.Module(nvrtc.compiled(SOURCES, "sm_90a", {"R": rank, "WARPS": WARPS[rank]}))
 
 
 # ---- the trial

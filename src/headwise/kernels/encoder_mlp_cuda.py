@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor
 from headwise.kernels import nvrtc
 from headwise.kernels.encoder import End, Gradients, MlpWeights, from_lane_order
 
+SOURCES = ("warp.cuh", "encoder.cuh", "encoder_mlp_cuda.cu")  # compiled as one
 WIDTH = 64  # of the model
 FORWARD_TOKENS = 256  # of a program forward
 TOKEN_TILE = 128
@@ -112,9 +112,7 @@ def _run(
 
 @functools.cache
 def _module(device: int) -> nvrtc.Module:
-    names = ("warp.cuh", "encoder.cuh", "encoder_mlp_cuda.cu")
-    source = "".join((Path(__file__).parent / name).read_text() for name in names)
-    made = nvrtc.Module(nvrtc.compiled(source, "sm_90a", {}))
+    made = nvrtc.Module(nvrtc.compiled(SOURCES, "sm_90a", {}))
     found = made.registers("feed_back", BACKWARD_BYTES)
     if found < REGISTERS:  # its warps would wait for registers that are not there
         raise RuntimeError(f"feed_back needs {REGISTERS} registers per thread, it has {found}")

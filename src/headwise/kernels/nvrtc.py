@@ -15,7 +15,7 @@ import importlib.util
 import numbers
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,10 @@ def _done(status: int) -> None:
         raise RuntimeError(f"CUDA: {(text.value or b'').decode() or status}")
 
 
-def compiled(source: str, architecture: str, defined: dict[str, int]) -> bytes:
-    """Machine code of a source for one GPU architecture, such as sm_90a."""
+def compiled(names: Sequence[str], architecture: str, defined: dict[str, int]) -> bytes:
+    """Machine code of files beside this one, compiled as one source for a GPU architecture such as
+    sm_90a."""
+    source = "".join((Path(__file__).parent / name).read_text() for name in names)
     # The key of the cache holds all that machine code depends on: source, options and the
     # compiler's version.
     options = [
