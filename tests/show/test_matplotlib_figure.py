@@ -9,6 +9,7 @@ import pytest
 from support.fig1_points import CASES, point
 
 from headwise.experiments.rank_paper.fig1_figures import figure as draw_fig1
+from headwise.show.figure import Line, LineFigure, LinePanel
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 
@@ -56,3 +57,40 @@ def test_figure_axis_is_not_stretched_by_an_interval_that_reaches_zero() -> None
         math.log10(smallest / 2)
     ), "where that ends"
     assert highs == pytest.approx([0.8, 4.0])
+
+
+def test_figure_draws_a_point_of_one_seed_hollow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib.pyplot as plt
+
+    ends = {"low": [0.3, None, None], "high": [0.7, None, None]}
+    line = Line(label="a", colour=0, x=[1, 2, 3], y=[0.5, 0.4, None], **ends)
+    assert line.single == (False, True, False)
+    assert Line(label="a", colour=0, x=[1], y=[0.5]).single == (False,), "no intervals at all"
+    published = Line(label="a", colour=0, x=[1], y=[0.5], low=[None], style="dashed")
+    assert published.single == (False,), "drawn without intervals"
+
+    figure = LineFigure(
+        title="t", x_label="x", y_label="y", panels=[LinePanel(title="p", lines=[line])]
+    )
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    save(figure, tmp_path / "a.png")
+    monkeypatch.undo()
+    plt.close(drawn[0])
+    (ax,) = drawn[0].axes
+    hollow = [mark for mark in ax.get_lines() if mark.get_markerfacecolor() == "white"]
+    assert [(list(mark.get_xdata()), list(mark.get_ydata())) for mark in hollow] == [([2], [0.4])]
+    legend = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert legend == ["a", "hollow: one seed"]
+    (trace,) = plotly_figure(figure)["data"]
+    assert trace["marker"]["symbol"] == ["circle", "circle-open", "circle"]
+
+
+def test_figure_of_several_seeds_has_nothing_hollow() -> None:
+    line = Line(label="a", colour=0, x=[1, 2], y=[0.5, 0.4], low=[0.3, 0.2], high=[0.7, 0.6])
+    figure = LineFigure(
+        title="t", x_label="x", y_label="y", panels=[LinePanel(title="p", lines=[line])]
+    )
+    assert "symbol" not in plotly_figure(figure)["data"][0]["marker"]

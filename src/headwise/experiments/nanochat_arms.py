@@ -13,8 +13,8 @@ from headwise.shape import Shape
 
 FAMILIES = {  # what is varied, and its words in the figure
     "split": "heads x rank",
-    "logit": "larger scores",
-    "scale": "scores grow with the rank",
+    "logit": "larger scores, against the usual",
+    "scale": "one spread of scores at all ranks",
     "unnormed": "queries and keys not normed",
     "query": "query/key rank / value width",
     "kv": "KV heads",

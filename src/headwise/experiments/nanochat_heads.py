@@ -55,7 +55,7 @@ from headwise.show.figure import Range, RangeFigure, RangePanel
 from headwise.stats import difference
 
 Gap = tuple[float, float | None, float | None]  # a mean difference and the ends of its interval
-TREATMENT = {"scale": ", growing", "unnormed": ", not normed", "mla": ", not normed"}
+TREATMENT = {"scale": ", one spread", "unnormed": ", not normed", "mla": ", not normed"}
 
 
 # ---- runs in two rounds
@@ -320,7 +320,9 @@ EXPERIMENT = Experiment(
     ),
     caption=(
         "Held-out bits per byte, mean over seeds at the tuned learning rate with its 95 % "
-        "interval; every arm has the FLOPs of the base. Recall in text: how often the same model "
+        "interval; every arm has the FLOPs of the base. In the figure a colour has a base of its "
+        "own, treated alike, except for larger scores: bars of two colours do not start from one "
+        "loss. Recall in text: how often the same model "
         "has a token right whose pair with the one before is rare but occurred before in the "
         "window; of random pairs: how often, shown pairs of random tokens, it tells the second of "
         "a pair from the first."

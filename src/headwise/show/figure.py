@@ -45,7 +45,8 @@ class Line:
     """Points along an axis, with an interval around each where `low` and `high` are given.
 
     A missing `y` is a gap. `solid` has markers and a band, `line` a band only, `dashed` and `dots`
-    are drawn without intervals. `text` is shown for a point under the mouse.
+    are drawn without intervals. A point of a `solid` line without an interval is of one seed and
+    drawn hollow. `text` is shown for a point under the mouse.
 
     >>> Line(label="held out", colour=0, x=[1, 2], y=[0.5, None]).y
     (0.5, None)
@@ -75,6 +76,15 @@ class Line:
     def has_interval(self) -> bool:
         """Whether any point has one."""
         return any(v is not None for v in self.low)
+
+    @property
+    def single(self) -> tuple[bool, ...]:
+        """Which points are of one seed: they have a value, and no interval where the line may have
+        them."""
+        if self.style != "solid" or not self.low:
+            return (False,) * len(self.x)
+        points = zip(self.y, self.low, strict=True)
+        return tuple(y is not None and low is None for y, low in points)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from headwise.show.figure import (
 COLOUR_MAP = "viridis"
 GRID = {"color": "#e6e8eb", "lw": 0.6}
 SYMBOLS = {"star": "*", "diamond": "D"}
+HOLLOW = {"ls": "none", "marker": "o", "ms": 4, "mfc": "white"}  # a point of one seed
 DATELESS = {  # metadata without a date, so that the same rows give the same file
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None},
@@ -141,7 +142,17 @@ def _save_lines(figure: LineFigure, path: Path) -> None:
             ax.tick_params(labelbottom=True)
         if figure.reference and axes:
             _name_reference(axes, figure)
-        _legend_beside(canvas, _handles(axes))
+        _legend_beside(canvas, _handles(axes) | _hollow_handle(figure))
+
+
+def _hollow_handle(figure: LineFigure) -> dict[str, Any]:
+    """The legend's word for points of one seed, where there are any."""
+    from matplotlib.lines import Line2D
+
+    lines = [line for panel in figure.panels for line in panel.lines]
+    if not any(any(line.single) for line in lines):
+        return {}
+    return {"hollow: one seed": Line2D([], [], color=GREY, **HOLLOW)}
 
 
 def _draw_line_panel(ax: Any, figure: LineFigure, panel: LinePanel) -> None:
@@ -175,6 +186,9 @@ def _draw_line(ax: Any, figure: LineFigure, line: Line) -> None:
     values, label = _gaps(line.y), _raised(line.label)
     colour = colour_of(line.colour)
     ax.plot(line.x, values, color=colour, label=label, **styles[line.style])
+    if any(line.single):
+        alone = [(x, y) for x, y, one in zip(line.x, values, line.single, strict=True) if one]
+        ax.plot(*zip(*alone, strict=True), color=colour, **HOLLOW)
     if line.style in ("dashed", "dots") or not line.has_interval:
         return
     # A band needs two neighbouring intervals; one alone is a bar.

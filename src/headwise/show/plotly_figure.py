@@ -247,6 +247,9 @@ def _trace(figure: LineFigure, line: Line) -> dict[str, Any]:
         "hovertemplate": f"%{{y:.4f}}<br>%{{text}}<extra>{_raised(line.label)}</extra>",
         **looks[line.style],
     }
+    if any(line.single):
+        symbols = ["circle-open" if one else "circle" for one in line.single]
+        trace["marker"] = {"size": 7, "symbol": symbols}
     if line.style == "solid" and line.has_interval:
         trace["error_y"] = _error_bars(figure, line)
     return trace

@@ -327,7 +327,8 @@ EXPERIMENT = Experiment(
     ),
     caption=(
         "Held-out loss, mean over seeds at the tuned learning rate with its 95 % interval. Dots: "
-        "arms with the parameters of the base or of the widened arm."
+        "arms with the parameters of the base or of the widened arm. Hollow: only the seed that "
+        "chose the rate, which is not to be set beside means of others."
     ),
     notes=NOTES,
     runs=runs,

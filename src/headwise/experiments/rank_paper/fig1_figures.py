@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 BY_RANK = (
     "Left: the rank paper's statistic, the smallest training loss of any epoch of any seed on "
     "replayed data; dashed, as published. Right: error on fresh data of models trained on fresh "
-    "data, mean over seeds with its 95 % interval."
+    "data, mean over seeds with its 95 % interval; hollow: one seed."
 )
 BY_LAYERS = (
     "What more layers do at each rank. Left: the rank paper's statistic on replayed data; dashed, "
     "as published. Right: error on fresh data of models trained on fresh data, mean over seeds "
     "with its 95 % interval; where several learning rates were tried on the first seed, at the one "
-    "that is best there, over the other seeds."
+    "that is best there, over the other seeds; hollow: one seed, which flatters where it chose its "
+    "own rate."
 )
 ZERO = Reference(label="predicting zero", y=1.0)
 PAPER_DIM = 64

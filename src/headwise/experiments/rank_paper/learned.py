@@ -8,7 +8,8 @@ the identity?
 
 Expected, paper, published form under `replay`, medians over heads: published/fig_perfect.csv
 (angles 179.6, 176.3, 168.5 degrees); measured 179.6, 176.1, 169.0, and on fresh data (`stream`)
-180.0, 179.3, 178.9. These are runs of the main figure, so a store that has them has this figure
+180.0, 179.3, 178.9, all at the published rate; at rates that suit 8 and 64 heads better they stand
+far from -c I. These are runs of the main figure, so a store that has them has this figure
 too.
 """
 

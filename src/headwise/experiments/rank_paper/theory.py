@@ -23,8 +23,8 @@ from headwise.rows import Row
 from headwise.show.figure import Line, LineFigure, LinePanel, Reference
 
 CAPTION = (
-    "Exact: left the least error that any hard rank-1 heads in one layer can have, right the "
-    "error of random ones that vote in two layers; two points."
+    "By formula: left a lower bound on the error of hard rank-1 heads in one layer, which no layer "
+    "is known to attain, right the error of random ones that vote in two layers; two points."
 )
 NAMES = (
     "full-rank-head",
@@ -162,7 +162,7 @@ def figure(points: Sequence[Point]) -> LineFigure:
     # A majority needs an odd number of heads. An error of zero has no place on a log axis.
     counts, panels = [4**i for i in range(9)], []
     for title, error in (
-        ("one layer: the least error of any hard rank-1 heads", singular_floor),
+        ("one layer: lower bound for hard rank-1 heads", singular_floor),
         ("two layers: random rank-1 heads vote", odd_vote),
     ):
         lines = [
