@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.stats import Mean, difference, group, mean, rank_correlation
+from headwise.stats import Mean, difference, group, mean, rank_correlation, told_apart
 
 
 def t_distribution(t: float, freedom: float) -> float:
@@ -177,3 +177,36 @@ def test_interval_of_a_rank_correlation_narrows_with_more_pairs_and_holds_its_va
     assert rank_correlation(list(x), list(y), draws=50) == rank_correlation(
         list(x), list(y), draws=50
     ), "the same draws again"
+
+
+@pytest.mark.parametrize("comparisons", [1, 27, 64])
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+def test_told_apart_from_where_the_tail_is_small_enough(n: int, comparisons: int) -> None:
+    """Two samples of one spread have 2 (n - 1) degrees of freedom; the gap that is just told apart
+    is found by halving, with the tail by Gauss and Legendre's rule."""
+    values = [float(i) for i in range(n)]
+    spread = math.sqrt(2 * float(np.var(values, ddof=1)) / n)
+    low, high = 0.0, 200.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        beyond = 1 - t_distribution(middle, 2 * (n - 1))
+        low, high = (middle, high) if beyond > 0.025 / comparisons else (low, middle)
+    just = low * spread
+    assert told_apart([v + 1.001 * just for v in values], values, comparisons)
+    assert not told_apart([v - 0.999 * just for v in values], values, comparisons)
+
+
+def test_told_apart_agrees_with_the_interval_of_one_difference() -> None:
+    rng = random.Random(0)
+    found = set()
+    for _ in range(300):
+        a, b = ([rng.gauss(m, s) for _ in range(rng.randint(2, 5))] for m, s in ((0, 1), (2, 0.4)))
+        gap = difference(a, b)
+        assert gap.low is not None
+        assert gap.high is not None
+        found.add(told_apart(a, b))
+        assert told_apart(a, b) == (not gap.low <= 0 <= gap.high)
+    assert found == {True, False}
+    assert not told_apart([1.0], [2.0, 2.1])
+    assert told_apart([1.0, 1.0], [2.0, 2.0])
+    assert not told_apart([1.0, 1.0], [1.0, 1.0])

@@ -62,14 +62,49 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Mean:
     gap, n = math.fsum(a) / len(a) - math.fsum(b) / len(b), min(len(a), len(b))
     if n < 2:
         return Mean(gap, None, None, n)
-    # Welch: each sample has its own variance. The degrees of freedom (Satterthwaite) weigh the two.
+    error, freedom = _welch(a, b)
+    half = _t975(freedom) * error if error else 0.0
+    return Mean(gap, gap - half, gap + half, n)
+
+
+def told_apart(a: Sequence[float], b: Sequence[float], comparisons: int = 1) -> bool:
+    """Whether the interval of mean(a) - mean(b) leaves out 0, where the intervals of so many
+    comparisons hold together in 95 of 100 cases (Welch, Bonferroni). Single values never do.
+
+    Compared with the smallest of m means in m - 1 comparisons, those that are not told apart from
+    it hold the truly smallest one in 95 of 100 cases.
+
+    >>> told_apart([1.0, 1.1, 1.2], [2.0, 2.1, 2.2]), told_apart([1.0], [2.0])
+    (True, False)
+    """
+    if min(len(a), len(b)) < 2:
+        return False
+    gap = abs(math.fsum(a) / len(a) - math.fsum(b) / len(b))
+    error, freedom = _welch(a, b)
+    return gap > 0 if error == 0 else _tail(gap / error, freedom) < 0.025 / comparisons
+
+
+def _welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """The standard error of a difference, each sample with its own variance, and its degrees of
+    freedom, which weigh the two (Satterthwaite)."""
     parts = [_variance(x) / len(x) for x in (a, b)]
     total = sum(parts)
     if total == 0:
-        return Mean(gap, gap, gap, n)
+        return 0.0, math.inf
     freedom = total**2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
-    half = _t975(freedom) * math.sqrt(total)
-    return Mean(gap, gap - half, gap + half, n)
+    return math.sqrt(total), freedom
+
+
+def _tail(t: float, freedom: float, pieces: int = 128) -> float:
+    """Student's mass above t. With t = sqrt(freedom) / tan(angle) it is an integral of
+    sin(angle)^(freedom - 1) from 0; over the root of the angle that is smooth at 0."""
+    end = math.sqrt(math.atan2(math.sqrt(freedom), t))
+    heights = [
+        2 * u * math.sin(u * u) ** (freedom - 1)
+        for u in (end * i / pieces for i in range(pieces + 1))
+    ]
+    whole = heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
+    return _density(freedom) * whole * end / pieces / 3
 
 
 def _variance(values: Sequence[float]) -> float:
@@ -77,13 +112,16 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((x - centre) ** 2 for x in values) / (len(values) - 1)
 
 
+def _density(freedom: float) -> float:
+    """Student's density over the angle, where it is largest."""
+    return math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+
+
 @cache
 def _t975(freedom: float) -> float:
     """Student's 97.5 % point, by halving. With t = sqrt(freedom) tan(angle) the mass is an integral
     of cos(angle)^(freedom - 1)."""
-    density = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(
-        math.pi
-    )
+    density = _density(freedom)
 
     def mass(t: float, pieces: int = 64) -> float:  # between 0 and t, by Simpson's rule
         step = math.atan(t / math.sqrt(freedom)) / pieces

@@ -172,10 +172,10 @@ def test_headline_says_what_cannot_be_distinguished():
         [row(2.9, num_heads=1, head_dim=24)],
     )
     (line,) = pretrained.headline(pretrained.summary([*near, *far, *best, *single]))
-    assert line.startswith("book.txt: fewest bits per byte 2.1000, 2 x 12; ")
-    assert "no difference found from it: 4 x 6;" in line
-    assert "1 without an interval" in line
-    assert "8 x 3" not in line
+    assert line == (
+        "book.txt: best 2 x 12, bits per byte 2.1000 ± 0.2484 (3 seeds); cannot be told apart from "
+        "2 others of 4 decoders (4 x 6; 1 x 24, one seed)"
+    )
 
 
 def test_divergence_is_counted_and_not_averaged():
@@ -228,7 +228,7 @@ def test_page_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     page = text_of(store / "report.html")
     assert "Which of the decoders trained here" in page
     assert "2 of 2 runs finished" in page
-    assert "generated text: fewest bits per byte" in page
+    assert "generated text: no best: none of the 2 decoders can be told apart at n=1" in page
     assert page.count("headwise pretrain --device cpu") == 2
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(json.dumps(r) + "\n" for r in Store(store).rows()))

@@ -49,7 +49,7 @@ def test_run_returns_what_was_made_and_makes_nothing_twice(tmp_path: Path) -> No
     assert [point.rank for point in made.points] == [1, 16]
     assert made.figure.panels
     assert made.table[0][:2] == ["data", "layers"]
-    assert "fig1 (quick): 4 runs, 4 rows" in repr(made)
+    assert "fig1 (quick): 4 of 4 runs finished" in repr(made)
     assert "<table>" in made._repr_html_()
     again = headwise.run("fig1", ranks=(16, 1), **options, **SMALL)
     assert again.counts.made == 0

@@ -8,6 +8,7 @@ import pytest
 
 from headwise.errors import UsageError
 from headwise.show.figure import (
+    ONE_SEED,
     Figure,
     HeatFigure,
     HeatPanel,
@@ -75,6 +76,9 @@ HEAT = HeatFigure(
             most=20.0,
             paths=[CellPath(label="split", colour=1, x=[1, 0], y=[0, 1])],
             marks=[Mark(label="the rank paper", symbol="star", x=1, y=0)],
+            best=[(1, 0)],
+            alike=[(0, 0), (1, 1)],
+            single=[(1, 1)],
         )
     ],
 )
@@ -87,7 +91,7 @@ RANGES = RangeFigure(
             x_label="more than the base",
             ranges=[
                 Range(name="8 x 8", label="split", colour=0, mean=0.1, low=-0.1, high=0.3),
-                Range(name="8 x 8", label="kv", colour=1, mean=0.2),
+                Range(name="8 x 8", label="kv", colour=1, mean=0.2, hollow=True),
             ],
         ),
         RangePanel(title="recall", x_label="more", ranges=[]),
@@ -185,3 +189,49 @@ def test_figure_of_no_panels_is_drawn(tmp_path: Path) -> None:
     for i, figure in enumerate(empty):
         save(figure, tmp_path / f"{i}.png")
         assert plotly_figure(figure)["data"] == []
+
+
+def test_frames_stand_around_the_best_and_what_is_alike() -> None:
+    page = plotly_figure(HEAT)
+    frames = [shape for shape in page["layout"]["shapes"] if shape["type"] == "rect"]
+    assert [(round(f["x0"] + 0.47), round(f["y0"] + 0.46)) for f in frames] == [
+        (0, 0),
+        (1, 1),
+        (1, 0),
+    ]
+    assert ["dash" in frame["line"] for frame in frames] == [True, True, False]
+    (heat,) = (trace for trace in page["data"] if trace["type"] == "heatmap")
+    assert heat["text"] == [["0.500", "0.250", ""], ["1.000", "(0.750)", "20"]]
+    plain = dataclasses.replace(HEAT.panels[0], best=(), alike=())
+    page = plotly_figure(dataclasses.replace(HEAT, panels=[plain]))
+    assert not page["layout"]["shapes"], "the smallest number alone is no best cell"
+
+
+def test_heat_panel_of_an_older_store_is_drawn_without_frames() -> None:
+    value = json.loads(json.dumps(to_json(HEAT)))
+    for name in ("best", "alike", "single"):
+        del value["panels"][0][name]
+    assert not plotly_figure(from_json(value))["layout"]["shapes"]
+
+
+def test_one_seed_is_hollow_and_the_legend_says_so() -> None:
+    line = Line(
+        label="held out",
+        colour=0,
+        x=[1, 2, 4],
+        y=[0.5, 0.4, None],
+        low=[0.4, None, None],
+        high=[0.6, None, None],
+    )
+    assert line.single == (False, True, False)
+    crosses = Line(label="statistic", colour=0, style="dots", x=[1], y=[0.1])
+    assert crosses.single == (False,)
+    panel = LinePanel(title="", lines=[line, crosses])
+    figure = LineFigure(title="", x_label="", y_label="", panels=[panel])
+    held_out, _, legend = plotly_figure(figure)["data"]
+    assert [colour == "white" for colour in held_out["marker"]["color"]] == [False, True, False]
+    assert (legend["name"], legend["showlegend"]) == (ONE_SEED, True)
+    names = [trace["name"] for trace in plotly_figure(RANGES)["data"]]
+    assert names.count(ONE_SEED) == 1
+    inside = [t["marker"]["color"] for t in plotly_figure(RANGES)["data"] if t["name"] != ONE_SEED]
+    assert [colour == "white" for colour in inside] == [False, True]

@@ -9,7 +9,7 @@ import pytest
 from support.fig1_points import CASES, point
 
 from headwise.experiments.rank_paper.fig1_figures import figure as draw_fig1
-from headwise.show.figure import Line, LineFigure, LinePanel
+from headwise.show.figure import Line, LineFigure, LinePanel, has_hollow
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
 
@@ -21,7 +21,8 @@ def test_figure_draws_every_kind_of_points(case: str, tmp_path: Path) -> None:
     save(description, tmp_path / "a.png")
     page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
-    assert len(page["data"]) == sum(len(panel.lines) for panel in description.panels)
+    lines = sum(len(panel.lines) for panel in description.panels)
+    assert len(page["data"]) == lines + has_hollow(description), "and one that says what is hollow"
     names = [trace["name"] for trace in page["data"] if trace["showlegend"]]
     assert len(names) == len(set(names)), "a name is twice in the legend"
 
@@ -84,8 +85,10 @@ def test_figure_draws_a_point_of_one_seed_hollow(
     assert [(list(mark.get_xdata()), list(mark.get_ydata())) for mark in hollow] == [([2], [0.4])]
     legend = [text.get_text() for text in drawn[0].legends[0].get_texts()]
     assert legend == ["a", "hollow: one seed"]
-    (trace,) = plotly_figure(figure)["data"]
-    assert trace["marker"]["symbol"] == ["circle", "circle-open", "circle"]
+    trace, explained = plotly_figure(figure)["data"]
+    inside, colour = trace["marker"]["color"], trace["marker"]["line"]["color"]
+    assert inside == [colour, "white", colour]
+    assert explained["name"] == "hollow: one seed"
 
 
 def test_figure_of_several_seeds_has_nothing_hollow() -> None:
@@ -93,4 +96,5 @@ def test_figure_of_several_seeds_has_nothing_hollow() -> None:
     figure = LineFigure(
         title="t", x_label="x", y_label="y", panels=[LinePanel(title="p", lines=[line])]
     )
-    assert "symbol" not in plotly_figure(figure)["data"][0]["marker"]
+    (trace,) = plotly_figure(figure)["data"]
+    assert isinstance(trace["marker"].get("color", ""), str)

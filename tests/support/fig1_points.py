@@ -20,7 +20,7 @@ def point(
         "lr": 0.1,
         "rates": 1,
         "edge": False,
-        "seed_0": False,
+        "tuning": False,
         "n": 2,
         "published": None,
     }

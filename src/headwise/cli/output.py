@@ -41,8 +41,7 @@ def print_table(table: Sequence[Sequence[str]]) -> None:
 
 def print_points(experiment: Experiment[Any, Any], points: Sequence[Point]) -> None:
     """An experiment's table: a line per point."""
-    headings = [heading for _, heading in experiment.columns]
-    print_table([headings, *([p.cell(key) for key, _ in experiment.columns] for p in points)])
+    print_table(experiment.table(points))
 
 
 def print_made(made: Made, show: bool = False) -> dict[str, Any]:
@@ -50,8 +49,8 @@ def print_made(made: Made, show: bool = False) -> dict[str, Any]:
     from headwise.experiments.points import plain_point
 
     print_points(made.experiment, made.points)
-    note = made.experiment.notes.get(made.preset)
-    for line in (*made.headline, *([note] if note else [])):
+    state = [] if made.state.finished else [made.state.in_words]
+    for line in (*state, *made.headline, *([made.note] if made.note else [])):
         print(line)
     files = {"figure": made.picture, "report": made.page}
     written = {what: str(path) for what, path in files.items() if path}
@@ -67,6 +66,7 @@ def print_made(made: Made, show: bool = False) -> dict[str, Any]:
         "runs": counts.runs,
         "made": counts.made,
         **({"missing": counts.missing} if show else {}),
+        **({} if made.state.finished else {"later": made.state.later}),
         "taken": counts.taken,
         "points": [plain_point(point) for point in made.points],
         **({"failed": counts.failed} if counts.failed else {}),

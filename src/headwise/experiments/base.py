@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 ERRORS = (
     "Solid lines: error on fresh data that no run has seen, mean over seeds with its 95 % "
-    "interval. Crosses: the rank paper's statistic, the smallest training loss of any epoch of any "
-    "seed. Dashed: the values published in the paper (that statistic on replayed data, read off "
-    "its figure). The interval is over seeds; all runs of a task are evaluated on one held-out "
-    "set. Budget: query/key parameters per layer."
+    "interval; a hollow marker is one seed. Crosses: the rank paper's statistic, the smallest "
+    "training loss of any epoch of any seed. Dashed: the values published in the paper (that "
+    "statistic on replayed data, read off its figure). The interval is over seeds; all runs of a "
+    "task are evaluated on one held-out set. Budget: query/key parameters per layer."
 )
 
 
@@ -89,6 +89,14 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float) or value is None else value.spec()
 
 
+@dataclass(frozen=True)
+class Note:
+    """What to bear in mind about a preset, as long as these settings are the preset's own."""
+
+    text: str
+    settings: tuple[str, ...] = ()
+
+
 S = TypeVar("S", bound=Settings)
 P = TypeVar("P", bound="Point")
 
@@ -111,11 +119,15 @@ class Experiment(Generic[S, P]):
     summary: Callable[[list[Row]], Sequence[P]]  # rows -> points, in any order of rows
     headline: Callable[[Sequence[P]], list[str]]  # the claim in numbers, a sentence per line
     figure: Callable[[Sequence[P]], Figure]
-    notes: Mapping[str, str] = field(default_factory=dict)  # preset -> what to bear in mind
+    # Preset -> what to bear in mind. It is said where the settings that it names are the preset's,
+    # and a plain text where all but the number of seeds are.
+    notes: Mapping[str, str | Note] = field(default_factory=dict)
     caption: str = ERRORS  # what the figure's lines are
     views: Mapping[str, Callable[[Sequence[P]], Figure]] = field(default_factory=dict)
     # Runs that depend on the rows so far, asked until there are no new ones.
     then: Callable[[S, list[Row]], Sequence[Specified]] | None = None
+    # How many runs those will be, at least and at most, known before anything is trained.
+    later: Callable[[S], tuple[int, int]] | None = None
     keep_weights: bool = False  # of the first round, for the next one to start from
     # Columns to add to a trained run's row, from its weights; it travels to worker processes.
     probe: Callable[[Run, dict[str, Any]], Row] | None = None
@@ -137,6 +149,30 @@ class Experiment(Generic[S, P]):
     def count(self, runs: Sequence[Specified]) -> str:
         """How many runs, or rows where they are computed."""
         return f"{len(runs)} {'runs' if self.trains else 'rows'}"
+
+    def note(self, preset: str, settings: Mapping[str, Any]) -> str:
+        """What to bear in mind about a preset in these settings, which are plain values; empty:
+        nothing."""
+        note = self.notes.get(preset)
+        if note is None:
+            return ""
+        own = self.presets[preset].plain()
+        if isinstance(note, Note):
+            text, named = note.text, {*note.settings}
+        else:
+            text, named = note, (own.keys() | settings.keys()) - {"seeds"}
+        return text if all(settings.get(name) == own.get(name) for name in named) else ""
+
+    def table(self, points: Sequence[P]) -> list[list[str]]:
+        """The headings, then a line per point. A column in which no point has a value is left
+        out."""
+        columns = [
+            (key, heading)
+            for key, heading in self.columns
+            if not points or any(getattr(point, key) is not None for point in points)
+        ]
+        cells = [[point.cell(key) for key, _ in columns] for point in points]
+        return [[heading for _, heading in columns], *cells]
 
     def check_options(
         self, runs: Sequence[Specified], workers: int | None, keep_weights: bool

@@ -29,7 +29,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.experiments.base import Experiment
+from headwise.experiments.base import Experiment, Note
+from headwise.experiments.best import TOGETHER, best_in_words
 from headwise.experiments.nanochat_arms import (
     FAMILIES,
     PRESETS,
@@ -44,6 +45,7 @@ from headwise.experiments.shapes import heads_in_words, shape_of_row
 from headwise.experiments.tuning import (
     edge_warning,
     gap_between,
+    later_runs,
     next_round,
     rows_at_best_rate,
     tuned,
@@ -52,7 +54,6 @@ from headwise.lm.spec import Pretraining
 from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.show.figure import Range, RangeFigure, RangePanel
-from headwise.stats import difference
 
 Gap = tuple[float, float | None, float | None]  # a mean difference and the ends of its interval
 TREATMENT = {"scale": ", one spread", "unnormed": ", not normed", "mla": ", not normed"}
@@ -88,6 +89,11 @@ def then(s: NanochatSettings, rows: list[Row]) -> list[Pretraining]:
     """More tuning for an arm whose best rate is the last to a side; for the others the
     measurement."""
     return next_round(runs(s), [_in_bits(row) for row in rows], s.seeds, s.further)
+
+
+def later(s: NanochatSettings) -> tuple[int, int]:
+    """How many runs that will be, at least and at most."""
+    return later_runs(runs(s), s.seeds, s.further)
 
 
 def _in_bits(row: Row) -> Row:
@@ -215,30 +221,16 @@ def headline(points: Sequence[Arm]) -> list[str]:
     lines = []
     for family in FAMILIES:
         known = [
-            f"{p.arm} {p.held_out:.4f}" + (f" ({p.change})" if p.change else "")
+            f"{p.arm} {p.cell('held_out')}" + (f" ({p.change})" if p.change else "")
             for p in points
             if p.family == family and p.held_out is not None
         ]
         if known:
             lines.append(f"{family}: " + "; ".join(known))
     cuts = [p for p in points if p.family == "split" and p.values]
-    return lines + _verdict(cuts) + edge_warning(_each_once(points), "arms")
-
-
-def _verdict(cuts: list[Arm]) -> list[str]:
-    """Which cut of the width is best, and which cannot be told from it."""
-    if len(cuts) < 2 or any(len(p.values) < 2 for p in cuts):
-        return []
-    best = min(cuts, key=lambda p: (p.held_out is None, p.held_out))
-    # An interval that holds zero says that no difference was found.
-    gaps = [(p.arm, difference(p.values, best.values)) for p in cuts if p is not best]
-    alike = [
-        arm
-        for arm, gap in gaps
-        if gap.low is not None and gap.high is not None and gap.low <= 0 <= gap.high
-    ]
-    line = f"fewest bits per byte of the cuts: {best.arm}"
-    return [line + (f"; no difference found from it: {', '.join(alike)}" if alike else "")]
+    if len(cuts) > 1:
+        lines.append("cuts: " + best_in_words(cuts, lambda p: p.arm, "cuts", "bits per byte"))
+    return lines + edge_warning(_each_once(points), "arms")
 
 
 def _each_once(points: Sequence[Arm]) -> list[Arm]:
@@ -288,6 +280,7 @@ def _range(p: Arm, gap: Gap) -> Range:
         mean=mean,
         low=low,
         high=high,
+        hollow=low is None,
     )
 
 
@@ -320,19 +313,23 @@ EXPERIMENT = Experiment(
     ),
     caption=(
         "Held-out bits per byte, mean over seeds at the tuned learning rate with its 95 % "
-        "interval; every arm has the FLOPs of the base. In the figure a colour has a base of its "
-        "own, treated alike, except for larger scores: bars of two colours do not start from one "
-        "loss. Recall in text: how often the same model "
-        "has a token right whose pair with the one before is rare but occurred before in the "
-        "window; of random pairs: how often, shown pairs of random tokens, it tells the second of "
-        "a pair from the first."
+        f"interval; every arm has the FLOPs of the base. {TOGETHER} In the figure a colour has a "
+        "base of its own, treated alike, except for larger scores: bars of two colours do not "
+        "start from one loss. "
+        "Recall in text: how often the same model has a token right whose pair with the one before "
+        "is rare but occurred before in the window; of random pairs: how often, shown pairs of "
+        "random tokens, it tells the second of a pair from the first."
     ),
     notes={
-        "paper": "This preset is named paper for being the larger one: width 512, with 8.2 million "
-        "tokens for 29 million parameters, is no paper's size and none of nanochat's."
+        "paper": Note(
+            "This preset is named paper for being the larger one: width 512, with 8.2 million "
+            "tokens for 29 million parameters, is no paper's size and none of nanochat's.",
+            ("dim", "depth", "vocab", "steps", "batch_tokens"),
+        )
     },
     runs=runs,
     then=then,
+    later=later,
     summary=summary,
     headline=headline,
     figure=figure,

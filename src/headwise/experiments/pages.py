@@ -13,7 +13,7 @@ from typing import Any
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, PAGES, built_in, find
 from headwise.experiments.base import Experiment
-from headwise.rows import Row
+from headwise.experiments.state import State, noted_later, tuning_only
 from headwise.show.figure import Figure, has_panels
 from headwise.show.report import Page, Section, write_page
 from headwise.store import Store
@@ -26,18 +26,24 @@ def shown_by(name: str) -> Experiment[Any, Any]:
     return built_in(PAGES[name]) if name in PAGES else find(name)
 
 
-def page_of(experiment: Experiment[Any, Any], preset: str, points: Sequence[Any]) -> Page:
-    """What the page says about an experiment's points."""
-    keys = [key for key, _ in experiment.columns]
+def page_of(
+    experiment: Experiment[Any, Any],
+    preset: str,
+    points: Sequence[Any],
+    settings: Mapping[str, Any] | None = None,
+) -> Page:
+    """What the page says about an experiment's points. Of a preset's note it says what holds in
+    these settings."""
+    headings, *cells = experiment.table(points)
     return Page(
         question=experiment.question,
         about=experiment.about,
         headline=experiment.headline(points),
-        note=experiment.notes.get(preset, ""),
+        note=experiment.note(preset, settings or {}),
         caption=experiment.caption,
         figures=_figures(experiment, points) if points else (),
-        headings=[heading for _, heading in experiment.columns],
-        cells=[[point.cell(key) for key in keys] for point in points],
+        headings=headings,
+        cells=cells,
         trains=experiment.trains,
     )
 
@@ -85,29 +91,37 @@ def _is_note(asked: Any) -> bool:
 
 
 def _section(store: Store, name: str, asked: Mapping[str, Any]) -> Section:
+    """By the experiment's own code where it is one of headwise's, else by what its run left."""
     rows = store.rows(asked["ids"])
+    # A user's file may have changed or gone since, so its page is kept in the store.
+    tuning = False
+    if (name in EXPERIMENTS or name in PAGES) and "source" not in asked:
+        experiment = shown_by(name)
+        points = experiment.summary(rows)
+        page = page_of(experiment, asked["preset"], points, asked["settings"])
+        tuning = tuning_only(points)
+    elif "page" in asked:
+        page = Page.from_json(asked["page"])
+    else:
+        page = Page(
+            question=name,
+            about="Its figure and table are not kept in this store yet: its command writes them.",
+        )
+    state = State(
+        there=len(rows),
+        asked=len(asked["ids"]),
+        later=noted_later(asked, tuning),
+        tuning=tuning,
+        trains=page.trains,
+        made=asked.get("made") is not False,
+    )
     return Section(
         name=name,
         command=asked["command"],
         preset=asked["preset"],
-        asked=len(asked["ids"]),
+        state=state.in_words,
         rows=rows,
-        page=_page(name, asked, rows),
-    )
-
-
-def _page(name: str, asked: Mapping[str, Any], rows: list[Row]) -> Page:
-    """By the experiment's own code where it is one of headwise's, else by what its run left."""
-    # A user's file may have changed or gone since, so its page is kept in the store.
-    built_in = (name in EXPERIMENTS or name in PAGES) and "source" not in asked
-    if built_in:
-        experiment = shown_by(name)
-        return page_of(experiment, asked["preset"], experiment.summary(rows))
-    if "page" in asked:
-        return Page.from_json(asked["page"])
-    return Page(
-        question=name,
-        about="Its figure and table are not kept in this store yet: its command writes them.",
+        page=page,
     )
 
 
@@ -126,7 +140,7 @@ def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> lis
             name="pretrain",
             command="\n".join(commands),
             preset="",
-            asked=len(rows),
+            state=State(there=len(rows), asked=len(rows)).in_words,
             rows=rows,
             page=page_of(experiment, "", experiment.summary(rows)),
         )

@@ -63,15 +63,32 @@ class Measured(Point):
     held_out: float | None = None
     low: float | None = None
     high: float | None = None
+    values: list[float] = dataclasses.field(default_factory=list)  # by seed
+    tuning: bool = False  # whether only the seed is there by which its learning rate was chosen
+
+    @property
+    def one_seed(self) -> bool:
+        """Whether its error is a single run's, which has no interval."""
+        return self.held_out is not None and (self.low is None or self.high is None)
+
+    @property
+    def error(self) -> str:
+        """The held-out error in words, with its interval and how many seeds it is of."""
+        if self.held_out is None or self.one_seed:
+            return self.cell("held_out")
+        return f"{self.cell('held_out')} ({plural(self.n, 'seed')})"
 
     def cell(self, key: str) -> str:
-        """As `Point.cell`; the held-out error has its interval behind it."""
+        """As `Point.cell`; the held-out error has its interval behind it, or that it is of one
+        seed, and a count of runs has their number."""
+        if key == "diverged":
+            return f"{self.diverged} of {self.n + self.diverged}"
         if key != "held_out":
             return super().cell(key)
         if self.held_out is None:
             return "diverged"
         if self.low is None or self.high is None:
-            return f"{self.held_out:.4f}"
+            return f"{self.held_out:.4f} ({'tuning' if self.tuning else 'one seed'})"
         return f"{self.held_out:.4f} ± {(self.high - self.low) / 2:.4f}"
 
 
@@ -83,14 +100,17 @@ class Errors(Measured):
     zero: int = 0
     train_best: float | None = None
 
+    def cell(self, key: str) -> str:
+        """As `Measured.cell`; how many of the runs that were evaluated predict zero."""
+        return f"{self.zero} of {self.n}" if key == "zero" else super().cell(key)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned(Measured):
-    """A point whose learning rate was tuned: the rate, and the losses by seed. `tuning.tuned` fills
-    it."""
+    """A point whose learning rate was tuned: the rate, and the seeds of its losses. `tuning.tuned`
+    fills it."""
 
     lr: float | None = None
-    values: list[float] = dataclasses.field(default_factory=list)
     seeds: list[int] = dataclasses.field(default_factory=list)
     accuracy: float | None = None
     edge: bool = False  # whether the best rate is the smallest or the largest of those tried
@@ -146,6 +166,7 @@ def errors_of(rows: list[Row]) -> dict[str, Any]:
         "n": len(done),
         "diverged": len(rows) - len(done),
         "zero": sum(abs(r["held_out"] - r["zero_error"]) < COLLAPSED for r in done),
+        "values": [r["held_out"] for r in sorted(done, key=lambda r: r["seed"])],
         **interval([r["held_out"] for r in done]),
         "train_best": min(trained, default=None),
     }

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwise.experiments.base import Experiment, Settings
+from headwise.experiments.best import TOGETHER, best_in_words
 from headwise.experiments.points import Measured, gap_in_words, groups, interval
 from headwise.experiments.shapes import heads_in_words, shape_of_row
 from headwise.lm.spec import Pretraining
@@ -65,7 +66,6 @@ class Pretrained(Measured):
     tokens: int
     lr: float
     kv_bytes: int
-    values: list[float]
     repeats: float | None  # recall in text
     tokens_per_second: float | None
     mfu: float | None
@@ -173,20 +173,13 @@ def _in_words(row: Row, columns: list[str]) -> str:
 def headline(points: Sequence[Pretrained]) -> list[str]:
     """For every text the best, and which cannot be told from it."""
     lines = []
-    for best, *others in groups(points, "text", "digest").values():
-        if best.held_out is None:
+    for of_text in groups(points, "text", "digest").values():
+        if of_text[0].held_out is None:
             continue
-        line = f"{best.text}: fewest bits per byte {best.held_out:.4f}, {best.name}"
-        if alike := [p.name for p in others if p.gap is not None and _covers_zero(p.gap)]:
-            line += f"; no difference found from it: {'; '.join(alike)}"
-        if alone := sum(p.gap is not None and p.gap.low is None for p in others):
-            line += f"; {alone} without an interval (more seeds with --seed)"
-        lines.append(line)
+        words = best_in_words(of_text, lambda p: p.name, "decoders", "bits per byte")
+        more = " (more seeds with --seed)" if len(of_text) > 1 and of_text[0].one_seed else ""
+        lines.append(f"{of_text[0].text}: {words}{more}")
     return lines
-
-
-def _covers_zero(gap: Mean) -> bool:
-    return gap.low is not None and gap.high is not None and gap.low <= 0 <= gap.high
 
 
 def figure(points: Sequence[Pretrained]) -> RangeFigure:
@@ -201,7 +194,7 @@ def figure(points: Sequence[Pretrained]) -> RangeFigure:
     panels = [
         RangePanel(
             title=of_text[0].text if of_text else "",
-            x_label="bits per byte more than the best",
+            x_label="bits per byte more than the fewest",
             ranges=[_range(p) for p in of_text],
         )
         for of_text in compared
@@ -212,8 +205,8 @@ def figure(points: Sequence[Pretrained]) -> RangeFigure:
 def _range(p: Pretrained) -> Range:
     """The gap to the best; the best itself stands at zero."""
     if p.gap is None:
-        return Range(name=p.name, label="held out", colour=0, mean=0.0)
-    ends = {"low": p.gap.low, "high": p.gap.high}
+        return Range(name=p.name, label="held out", colour=0, mean=0.0, hollow=p.one_seed)
+    ends = {"low": p.gap.low, "high": p.gap.high, "hollow": p.gap.low is None}
     return Range(name=p.name, label="held out", colour=0, mean=p.gap.mean, **ends)
 
 
@@ -238,14 +231,14 @@ EXPERIMENT = Experiment(
         ("held_out", "bits per byte"),
         ("n", "n"),
         ("diverged", "diverged"),
-        ("change", "against best"),
+        ("change", "against fewest"),
         ("repeats", "recall in text"),
         ("tokens_per_second", "tokens/s"),
         ("mfu", "of the peak"),
     ),
     caption=(
-        "Held-out bits per byte beyond those of the best decoder on the same text; a 95 % interval "
-        "where both have several seeds. Budgets differ unless you made them equal: see the table."
+        "Held-out bits per byte beyond the fewest on the same text; a 95 % interval where both "
+        f"have several seeds. {TOGETHER} Budgets differ unless you made them equal: see the table."
     ),
     runs=_no_runs,
     summary=summary,

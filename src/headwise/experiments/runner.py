@@ -21,6 +21,7 @@ from headwise.experiments.base import Experiment, Settings
 from headwise.experiments.given_rows import given_rows, take_rows
 from headwise.experiments.pages import page_of, write_report
 from headwise.experiments.points import Point, plain_point
+from headwise.experiments.state import Bounds, State, after_round, announced, tuning_only
 from headwise.rows import Row, Specified
 from headwise.store import Store
 
@@ -60,6 +61,7 @@ class Made:
     points: Sequence[Point]
     headline: list[str]
     counts: Counts
+    state: State  # how much of what was asked for is there
     picture: Path | None = None  # the figure as an image
     page: Path | None = None  # the store's page, report.html
 
@@ -76,18 +78,16 @@ class Made:
     @property
     def table(self) -> list[list[str]]:
         """The headings, then a line per point."""
-        keys = [key for key, _ in self.experiment.columns]
-        headings = [heading for _, heading in self.experiment.columns]
-        return [headings, *([point.cell(key) for key in keys] for point in self.points)]
+        return self.experiment.table(self.points)
 
     @property
     def note(self) -> str:
-        """What to bear in mind about the preset; empty: nothing."""
-        return self.experiment.notes.get(self.preset, "")
+        """What to bear in mind about the preset in these settings; empty: nothing."""
+        return self.experiment.note(self.preset, self.settings.plain())
 
     def __repr__(self) -> str:
         where = f", page {self.page}" if self.page else ""
-        counts = f"{self.counts.runs} runs, {len(self.rows)} rows"
+        counts = self.state.in_words.rstrip(".")
         return "\n".join([f"{self.name} ({self.preset}): {counts}{where}", *self.headline])
 
     def _repr_html_(self) -> str:
@@ -217,7 +217,9 @@ def make(
     # What is asked for, and what of it is there: said and noted before anything is made, so that
     # the store's page shows it also after a kill.
     count = experiment.count(runs)
-    asked = {"command": command, "preset": preset, "settings": settings.plain()}
+    plain = settings.plain()
+    asked = {"command": command, "preset": preset, "settings": plain, "made": train}
+    later = _bounds(experiment, settings)
     before = store.noted_ids(experiment.name)
     taken = take_rows(given, runs, store, experiment) if given else 0
     missing = store.missing(runs)
@@ -229,6 +231,7 @@ def make(
         beginning += f", {taken} of them from {files}, {len(missing)} to make"
     if begun:
         beginning += f", {begun} to resume"
+    beginning += announced(len(runs), later)
     if train:
         from headwise.execute.sweep import check_machine
 
@@ -238,7 +241,7 @@ def make(
             f"none of these {count} is in {store.path}; without --no-train they are made"
         )
     if note:
-        store.note(experiment.name, {**asked, "ids": ids})
+        store.note(experiment.name, {**asked, "ids": ids, "later": later})
     for line in (beginning, *edited(store, runs)):
         say(line)
     if missing and train and preset == "paper" and worker.slow:
@@ -250,22 +253,29 @@ def make(
     # The first round, then rounds of runs that depend on the rows so far.
     found = worker.rows_of(runs, experiment.keep_weights)
     later_rounds = _later_rounds(experiment, settings, runs, found) if train or not missing else ()
-    for later in later_rounds:
-        taken += take_rows(given, later, store, experiment) if given else 0
-        waiting = store.missing(later)
+    for new in later_rounds:
+        taken += take_rows(given, new, store, experiment) if given else 0
+        waiting = store.missing(new)
+        later = after_round(later, len(new))
+        # Noted before they are made, as the first ones are.
+        ids += [run.id for run in new]
+        if note:
+            store.note(experiment.name, {**asked, "ids": ids, "later": later})
         say(
-            f"{experiment.name}, next round: {len(later)} runs, {len(later) - len(waiting)} "
-            f"already in {store.path}"
+            f"{experiment.name}, next round: {len(new)} runs, {len(new) - len(waiting)} already in "
+            f"{store.path}{announced(len(ids), later)}"
         )
-        found += worker.rows_of(later)
-        runs += later
+        found += worker.rows_of(new)
+        runs += new
         missing += waiting
 
+    if train or not missing:
+        later = (0, 0)
     points = experiment.summary(found)
     headline = experiment.headline(points)
-    ids = list(dict.fromkeys(run.id for run in runs))
     if note:
-        store.note(experiment.name, {**asked, "ids": ids, **_kept(experiment, preset, points)})
+        kept = _kept(experiment, preset, points, plain)
+        store.note(experiment.name, {**asked, "ids": ids, "later": later, **kept})
         if before - set(ids):
             say(
                 f"{experiment.name} was made with other settings in {store.path} before: its page "
@@ -288,6 +298,14 @@ def make(
         points=points,
         headline=headline,
         counts=counts,
+        state=State(
+            there=len({row["id"] for row in found}),
+            asked=len(ids),
+            later=later,
+            tuning=tuning_only(points),
+            trains=experiment.trains,
+            made=train,
+        ),
         picture=picture,
         page=html_page,
     )
@@ -296,13 +314,26 @@ def make(
 # ---- its steps
 
 
-def _kept(experiment: Experiment[Any, Any], preset: str, points: Sequence[Point]) -> dict[str, Any]:
+def _bounds(experiment: Experiment[Any, Any], settings: Settings) -> Bounds | None:
+    """How many runs depend on others' rows, as the experiment says; None: it does not."""
+    if experiment.then is None:
+        return 0, 0
+    return experiment.later(settings) if experiment.later else None
+
+
+def _kept(
+    experiment: Experiment[Any, Any],
+    preset: str,
+    points: Sequence[Point],
+    settings: dict[str, Any],
+) -> dict[str, Any]:
     """What the store keeps of an experiment of one's own: its page and its points as plain values.
     Those of the built-in ones are computed from their rows."""
     if experiment.name in EXPERIMENTS:
         return {}
     values = [plain_point(point) for point in points]
-    return {"page": page_of(experiment, preset, points).to_json(), "points": values}
+    page = page_of(experiment, preset, points, settings)
+    return {"page": page.to_json(), "points": values}
 
 
 @dataclass(frozen=True)

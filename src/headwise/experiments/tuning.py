@@ -56,6 +56,14 @@ def next_round(first: Sequence[R], rows: list[Row], seeds: int, further: int = 0
     return out
 
 
+def later_runs(first: Sequence[R], seeds: int, further: int = 0) -> tuple[int, int]:
+    """How many runs follow a tuning in `next_round`, at least and at most: every shape may try
+    `further` more rates."""
+    shapes = len({at_rate(run, 1.0) for run in first})
+    tries = further if len({_rate(run) for run in first}) > 1 else 0
+    return shapes * seeds, shapes * (seeds + tries)
+
+
 def at_rate(run: R, lr: float) -> R:
     """The same run at another rate."""
     if isinstance(run, Run):
@@ -119,7 +127,7 @@ def tuned(rows: list[Row]) -> dict[str, Any]:
     best = rows_at_best_rate(rows)
     rates = sorted({r["lr"] for r in rows if r["seed"] == 0})
     at_edge = len(rates) > 2 and bool(best) and best[0]["lr"] in (rates[0], rates[-1])
-    return {**losses_of(best), "edge": at_edge}
+    return {**losses_of(best), "edge": at_edge, "tuning": all(r["seed"] == 0 for r in best)}
 
 
 def edge_warning(points: Sequence[Tuned], what: str) -> list[str]:

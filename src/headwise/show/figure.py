@@ -20,7 +20,8 @@ from headwise.errors import UsageError, nearest
 
 COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b", "#c0392b", "#2a9d9d", "#6c5ce0")
 GREY = "#8b919a"
-FRAME = "#c0392b"  # around the best cell of a heat panel
+FRAME = "#c0392b"  # around the best cells of a heat panel
+ONE_SEED = "hollow: one seed"
 Scale = Literal["log", "linear"]
 Symbol = Literal["star", "diamond"]
 Style = Literal["solid", "line", "dashed", "dots"]
@@ -192,7 +193,12 @@ class Mark:
 @dataclass(frozen=True, kw_only=True)
 class HeatPanel:
     """A grid of numbers, drawn as colours from `least` to `most`: rows from the bottom up, a
-    missing cell is None. The cells that equal `least` are framed."""
+    missing cell is None.
+
+    Places are (column, row), counted from the lower left. The `best` cell is framed, and with
+    dashes those that are `alike`: they cannot be told apart from it. The numbers of `single` ones,
+    of one seed, stand in brackets.
+    """
 
     title: str
     cells: Sequence[Sequence[float | None]]
@@ -200,9 +206,13 @@ class HeatPanel:
     most: float | None
     paths: Sequence[Path] = ()
     marks: Sequence[Mark] = ()
+    best: Sequence[tuple[int, int]] = ()
+    alike: Sequence[tuple[int, int]] = ()
+    single: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cells", tuple(tuple(row) for row in self.cells))
+        for name in ("cells", "best", "alike", "single"):
+            object.__setattr__(self, name, tuple(tuple(row) for row in getattr(self, name)))
         _freeze(self, "paths", "marks")
 
     @property
@@ -219,6 +229,14 @@ class HeatPanel:
             for x, value in enumerate(row)
             if value is not None
         ]
+
+    def number(self, x: int, y: int) -> str:
+        """What stands on a cell."""
+        value = self.cells[y][x]
+        if value is None:
+            return ""
+        text = f"{value:.3f}" if value < 10 else f"{value:.3g}"
+        return f"({text})" if (x, y) in self.single else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +272,8 @@ class HeatFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """A mean, with its interval where it has one. `name` stands at the axis, `label` says what the
-    colour means."""
+    """A mean, with its interval where it has one; its marker is `hollow` where it is of one seed.
+    `name` stands at the axis, `label` says what the colour means."""
 
     name: str
     label: str
@@ -263,6 +281,7 @@ class Range:
     mean: float
     low: float | None = None
     high: float | None = None
+    hollow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +327,15 @@ class RangeFigure:
 
 
 Figure = LineFigure | HeatFigure | RangeFigure
+
+
+def has_hollow(figure: Figure) -> bool:
+    """Whether any of its markers is hollow."""
+    if isinstance(figure, LineFigure):
+        return any(any(line.single) for panel in figure.panels for line in panel.lines)
+    if isinstance(figure, RangeFigure):
+        return any(row.hollow for panel in figure.panels for row in panel.ranges)
+    return False
 
 
 def drawn_names(names: Sequence[str]) -> list[str]:

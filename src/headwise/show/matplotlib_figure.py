@@ -12,6 +12,7 @@ from typing import Any
 from headwise.show.figure import (
     FRAME,
     GREY,
+    ONE_SEED,
     Figure,
     HeatFigure,
     HeatPanel,
@@ -23,6 +24,7 @@ from headwise.show.figure import (
     colour_of,
     drawn_names,
     fraction,
+    has_hollow,
 )
 
 COLOUR_MAP = "viridis"
@@ -107,6 +109,13 @@ def _handles(axes: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def _hollow_handle(wanted: bool) -> dict[str, Any]:
+    """What the legend says about hollow markers, where there are any."""
+    from matplotlib.lines import Line2D
+
+    return {ONE_SEED: Line2D([], [], color=GREY, **HOLLOW)} if wanted else {}
+
+
 def _legend_beside(canvas: Any, handles: dict[str, Any]) -> None:
     if handles:
         canvas.legend(
@@ -142,17 +151,7 @@ def _save_lines(figure: LineFigure, path: Path) -> None:
             ax.tick_params(labelbottom=True)
         if figure.reference and axes:
             _name_reference(axes, figure)
-        _legend_beside(canvas, _handles(axes) | _hollow_handle(figure))
-
-
-def _hollow_handle(figure: LineFigure) -> dict[str, Any]:
-    """The legend's word for points of one seed, where there are any."""
-    from matplotlib.lines import Line2D
-
-    lines = [line for panel in figure.panels for line in panel.lines]
-    if not any(any(line.single) for line in lines):
-        return {}
-    return {"hollow: one seed": Line2D([], [], color=GREY, **HOLLOW)}
+        _legend_beside(canvas, _handles(axes) | _hollow_handle(has_hollow(figure)))
 
 
 def _draw_line_panel(ax: Any, figure: LineFigure, panel: LinePanel) -> None:
@@ -251,7 +250,7 @@ def _save_heat(figure: HeatFigure, path: Path) -> None:
 
 
 def _draw_cells(ax: Any, panel: HeatPanel) -> None:
-    """Colours, the numbers on them, and a frame around the best."""
+    """Colours, the numbers on them, and frames around the best."""
     from matplotlib.patches import Rectangle
 
     colours = [_gaps(row) for row in panel.cells]
@@ -259,9 +258,13 @@ def _draw_cells(ax: Any, panel: HeatPanel) -> None:
     ax.imshow(colours, origin="lower", cmap=COLOUR_MAP, aspect="auto", **ends)
     for x, y, value in panel.values:
         ink = _ink(value, panel)
-        ax.text(x, y, _short(value), ha="center", va="center", fontsize=6.5, color=ink)
-        if value == panel.least:
-            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, ec=FRAME, lw=1.8))
+        number = panel.number(x, y)
+        ax.text(x, y, number, ha="center", va="center", fontsize=6.5, color=ink)
+    for places, width, style in ((panel.alike, 1.3, (0, (2, 1.5))), (panel.best, 2, "-")):
+        for x, y in places:
+            frame = Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, ec=FRAME, lw=width)
+            frame.set_linestyle(style)
+            ax.add_patch(frame)
 
 
 def _draw_paths(ax: Any, panel: HeatPanel) -> None:
@@ -290,10 +293,6 @@ def _draw_paths(ax: Any, panel: HeatPanel) -> None:
         )
 
 
-def _short(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.3g}"
-
-
 def _ink(value: float, panel: HeatPanel) -> str:
     """White on dark cells, which are the better ones."""
     assert panel.least is not None
@@ -317,7 +316,7 @@ def _save_ranges(figure: RangeFigure, path: Path) -> None:
             _draw_ranges(ax, panel)
             # Panels whose colours mean the same share the first one's legend.
             if panel.meaning not in explained:
-                handles = _handles([ax])
+                handles = _handles([ax]) | _hollow_handle(has_hollow(figure))
                 ax.legend(
                     handles.values(),
                     handles.keys(),
@@ -335,7 +334,8 @@ def _draw_ranges(ax: Any, panel: RangePanel) -> None:
     names = [row.name for row in panel.ranges]
     for y, row in enumerate(panel.ranges):
         colour = colour_of(row.colour)
-        ax.plot(row.mean, y, "o", ms=4.5, color=colour, label=row.label)
+        inside = {"mfc": "white", "mew": 1.2} if row.hollow else {}
+        ax.plot(row.mean, y, "o", ms=4.5, color=colour, label=row.label, **inside)
         if row.low is not None:
             ends = [row.low, row.high]
             ax.plot(ends, [y, y], "-", lw=1.8, color=colour, solid_capstyle="butt")

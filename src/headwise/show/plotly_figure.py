@@ -12,6 +12,7 @@ from typing import Any
 from headwise.show.figure import (
     FRAME,
     GREY,
+    ONE_SEED,
     Figure,
     HeatFigure,
     HeatPanel,
@@ -21,6 +22,7 @@ from headwise.show.figure import (
     colour_of,
     drawn_names,
     fraction,
+    has_hollow,
 )
 
 
@@ -103,6 +105,12 @@ class _Page:
         self.data.append({"type": "scatter", **trace, **legend, **cell.axes})
         self.labels.add(group)
 
+    def explain_hollow(self, cell: Cell) -> None:
+        """A line of the legend about hollow markers."""
+        look = {"size": 7, "color": "white", "line": {"color": GREY, "width": 1.5}}
+        marker = {"mode": "markers", "x": [None], "y": [None], "marker": look}
+        self.add_trace(cell, ONE_SEED, {**marker, "name": ONE_SEED, "hoverinfo": "skip"})
+
 
 def _grid(figure: Figure, gap: float, drop: float) -> list[Cell]:
     """The cells of a figure's panels, `gap` between columns and `drop` between rows, all as shares
@@ -151,6 +159,8 @@ def _lines(figure: LineFigure) -> _Page:
         _add_reference(page, cell, figure)
         for line in panel.lines:
             page.add_trace(cell, line.label, _trace(figure, line))
+    if has_hollow(figure):
+        page.explain_hollow(_grid(figure, gap, drop)[0])
     return page
 
 
@@ -248,8 +258,8 @@ def _trace(figure: LineFigure, line: Line) -> dict[str, Any]:
         **looks[line.style],
     }
     if any(line.single):
-        symbols = ["circle-open" if one else "circle" for one in line.single]
-        trace["marker"] = {"size": 7, "symbol": symbols}
+        inside = ["white" if one else colour for one in line.single]
+        trace["marker"] = {"size": 7, "color": inside, "line": {"color": colour, "width": 1.5}}
     if line.style == "solid" and line.has_interval:
         trace["error_y"] = _error_bars(figure, line)
     return trace
@@ -294,7 +304,7 @@ def _name_axis(label: str, names: Any) -> dict[str, Any]:
 
 
 def _add_cells(page: _Page, cell: Cell, figure: HeatFigure, panel: HeatPanel) -> None:
-    """Colours with their numbers, and a frame around the best."""
+    """Colours with their numbers, and frames around the best."""
     place = f"{figure.y_label} %{{y}}, {figure.x_label} %{{x}}"
     page.data.append(
         {
@@ -306,24 +316,28 @@ def _add_cells(page: _Page, cell: Cell, figure: HeatFigure, panel: HeatPanel) ->
             "zmax": panel.most,
             "colorscale": "Viridis",
             "showscale": False,
-            "texttemplate": "%{z:.3f}",
+            "text": [
+                [panel.number(x, y) for x in range(len(row))] for y, row in enumerate(panel.cells)
+            ],
+            "texttemplate": "%{text}",
             "hovertemplate": f"{place}: %{{z:.4f}}<extra></extra>",
             "hoverongaps": False,
             **cell.axes,
         }
     )
-    for x, y, value in panel.values:
-        if value == panel.least:
+    dashed = {"color": FRAME, "width": 2, "dash": "dot"}
+    for places, line in ((panel.alike, dashed), (panel.best, {"color": FRAME, "width": 3})):
+        for x, y in places:
             page.layout["shapes"].append(
                 {
                     "type": "rect",
-                    "x0": x - 0.5,
-                    "x1": x + 0.5,
-                    "y0": y - 0.5,
-                    "y1": y + 0.5,
+                    "x0": x - 0.47,
+                    "x1": x + 0.47,
+                    "y0": y - 0.46,
+                    "y1": y + 0.46,
                     "xref": cell.axes["xaxis"],
                     "yref": cell.axes["yaxis"],
-                    "line": {"color": FRAME, "width": 3},
+                    "line": line,
                 }
             )
 
@@ -389,14 +403,17 @@ def _ranges(figure: RangeFigure) -> _Page:
             if row.low is not None and row.high is not None:
                 bar = {"array": [row.high - row.mean], "arrayminus": [row.mean - row.low]}
             look = {"thickness": 2, "width": 0, "color": colour}
+            inside = "white" if row.hollow else colour
             trace = {
                 "mode": "markers",
                 "x": [row.mean],
                 "y": [y],
                 "name": row.label,
-                "marker": {"size": 9, "color": colour},
+                "marker": {"size": 9, "color": inside, "line": {"color": colour, "width": 1.5}},
                 "error_x": {"type": "data", "symmetric": False, **bar, **look},
                 "hovertemplate": f"{name}, {row.label}: %{{x:.3g}}<extra></extra>",
             }
             page.add_trace(cell, row.label, trace, f"{row.label} of {'; '.join(panel.meaning)}")
+    if has_hollow(figure):
+        page.explain_hollow(_grid(figure, 0.12, drop)[0])
     return page

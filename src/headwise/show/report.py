@@ -93,7 +93,7 @@ class Section:
     name: str
     command: str
     preset: str
-    asked: int  # how many runs
+    state: str  # how far it is
     rows: Sequence[Row]
     page: Page
 
@@ -147,7 +147,7 @@ def _values(section: Section) -> dict[str, Any]:
         "rows": rows,
         "varying": [c for c in columns if c not in same],
         "same": same,
-        "asked": section.asked,
+        "state": section.state,
         "time": clock(sum(r["seconds"] for r in rows)),
         "protocols": sorted({r["protocol"] for r in rows if "protocol" in r}),
         "commits": sorted({r["commit"] or "unknown" for r in rows}),

@@ -15,6 +15,8 @@ from headwise.device import numerics
 from headwise.errors import UsageError
 from headwise.experiments import find
 from headwise.experiments.leaner_paper import budget_map
+from headwise.experiments.leaner_paper.budget_map_shapes import BUDGETS, cost
+from headwise.experiments.leaner_paper.budget_map_shapes import cells as cells_of
 from headwise.experiments.settings import CHOICES, settings_of
 from headwise.experiments.shapes import shape_for
 from headwise.model.transformer import build
@@ -52,20 +54,20 @@ def named(settings):
     return f"{settings.tasks[0]}, width {settings.dim}"
 
 
-@pytest.mark.parametrize("budget", budget_map.BUDGETS)
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("settings", PRESETS, ids=named)
 def test_cells_meet_the_budget_as_nearly_as_whole_numbers_can(settings, budget):
     settings = dataclasses.replace(settings, budget=budget)
     task = settings.task(settings.tasks[0])
-    target = budget_map.cost(shape_for(task, settings.dim, *settings.base), task, budget)
-    cells = budget_map.cells(task, settings)
+    target = cost(shape_for(task, settings.dim, *settings.base), task, budget)
+    cells = cells_of(task, settings)
     assert len(cells) >= 12
     assert len(set(cells)) == len(cells)
     for shape in cells:
-        off = abs(budget_map.cost(shape, task, budget) - target)
+        off = abs(cost(shape, task, budget) - target)
         assert off <= 0.005 * target
         for other in (shape.ffn_dim - 1, shape.ffn_dim + 1):
-            assert off <= abs(budget_map.cost(shape.replace(ffn_dim=other), task, budget) - target)
+            assert off <= abs(cost(shape.replace(ffn_dim=other), task, budget) - target)
         assert shape.ffn_dim >= settings.dim // 4
     assert {(s.num_heads, s.head_dim) for s in cells} <= {
         (h, r) for h in settings.heads for r in settings.ranks

@@ -107,7 +107,10 @@ def test_leaner_points_carry_the_difference_and_the_headline_says_what_half_the_
     assert points["split to 4"].off == 0.0
     assert points["widen to 4"].off > 0.2
     lines = leaner.headline(list(points.values()))
-    assert lines[0] == "farthest: base 2 x 16 in 2 layers, feed-forward 128, held-out loss 1.0020"
+    assert lines[0] == (
+        "farthest: base 2 x 16 in 2 layers, feed-forward 128, held-out loss 1.0020 ± 0.0025 "
+        "(3 seeds)"
+    )
     assert lines[1].startswith("farthest, half the layers: without more heads +1.0000 ± ")
     assert "split to 4 +1.0000" in lines[1]
     assert "widen to 4 +1.0000" in lines[1]

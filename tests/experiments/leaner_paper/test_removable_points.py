@@ -140,8 +140,8 @@ def test_headline_goes_from_most_layers_to_fewest():
     assert names["normal"] == "normal (kappa 2e+03)"
     order, lines = ("normal", "orthogonal", "spectral"), removable.headline(points)
     assert lines[0] == (
-        f"farthest, loss with 5 layers: {names['normal']} 1.0000; {names['orthogonal']} "
-        f"1.1000; {names['spectral']} 0.9000"
+        f"farthest, loss with 5 layers: {names['normal']} 1.0000 ± 0.0000; {names['orthogonal']} "
+        f"1.1000 ± 0.0000; {names['spectral']} 0.9000 ± 0.0124"
     )
     for depth, (costs, gains) in ((3, lines[1:3]), (2, lines[3:5])):
         said = "; ".join(f"{names[init]} {COSTS[init, depth]}" for init in order)
@@ -157,7 +157,18 @@ def test_headline_goes_from_most_layers_to_fewest():
     assert removable.headline(points[::-1])[0].startswith("farthest, loss with 5 layers: ")
 
 
-def test_last_layer_is_one_layer_and_kappa_is_stated_where_it_is_known():
+def test_last_layer_is_one_layer():
+    settings = dataclasses.replace(QUICK, starts=("normal",))
+    rows = rows_with_losses(removable.runs(settings), lambda run: 1 / run.shape.depth)
+    rows += rows_with_losses(removable.then(settings, rows), lambda run: 1 / run.shape.depth)
+    lines = removable.headline(removable.summary([{**row, "kappa_start": None} for row in rows]))
+    assert lines == [
+        "farthest, loss with 2 layers: normal 0.5000 ± 0.0000",
+        "farthest, from 2 to 1 layer the loss changes by: normal +0.5000 ± 0.0000",
+    ]
+
+
+def test_headline_has_no_cost_from_the_tuning_alone():
     settings = dataclasses.replace(QUICK, starts=("normal",))
     rows = [
         {**row, "kappa_start": None}
@@ -165,17 +176,17 @@ def test_last_layer_is_one_layer_and_kappa_is_stated_where_it_is_known():
     ]
     lines = removable.headline(removable.summary(rows))
     assert lines == [
-        "farthest, loss with 2 layers: normal 0.5000",
-        "farthest, from 2 to 1 layer the loss changes by: normal +0.5000 (one seed)",
+        "farthest, loss with 2 layers: normal 0.5000 (tuning)",
     ]
 
 
-def test_tuning_alone_is_reported_as_one_seed():
+def test_tuning_alone_is_reported_and_has_no_cost():
     points = points_of(keep=lambda run: run.seed == 0)
     assert {p.n for p in points} == {1}
     here = by_cell(points)
-    assert here["spectral", 3].cost == "-2.0000 (one seed)"
-    assert here["spectral", 3].gain == "+0.0000 (one seed)"
+    assert all(p.tuning for p in points)
+    assert not any(p.cost or p.gain for p in points)
+    assert here["spectral", 3].cell("held_out").endswith(" (tuning)")
     assert here["normal", 5].held_out == pytest.approx(5.1 - 100.0)
 
 

@@ -133,8 +133,8 @@ def test_headline_compares_full_with_half_rank() -> None:
     errors = {64: 0.02, 32: 0.7, 1: 0.9}
     rows = [a_row(run, errors[run.shape.head_dim]) for run in fig1.runs(settings)]
     assert fig1.headline(fig1.summary(rows)) == [
-        f"{layers}, budget {budget}, stream: full rank 0.0200, half rank 0.7000, 35.0 times as "
-        "large"
+        f"{layers}, budget {budget}, stream: full rank 0.0200 (one seed), half rank 0.7000 (one "
+        "seed), 35.0 times as large"
         for layers in ("1 layer", "3 layers")
         for budget in ("d^2", "d^2.5")
     ]

@@ -80,7 +80,7 @@ def test_rate_that_is_typed_is_the_rate_that_runs() -> None:
 
 def chosen(point: fig1.Point) -> tuple[Any, ...]:
     return tuple(
-        getattr(point, key) for key in ("rank", "lr", "rates", "edge", "seed_0", "n", "held_out")
+        getattr(point, key) for key in ("rank", "lr", "rates", "edge", "tuning", "n", "held_out")
     )
 
 
@@ -116,9 +116,8 @@ def test_best_rate_at_the_edge_of_its_grid_is_reported(best: float, edge: bool) 
     )
     assert fig1.headline(points) == [
         (
-            "1 layer, budget d^2.5, stream: full rank 0.0200, half rank 0.4000, 20.0 times as "
-            "large, "
-            "tuned over 1 rate and 3"
+            "1 layer, budget d^2.5, stream: full rank 0.0200 (one seed), half rank 0.4000 "
+            "(tuning), 20.0 times as large, tuned over 1 rate and 3"
         ),
         f"{note}; 1 have no others and show that one",
         *(

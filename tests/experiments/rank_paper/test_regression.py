@@ -137,7 +137,8 @@ def test_point_is_the_error_after_all_pairs_over_the_dimension():
     assert four.held_out is four.squared is four.average is None
     assert four.profile == []
     assert regression.headline([one, two, four]) == [
-        "width 48, 12 layers: 1 head of rank 48, error 0.2250; 2 heads 2.2 times, by one seed",
+        "width 48, 12 layers: no best; 1 head of rank 48, error 0.2250 ± 0.3177 (2 seeds); 2 heads "
+        "2.2 times, by one seed",
     ]
 
 

@@ -22,24 +22,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from headwise.errors import UsageError, nearest
 from headwise.experiments.base import Experiment
-from headwise.experiments.leaner_paper.shared import (
-    NOTES,
-    PAPER,
-    QUICK,
-    Conditioned,
-    kappas,
+from headwise.experiments.best import TOGETHER, best_in_words, ranking
+from headwise.experiments.leaner_paper.budget_map_shapes import (
+    BUDGETS,
+    PRESETS,
+    MapSettings,
+    cells,
 )
+from headwise.experiments.leaner_paper.shared import NOTES, Conditioned, kappas
 from headwise.experiments.points import groups, plural, signed
 from headwise.experiments.probes import condition_probe
-from headwise.experiments.settings import OverTasks, check_lists
-from headwise.experiments.shapes import shape_for
-from headwise.experiments.tuning import edge_warning, next_round, rows_at_best_rate, tuned
+from headwise.experiments.state import tuning_only
+from headwise.experiments.tuning import (
+    edge_warning,
+    later_runs,
+    next_round,
+    rows_at_best_rate,
+    tuned,
+)
 from headwise.rows import Row
-from headwise.shape import Shape
 from headwise.show.figure import (
     HeatFigure,
     HeatPanel,
@@ -53,94 +56,12 @@ from headwise.show.figure import (
 from headwise.stats import Mean, difference, group, rank_correlation
 from headwise.training.run import Run
 
-if TYPE_CHECKING:
-    from headwise.tasks.task import Task
-
 PATHS = ("split", "widen", "trade")
 SYMBOLS: dict[str, Symbol] = {"the rank paper": "star", "the leaner paper": "diamond"}
-BUDGETS = ("params", "flops")
 # What the loss may go with, within one depth: over all depths heads that help in four layers and
 # hurt in one cancel. A condition number is not among them: cells of another min(tokens, heads x
 # rank) have matrices of another size, and its order is then that size's.
 PREDICTORS = ("rank", "heads")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapSettings(OverTasks):
-    """The grid, and the base shape that sets the budget."""
-
-    heads: tuple[int, ...]
-    ranks: tuple[int, ...]
-    depths: tuple[int, ...]
-    base: tuple[int, ...]  # layers, heads, rank, feed-forward: all others meet its budget
-    budget: str = "params"
-    init: str = "normal"
-    ffn_dim: int = 0  # follows from the budget
-
-    def idle(self) -> dict[str, str]:
-        return {**super().idle(), "ffn_dim": "it follows from base and budget"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_lists(self, ("heads", "ranks", "depths"))
-        if self.budget not in BUDGETS:
-            raise UsageError(f"unknown budget {self.budget!r}; {nearest(self.budget, BUDGETS)}")
-        if len(self.base) != 4 or min(self.base) < 1:
-            raise UsageError(
-                f"base must be layers,heads,rank,feed-forward, got {','.join(map(str, self.base))}"
-            )
-
-
-PRESETS = {
-    "quick": MapSettings(
-        **QUICK,
-        tasks=("farthest",),
-        heads=(1, 2, 4, 8),
-        ranks=(4, 8, 16, 32),
-        depths=(1, 2),
-        base=(2, 4, 8, 128),
-    ),
-    "paper": MapSettings(
-        **PAPER,
-        tasks=("farthest",),
-        heads=(1, 2, 4, 8, 16),
-        ranks=(4, 8, 16, 32, 64),
-        depths=(1, 2, 4),
-        base=(4, 4, 16, 256),
-    ),
-}
-
-
-# ---- shapes at one budget
-
-
-def cost(shape: Shape, task: Task, budget: str) -> int:
-    """What the budget counts."""
-    return shape.params if budget == "params" else shape.flops(task.tokens)
-
-
-def cells(task: Task, s: MapSettings) -> list[Shape]:
-    """Every shape of the grid at the base's cost.
-
-    Its feed-forward is the whole number whose cost comes nearest. A shape with less than a quarter
-    of the width left for the feed-forward is left out.
-    """
-    target = cost(shape_for(task, s.dim, *s.base), task, s.budget)
-    grid = [(depth, heads, rank) for depth in s.depths for heads in s.heads for rank in s.ranks]
-    out = []
-    for depth, heads, rank in grid:
-        narrow = shape_for(task, s.dim, depth, heads, rank, 1)
-        least = cost(narrow, task, s.budget)
-        step = cost(narrow.replace(ffn_dim=2), task, s.budget) - least
-        ffn_dim = round(1 + (target - least) / step)
-        if ffn_dim >= max(1, s.dim // 4):
-            out.append(shape_for(task, s.dim, depth, heads, rank, ffn_dim))
-    if not out:
-        raise UsageError(
-            "no shape of heads, ranks and depths meets the base's budget with a feed-forward of "
-            f"{s.dim // 4}; base {','.join(map(str, s.base))}"
-        )
-    return out
 
 
 # ---- runs in two rounds
@@ -159,6 +80,11 @@ def runs(s: MapSettings) -> list[Run]:
 def then(s: MapSettings, rows: list[Row]) -> list[Run]:
     """The measurement: every cell at its best rate, `seeds` other seeds."""
     return next_round(runs(s), rows, s.seeds, s.further)
+
+
+def later(s: MapSettings) -> tuple[int, int]:
+    """How many runs that will be, at least and at most."""
+    return later_runs(runs(s), s.seeds, s.further)
 
 
 # ---- points
@@ -259,19 +185,20 @@ def headline(points: Sequence[Cell]) -> list[str]:
     the loss goes with at each depth."""
     lines = []
     for (task,), of_task in groups(points, "task").items():
-        known = [cell for cell in of_task if cell.held_out is not None]
-        if not known:
+        # Cells of the tuning's seed alone are not compared: their losses chose their rates.
+        known = [cell for cell in of_task if cell.held_out is not None and not cell.tuning]
+        if all(cell.held_out is None for cell in of_task):
             continue
-        best = min(known, key=_loss)
-        lines.append(f"{task}: best {best.name}, held-out loss {_loss(best):.4f}")
+        lines.append(f"{task}: {best_in_words(of_task, lambda cell: cell.name, 'cells')}")
         ends_of = {path: ends for path in PATHS if (ends := _ends(known, path))}
         lines += [f"{task}, {path}: {_verdict(*ends)}" for path, ends in ends_of.items()]
         for (depth,), same in groups(known, "depth").items():
             found = [f"{name} {words}" for name in PREDICTORS if (words := _predicts(same, name))]
             if found:
+                single = " of one seed" if all(cell.one_seed for cell in same) else ""
                 lines.append(
                     f"{task}, {plural(depth, 'layer')}: rank correlation of the loss over "
-                    f"{len(same)} cells with " + ", ".join(found)
+                    f"{len(same)} cells{single} with " + ", ".join(found)
                 )
         lines += [f"{task}: {line}" for line in edge_warning(known, "cells")]
     return lines
@@ -326,15 +253,22 @@ def figure(points: Sequence[Cell]) -> HeatFigure:
     panels = []
     for (task,), of_task in groups(points, "task").items():
         losses = [cell.held_out for cell in of_task if cell.held_out is not None]
+        found = ranking(of_task)
+        best = [found.best] if found.best else []
+        alike = found.alike if found.best else []
         for (depth,), of_depth in groups(of_task, "depth").items():
             loss = {(cell.heads, cell.rank): cell.held_out for cell in of_depth}
+            only = " (tuning only)" if tuning_only(of_depth) else ""
             panels.append(
                 HeatPanel(
-                    title=f"{task}, {plural(depth, 'layer')}",
+                    title=f"{task}, {plural(depth, 'layer')}{only}",
                     cells=[[loss.get((h, r)) for r in ranks] for h in heads],
                     least=min(losses, default=None),
                     most=max(losses, default=None),
                     paths=_drawn_paths(of_depth, ranks, heads),
+                    best=_places(best, depth, ranks, heads),
+                    alike=_places(alike, depth, ranks, heads),
+                    single=_places([c for c in of_depth if c.one_seed], depth, ranks, heads),
                     marks=[
                         Mark(
                             label=cell.advice,
@@ -358,6 +292,13 @@ def figure(points: Sequence[Cell]) -> HeatFigure:
     )
 
 
+def _places(
+    cells: Sequence[Cell], depth: int, ranks: list[int], heads: list[int]
+) -> list[tuple[int, int]]:
+    """Where the cells of one depth stand in its panel."""
+    return [(ranks.index(c.rank), heads.index(c.heads)) for c in cells if c.depth == depth]
+
+
 def _drawn_paths(cells: list[Cell], ranks: list[int], heads: list[int]) -> list[Path]:
     """The parts of the paths that lie at one depth."""
     out = []
@@ -375,7 +316,7 @@ def over_tasks(points: Sequence[Cell]) -> RangeFigure:
     changes: list[Range] = []
     correlations: list[Range] = []
     for (task,), of_task in groups(points, "task").items():
-        known = [cell for cell in of_task if cell.held_out is not None]
+        known = [cell for cell in of_task if cell.held_out is not None and not cell.tuning]
         changes += _changes(task, known)
         for (depth,), same in groups(known, "depth").items():
             name = f"{task}, {plural(depth, 'layer')}"
@@ -408,15 +349,16 @@ def _changes(task: str, cells: list[Cell]) -> list[Range]:
     percent = (max(losses) - min(losses)) / 100
     out = []
     for colour, path in enumerate(PATHS):
-        if ends := _ends(cells, path):
-            few, many = ends
+        if first_and_last := _ends(cells, path):
+            few, many = first_and_last
             gap = difference(many.values, few.values)
             depths = f"{few.depth}" if few.depth == many.depth else f"{few.depth} to {many.depth}"
             heads = f"{few.heads} x {few.rank} to {many.heads} x {many.rank}"
             label = f"{path}: {heads}, {depths} layers"
             low, high = (None if v is None else v / percent for v in (gap.low, gap.high))
             mean = gap.mean / percent
-            out.append(Range(name=task, label=label, colour=colour, mean=mean, low=low, high=high))
+            ends = {"mean": mean, "low": low, "high": high, "hollow": low is None}
+            out.append(Range(name=task, label=label, colour=colour, **ends))
     return out
 
 
@@ -444,7 +386,9 @@ EXPERIMENT = Experiment(
     ),
     caption=(
         "Colour and number: held-out loss, mean over seeds at the tuned learning rate; darker is "
-        "better, the best cell of a task is framed. Empty cells cannot be built within the budget. "
+        "better, one seed in brackets. Framed: the best cell of a task; with dashes the cells that "
+        f"cannot be told apart from it. {TOGETHER} No frame: none can be told apart, or rates are "
+        "still being tuned. Empty cells cannot be built within the budget. "
         "Lines: ways to add heads, from few to many. Star: what the rank paper advises, one head "
         "of full rank; diamond: what the leaner paper does, more heads of the same rank in half of "
         "the layers. Kappa is the condition number of the heads' outputs side by side: compare it "
@@ -453,6 +397,7 @@ EXPERIMENT = Experiment(
     notes=NOTES,
     runs=runs,
     then=then,
+    later=later,
     probe=condition_probe,
     summary=summary,
     headline=headline,

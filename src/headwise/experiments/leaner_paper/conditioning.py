@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError, nearest
-from headwise.experiments.base import Computed, Experiment, Settings
+from headwise.experiments.base import Computed, Experiment, Note, Settings
 from headwise.experiments.leaner_paper.known_kappas import Known, known_kappas
 from headwise.experiments.points import Point
 from headwise.experiments.settings import check_lists
@@ -40,7 +40,7 @@ from headwise.stats import group, mean
 if TYPE_CHECKING:
     import torch
 
-NOTE = (
+NOTE = Note(
     "Known values are our own, from another program and other draws; the paper's are not known to "
     "us. Kappas with different k are kappas of different things: k grows with the heads until "
     "heads x head dim reaches the tokens. Near: within 3 standard deviations (Gaussian), 20 % "

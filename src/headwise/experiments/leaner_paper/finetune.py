@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError
-from headwise.experiments.base import Experiment
+from headwise.experiments.base import Experiment, Note
+from headwise.experiments.best import best_in_words, ranking
 from headwise.experiments.figure_parts import error_line
 from headwise.experiments.points import (
     Measured,
@@ -194,6 +195,12 @@ def then(s: FinetuneSettings, rows: list[Row]) -> list[Run]:
     return out
 
 
+def later(s: FinetuneSettings) -> tuple[int, int]:
+    """How many runs that will be: from scratch all, from a pre-training those that did not
+    diverge."""
+    return len(runs(s)), 2 * len(runs(s))
+
+
 # ---- points
 
 
@@ -211,7 +218,6 @@ class Cut(Measured):
     pre_values: list[float]
     both: list[tuple[float, float]]  # of every model: loss in pre-training, and after fine-tuning
     lr: float | None
-    values: list[float]
     seeds: list[int]
     accuracy: float | None
     gain: str | None = None  # against training from scratch
@@ -300,13 +306,13 @@ def headline(points: Sequence[Cut]) -> list[str]:
     trained = [p for p in tuned if p.pre is not None]
     lines = []
     if len(trained) > 1:
-        lines.append("pre-training: " + _best_before(trained))
+        lines.append("pre-training: " + _best(_before_tuning(trained)))
     if len(tuned) > 1:
-        lines.append("after fine-tuning: " + _best_after(tuned))
+        lines.append("after fine-tuning: " + _best(tuned))
     if len(trained) > 1:
         lines.append(_verdict(trained))
     if len(scratch) > 1:
-        lines.append("from scratch: " + _best_after(scratch))
+        lines.append("from scratch: " + _best(scratch))
     if gains := [f"{p.name} {p.gain}" for p in tuned if p.gain]:
         lines.append("loss against scratch: " + "; ".join(gains))
     pairs = [pair for p in trained for pair in p.both]
@@ -319,37 +325,37 @@ def headline(points: Sequence[Cut]) -> list[str]:
     return lines
 
 
-def _best_before(points: list[Cut]) -> str:
-    """The best in pre-training, and how much more the next best has."""
-    return _ranking([(p.name, p.pre, p.pre_values) for p in points if p.pre is not None])
+def _best(points: list[Cut]) -> str:
+    return best_in_words(points, lambda p: p.name, "cuts", "loss")
 
 
-def _best_after(points: list[Cut]) -> str:
-    """The best on sentences, and how much more the next best has."""
-    return _ranking([(p.name, p.held_out, p.values) for p in points if p.held_out is not None])
-
-
-def _ranking(losses: list[tuple[str, float, list[float]]]) -> str:
-    """Of names with mean losses and losses by seed."""
-    (best, loss, values), (second, _, others) = sorted(losses, key=lambda found: found[1])[:2]
-    return f"best {best}, loss {loss:.4f}; {second} {gap_in_words(difference(others, values))}"
+def _before_tuning(points: list[Cut]) -> list[Cut]:
+    """The points with their losses in pre-training in the place of those on sentences."""
+    return [
+        dataclasses.replace(p, **interval(p.pre_values), values=p.pre_values, n=len(p.pre_values))
+        for p in points
+    ]
 
 
 def _verdict(points: list[Cut]) -> str:
-    """Whether the best in pre-training is the best afterwards, and where the next best is not told
-    apart from it."""
-    first = min(points, key=lambda p: (p.pre is None, p.pre))
-    last = min(points, key=lambda p: (p.held_out is None, p.held_out))
-    if first is not last:
-        gap = gap_in_words(difference(first.values, last.values))
-        return (
-            f"the best in pre-training, {first.name}, is not the best after fine-tuning, "
-            f"{last.name}; difference {gap}"
-        )
-    rankings = {"before": _best_before(points), "after": _best_after(points)}
-    close = " and ".join(when for when, words in rankings.items() if "none found" in words)
-    doubt = f"; the next best is not told apart from it {close}" if close else ""
-    return f"the best in pre-training, {first.name}, is the best after fine-tuning{doubt}"
+    """Whether the best in pre-training is the best afterwards, as far as they can be told apart
+    from others."""
+    found = {"before": ranking(_before_tuning(points)), "after": ranking(points)}
+    if missing := [when for when, places in found.items() if places.best is None]:
+        return f"no best {' and '.join(missing)}, so that none can stay best"
+    first, last = (places.best for places in found.values())
+    assert first is not None
+    assert last is not None
+    names = {when: [p.name for p in places.alike] for when, places in found.items()}
+    if first.name == last.name:
+        close = " and ".join(when for when, alike in names.items() if alike)
+        doubt = f"; not told apart from all others {close}" if close else ""
+        return f"the best in pre-training, {first.name}, is the best after fine-tuning{doubt}"
+    other = {"before": last.name, "after": first.name}
+    close = " and ".join(when for when in names if other[when] in names[when])
+    doubt = f"; not told apart {close}" if close else ""
+    ends = f"the best in pre-training, {first.name}, is not the best after fine-tuning, {last.name}"
+    return ends + doubt
 
 
 # ---- the figure
@@ -415,9 +421,15 @@ EXPERIMENT = Experiment(
         "95 % interval: left of finding masked bytes, right of classifying sentences afterwards, "
         "and from scratch in as many steps."
     ),
-    notes={"quick": "quick stops early: it shows how such models start, not where they end"},
+    notes={
+        "quick": Note(
+            "quick stops early: it shows how such models start, not where they end",
+            ("steps", "tune_steps"),
+        )
+    },
     runs=runs,
     then=then,
+    later=later,
     keep_weights=True,
     summary=summary,
     headline=headline,

@@ -28,7 +28,7 @@ from headwise.experiments.leaner_paper.shared import NOTES, PAPER, QUICK
 from headwise.experiments.points import Tuned, groups, plural
 from headwise.experiments.settings import OverTasks, check_lists
 from headwise.experiments.shapes import shape_for, shape_of_row
-from headwise.experiments.tuning import edge_warning, gap_between, next_round, tuned
+from headwise.experiments.tuning import edge_warning, gap_between, later_runs, next_round, tuned
 from headwise.policies import (
     Budget,
     narrower,
@@ -157,6 +157,11 @@ def then(s: LeanerSettings, rows: list[Row]) -> list[Run]:
     return next_round(runs(s), rows, s.seeds, s.further)
 
 
+def later(s: LeanerSettings) -> tuple[int, int]:
+    """How many runs that will be, at least and at most."""
+    return later_runs(runs(s), s.seeds, s.further)
+
+
 # ---- points
 
 
@@ -231,7 +236,7 @@ def headline(points: Sequence[Arm]) -> list[str]:
         if BASE not in by_name:
             continue
         base = by_name[BASE]
-        lines.append(f"{task}: base {base.name}, held-out loss {base.held_out:.4f}")
+        lines.append(f"{task}: base {base.name}, held-out loss {base.error}")
         if HALF in by_name:
             costs = [f"without more heads {by_name[HALF].change}"]
             for arm, p in by_name.items():
@@ -333,6 +338,7 @@ EXPERIMENT = Experiment(
     notes=NOTES,
     runs=runs,
     then=then,
+    later=later,
     summary=summary,
     headline=headline,
     figure=figure,

@@ -38,7 +38,13 @@ from headwise.experiments.points import gap_in_words, groups, plural
 from headwise.experiments.probes import condition_probe
 from headwise.experiments.settings import OverTasks, check_lists
 from headwise.experiments.shapes import shape_for
-from headwise.experiments.tuning import edge_warning, next_round, rows_at_best_rate, tuned
+from headwise.experiments.tuning import (
+    edge_warning,
+    later_runs,
+    next_round,
+    rows_at_best_rate,
+    tuned,
+)
 from headwise.model import INITS
 from headwise.rows import Row
 from headwise.show.figure import Line, LineFigure, LinePanel
@@ -115,6 +121,11 @@ def then(s: RemovableSettings, rows: list[Row]) -> list[Run]:
     return next_round(runs(s), rows, s.seeds, s.further)
 
 
+def later(s: RemovableSettings) -> tuple[int, int]:
+    """How many runs that will be, at least and at most."""
+    return later_runs(runs(s), s.seeds, s.further)
+
+
 # ---- points
 
 
@@ -185,7 +196,8 @@ def _with_costs(points: list[Start]) -> list[Start]:
 
 def _costs(shallow: Start | None, deep: Start | None) -> list[float]:
     """What dropping layers costs, seed by seed."""
-    if shallow is None or deep is None:
+    # Losses of the tuning's seed chose the rates they were had at.
+    if shallow is None or deep is None or shallow.tuning or deep.tuning:
         return []
     # Paired by seed, so that what a seed has in common cancels.
     before = dict(zip(deep.seeds, deep.values, strict=True))
@@ -205,7 +217,7 @@ def headline(points: Sequence[Start]) -> list[str]:
             # The full depth has a loss, fewer layers have a cost.
             if depth == most:
                 what = f"loss with {layers}"
-                found = [f"{p.name} {p.held_out:.4f}" for p in here if p.held_out is not None]
+                found = [f"{p.name} {p.cell('held_out')}" for p in here if p.held_out is not None]
             else:
                 what = f"from {most} to {layers} the loss changes by"
                 found = [f"{p.name} {p.cost}" for p in here if p.cost]
@@ -279,6 +291,7 @@ EXPERIMENT = Experiment(
     notes=NOTES,
     runs=runs,
     then=then,
+    later=later,
     probe=condition_probe,
     summary=summary,
     headline=headline,

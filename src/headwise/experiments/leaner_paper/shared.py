@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headwise.experiments.base import Note
 from headwise.experiments.points import Tuned, geometric_mean
 from headwise.rows import Row
 
@@ -49,8 +50,11 @@ PAPER: dict[str, Any] = {
 
 
 NOTES = {
-    "paper": "This preset is named paper for being the larger one. At width 64 it is the size of "
-    "no experiment in a paper."
+    "paper": Note(
+        "This preset is named paper for being the larger one. At width 64 it is the size of no "
+        "experiment in a paper.",
+        ("dim",),
+    )
 }
 
 

@@ -146,12 +146,12 @@ def headline(points: Sequence[Point]) -> list[str]:
     """One head against two, by dimension."""
     lines = []
     for (protocol, dim), same in groups(points, "protocol", "dim").items():
-        errors = {p.split: p.held_out for p in same}
-        one, two = errors.get(1), errors.get(2)
-        if one and two:
+        by_split = {p.split: p for p in same if p.held_out}
+        one, two = by_split.get(1), by_split.get(2)
+        if one and two and one.held_out and two.held_out:
             lines.append(
-                f"d={dim}, {protocol}, per module: one head {one:.4f}, two heads {two:.4f}, "
-                f"{two / one:.1f} times as large"
+                f"d={dim}, {protocol}, per module: one head {one.error}, two heads {two.error}, "
+                f"{two.held_out / one.held_out:.1f} times as large"
             )
     return lines
 
@@ -192,7 +192,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("held_out", "held-out error"),
         ("n", "n"),
         ("diverged", "diverged"),
-        ("zero", "predict zero"),
+        ("zero", "runs at zero"),
         ("train_best", "paper's statistic"),
     ),
     runs=runs,

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 
 from headwise.errors import UsageError
 from headwise.experiments import base
-from headwise.experiments.base import Computed, Experiment
+from headwise.experiments.base import Computed, Experiment, Note
 from headwise.experiments.figure_parts import error_line, published_line, published_values
 from headwise.experiments.points import Measured
 from headwise.experiments.settings import check_lists
@@ -34,7 +34,7 @@ CAPTION = (
     "Solid lines: the least error of the drawn heads, mean over draws with its 95 % interval. "
     "Dashed: left the published figure, right known values."
 )
-NOTE = (
+NOTE = Note(
     "The published figure is too low: after its query's part is removed, a key is not scaled back "
     "to length 1, so two equal heads do not agree with certainty and the error's formula rewards "
     "that. With unit keys every error is higher, by 0.01 at d=8 and 512 heads."

@@ -27,10 +27,10 @@ from headwise.experiments.rank_paper import fig1_figures
 from headwise.experiments.rank_paper.shapes import budget, paper_shape
 from headwise.experiments.settings import Training, check_lists, task_name
 from headwise.experiments.shapes import shape_for
-from headwise.experiments.tuning import edge_line, next_round, rows_at_best_rate
+from headwise.experiments.tuning import edge_line, later_runs, next_round, rows_at_best_rate
 from headwise.rows import Row
 from headwise.shape import Shape
-from headwise.stats import group
+from headwise.stats import group, told_apart
 from headwise.training.run import REPLAYED, Run
 
 if TYPE_CHECKING:
@@ -216,6 +216,11 @@ def then(settings: Settings, rows: list[Row]) -> list[Run]:
     return next_round(runs(settings), rows, settings.seeds)
 
 
+def later(settings: Settings) -> tuple[int, int]:
+    """How many runs that will be."""
+    return later_runs(runs(settings), settings.seeds) if len(settings.rates) > 1 else (0, 0)
+
+
 # ---- points
 
 
@@ -235,7 +240,6 @@ class Point(Errors):
     lr: float
     rates: int  # how many were tried
     edge: bool  # whether the best is the smallest or the largest of three or more
-    seed_0: bool  # whether only the seed is there by which the rate was chosen
     published: float | None
 
 
@@ -276,7 +280,7 @@ def _point(rows: list[Row], protocol: str, layers: int, width: int, rank: int) -
         lr=first["lr"],
         rates=len(tried),
         edge=len(tried) > 2 and first["lr"] in (min(tried), max(tried)),
-        seed_0=len(tried) > 1 and first["seed"] == 0,
+        tuning=len(tried) > 1 and first["seed"] == 0,
         published=paper.get((layers, width, rank)),
         **errors,
     )
@@ -325,16 +329,18 @@ def _full_against_half(full: Point, half: Point) -> str:
     assert half.held_out
     failed = full.zero + half.zero
     verdict = f"{half.held_out / full.held_out:.1f} times as large"
+    if not (full.one_seed or half.one_seed or told_apart(half.values, full.values)):
+        verdict += ", but not told apart"
     if full.rates != half.rates:
         verdict += f", tuned over {plural(full.rates, 'rate')} and {half.rates}"
     if failed:
         verdict = f"{failed} runs only predict zero, so this compares nothing"
-    return f"full rank {full.held_out:.4f}, half rank {half.held_out:.4f}, {verdict}"
+    return f"full rank {full.error}, half rank {half.error}, {verdict}"
 
 
 def _tuning(tried: list[Point], of: int) -> list[str]:
     """How the points that were tried at several rates came to theirs."""
-    alone, many = sum(p.seed_0 for p in tried), [p for p in tried if p.rates > 2]
+    alone, many = sum(p.tuning for p in tried), [p for p in tried if p.rates > 2]
     line = (
         f"{len(tried)} of {of} points were tried at several learning rates on seed 0, and the "
         "best one there is evaluated on other seeds"
@@ -366,12 +372,13 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("held_out", "held-out error"),
         ("n", "n"),
         ("diverged", "diverged"),
-        ("zero", "predict zero"),
+        ("zero", "runs at zero"),
         ("train_best", "paper's statistic"),
         ("published", "published"),
     ),
     runs=runs,
     then=then,
+    later=later,
     summary=summary,
     headline=headline,
     figure=fig1_figures.figure,

@@ -172,7 +172,7 @@ def headline(points: Sequence[Point]) -> list[str]:
             lines.append(
                 f"{plural(p.heads, 'head')}, {p.protocol}: median angle to the identity "
                 f"{p.angle:.2f} degrees (180 is -c I), norm over sqrt(d) {p.norm:.4g}, held out "
-                f"{p.held_out:.4f}"
+                f"{p.error}"
             )
         elif p.n:
             lines.append(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwise.experiments.base import Experiment
+from headwise.experiments.base import Experiment, Note
 from headwise.experiments.figure_parts import lines_beside, published_values
 from headwise.experiments.points import Errors, errors_of, groups
 from headwise.experiments.rank_paper.shapes import paper_shape
@@ -27,7 +27,7 @@ from headwise.show.figure import LineFigure, LinePanel, Reference
 from headwise.stats import group
 from headwise.training.run import REPLAYED, Run
 
-NOTE = (
+NOTE = Note(
     "Among more points the farthest lies nearer to the opposite of the one that asks, so that an "
     "answer from that point alone, the best multiple of it, without attention, gets better with "
     "their number: compare errors with that one."
@@ -167,8 +167,8 @@ def headline(points: Sequence[Point]) -> list[str]:
             continue
         first, last = known[0], known[-1]
         lines.append(
-            f"rank {rank}, {protocol}: held out {first.held_out:.4f} with {first.points} points, "
-            f"{last.held_out:.4f} with {last.points}; in training {first.train_best:.4f} and "
+            f"rank {rank}, {protocol}: held out {first.error} with {first.points} points, "
+            f"{last.error} with {last.points}; in training {first.train_best:.4f} and "
             f"{last.train_best:.4f}; from the point alone {first.alone:.4f} and {last.alone:.4f}"
         )
     return lines
@@ -212,7 +212,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("held_out", "held-out error"),
         ("n", "n"),
         ("diverged", "diverged"),
-        ("zero", "predict zero"),
+        ("zero", "runs at zero"),
         ("alone", "from the point alone"),
         ("train_best", "paper's statistic"),
         ("published", "published"),

@@ -296,7 +296,7 @@ def headline(points: Sequence[Point]) -> list[str]:
     for (protocol, layers), same in groups(points, "protocol", "layers").items():
         low = min(p.rank for p in same)
         found = [
-            f"{p.encoding}{'' if p.arms == 'both' else f' ({p.arms} arms)'} {p.held_out:.4f}"
+            f"{p.encoding}{'' if p.arms == 'both' else f' ({p.arms} arms)'} {p.cell('held_out')}"
             for p in same
             if p.rank == low and p.held_out is not None
         ]
@@ -368,7 +368,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("held_out", "held-out error"),
         ("n", "n"),
         ("diverged", "diverged"),
-        ("zero", "predict zero"),
+        ("zero", "runs at zero"),
         ("one_place", "times as bad at one place"),
         ("train_best", "paper's statistic"),
         ("published", "published"),

@@ -28,7 +28,7 @@ from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.show.figure import Line, LineFigure, LinePanel, Reference
-from headwise.stats import difference, group, mean
+from headwise.stats import group, mean, told_apart
 from headwise.training.run import Run
 
 if TYPE_CHECKING:
@@ -273,17 +273,21 @@ def _place(p: Point, points: Sequence[Point]) -> str:
     return f"{place}, {p.protocol}" if several else place
 
 
-def _against_best(p: Point, best: Point) -> str:
+def _against_best(p: Point, best: Point, comparisons: int) -> str:
     """How much worse than the best; or that the seeds do not tell, or that there is but one."""
     assert p.held_out is not None
     assert best.held_out is not None
-    gap = difference(*([profile[-1] for profile in q.profiles] for q in (p, best)))
     doubt = ""
-    if gap.low is None:
+    if p.one_seed or best.one_seed:
         doubt = ", by one seed"
-    elif gap.low <= 0:
-        doubt = ", no difference found"
+    elif not told_apart(_last(p), _last(best), comparisons):
+        doubt = ", not told apart"
     return f"{plural(p.heads, 'head')} {p.held_out / best.held_out:.1f} times{doubt}"
+
+
+def _last(p: Point) -> list[float]:
+    """The errors after all pairs, by seed."""
+    return [profile[-1] for profile in p.profiles]
 
 
 def headline(points: Sequence[Point]) -> list[str]:
@@ -294,11 +298,13 @@ def headline(points: Sequence[Point]) -> list[str]:
         if not known:
             continue
         best = min(known, key=lambda p: p.held_out or 0.0)
+        rest = [p for p in known if p is not best]
+        apart = [p for p in rest if told_apart(_last(p), _last(best), len(rest))]
         claim = (
-            f"{_place(best, points)}: {plural(best.heads, 'head')} of rank {best.rank}, error "
-            f"{best.held_out:.4f}"
+            f"{_place(best, points)}: {'' if apart or not rest else 'no best; '}"
+            f"{plural(best.heads, 'head')} of rank {best.rank}, error {best.error}"
         )
-        others = [_against_best(p, best) for p in known if p is not best]
+        others = [_against_best(p, best, len(rest)) for p in rest]
         lines.append("; ".join([claim, *others]))
     return lines
 

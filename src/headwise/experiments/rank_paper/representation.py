@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from headwise.errors import UsageError
 from headwise.experiments import base
-from headwise.experiments.base import Computed, Experiment
+from headwise.experiments.base import Computed, Experiment, Note
 from headwise.experiments.figure_parts import published_values
 from headwise.experiments.points import Point as BasePoint
 from headwise.rows import Row
@@ -27,7 +27,7 @@ CAPTION = (
     "The size of the weight over the angle between a head's query and key, odd degrees up to the "
     "given one."
 )
-NOTE = (
+NOTE = Note(
     "The published code multiplies the degree-l term by an extra square root of the number of "
     "harmonics of that degree, so that the integral no longer gives the target; the corrected "
     "weights are smaller (at degree 49 by a factor of 50 to 7,700 for d = 4 to 8) and explode all "
