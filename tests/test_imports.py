@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "stats": set(),
     "files": {"errors"},
     "tensor_files": {"files"},
+    "digests": {"files"},
     "rows": {"errors"},
     "configs": {"errors"},
     "shape": {"errors"},
@@ -41,11 +42,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "lm": {
         *("errors", "rows", "seeds", "device", "progress", "shape"),
-        *("files", "tensor_files", "kernels", "model", "tasks"),
+        *("files", "digests", "tensor_files", "kernels", "model", "tasks"),
     },
-    "store": {"errors", "files", "rows"},
+    "store": {"errors", "files", "digests", "rows"},
     "execute": {
-        *("errors", "files", "rows", "device", "progress"),
+        *("errors", "files", "digests", "rows", "device", "progress"),
         *("training", "lm", "store"),
     },
     "show": {"headwise", "errors", "files", "rows", "progress"},
@@ -79,7 +80,7 @@ WITH_TORCH = {
 LIGHT = (
     *("errors", "files", "policies", "progress", "rows", "seeds", "device", "shape", "configs"),
     *("stats", "store", "tasks", "training.run", "lm.spec", "execute", "cli", "show.report"),
-    *("show.figure", "experiments", "experiments.runner"),
+    *("digests", "show.figure", "experiments", "experiments.runner"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.writers import make, parallel, row
 
+from headwise.digests import unsigned
 from headwise.store import Store, append_line, read_lines
 from headwise.training.run import Run
 
@@ -40,7 +41,7 @@ def test_rows_of_eight_processes_at_once_are_neither_lost_nor_torn(tmp_path: Pat
     parallel(EIGHT, tmp_path / "store")
     store = Store(tmp_path / "store")
     lines = {
-        p.parent.name: [json.loads(line) for line in p.read_text().splitlines()]
+        p.parent.name: [unsigned(json.loads(line)) for line in p.read_text().splitlines()]
         for p in store.runs_path.glob("*/rows.jsonl")
     }
     assert {name: len(rows) for name, rows in lines.items() if name.startswith("own")} == {

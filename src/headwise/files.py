@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import fnmatch
+import glob
 import hashlib
 import importlib.util
 import os
@@ -29,9 +31,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A file to write beside its place, which it takes when it is finished: a reader sees all of it
     or what was there before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The new content lies in the same folder, since a rename is atomic within one file system only.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    remove_leftovers(path.parent, glob.escape(path.name))
+    handle, name = _held_file(path)
     try:
         yield Path(name)
         with open(name, "rb") as f:
@@ -46,12 +47,51 @@ def whole_file(path: Path) -> Iterator[Path]:
         if os.path.exists(name):
             os.unlink(name)
         raise
+    finally:
+        os.close(handle)
+
+
+def _held_file(path: Path) -> tuple[int, str]:
+    """A new hidden file beside a path, locked until it is closed or its writer dies."""
+    while True:
+        # The new content lies in the same folder, since a rename is atomic within one file system
+        # only.
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # Between the two lines somebody may have taken it for a leftover.
+        if os.fstat(handle).st_nlink:
+            return handle, name
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """Remove what writers that were killed left of the files of a pattern, such as `*.json`. What
+    is being written is locked and stays."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        stem, _, letters = name.rpartition(".")
+        if len(letters) != 8 or not fnmatch.fnmatchcase(stem, f".{pattern}"):
+            continue
+        with contextlib.suppress(OSError):  # its writer holds it, or it is gone
+            handle = os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(folder / name)
+            finally:
+                os.close(handle)
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write a file so that a reader sees all of it or what was there before."""
     with whole_file(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+class DamagedError(ValueError):
+    """A file that is not as it was written, or is none; the message says what is wrong."""
 
 
 class NotReadableError(OSError):
@@ -86,7 +126,9 @@ def read_file(
         if about.st_size > most:
             raise NotReadableError(f"it has {about.st_size:,} bytes, at most {most:,} are read")
         with os.fdopen(handle, "rb", closefd=False) as f:
-            return f.read(most + 1)[:most]
+            # As much as there is: Python sets aside at once what it is asked to read. The files of
+            # some systems do not say their size.
+            return f.read(about.st_size or most)
     finally:
         os.close(handle)
 

@@ -4,10 +4,11 @@ Standard library only."""
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
 from headwise.errors import UsageError
@@ -32,6 +33,59 @@ MEASURED = frozenset(  # what differs when the same run is made again
         "resumed",
     }
 )
+
+PATHS = ("source", "tokenizer")  # where a text lies: no part of what a run is
+
+
+# ---- specifications
+
+
+def id_of(spec: Mapping[str, Any]) -> str:
+    """The id of the run with this specification, a hash of it; empty where only the run's own class
+    knows it."""
+    if "experiment" in spec:  # something computed
+        return _hashed(json.dumps(spec, sort_keys=True))
+    if {"shape", "task", "recipe", "seed"} <= spec.keys():
+        return _hashed(json.dumps(spec, sort_keys=True, separators=(",", ":")))
+    if {"shape", "batch_tokens", "digest"} <= spec.keys():  # of one decoder
+        rest = {name: value for name, value in spec.items() if name not in PATHS}
+        return _hashed(json.dumps({"pretrain": rest}, sort_keys=True, separators=(",", ":")))
+    return ""
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def columns_of(spec: Mapping[str, Any]) -> Row:
+    """A specification as the columns of its row. `held_out` is the error there, so the recipe's
+    count has another name."""
+    if "experiment" in spec:
+        return {name: value for name, value in spec.items() if name != "experiment"}
+    shape = {key: value for key, value in spec["shape"].items() if key != "extras"}
+    own = {
+        part if key == "name" else f"{part}_{key}": value
+        for part in ("task", "model")
+        for key, value in spec.get(part, {}).items()
+    }
+    recipe = {
+        "held_out_sequences" if key == "held_out" else key: value
+        for key, value in spec.get("recipe", {}).items()
+    }
+    parts = ("shape", "task", "model", "recipe", *PATHS)
+    rest = {name: value for name, value in spec.items() if name not in parts}
+    return {**shape, **own, **recipe, **rest}
+
+
+def _contradiction(row: Row, columns: Mapping[str, Any]) -> str:
+    """Where a row is not that of a run with these columns; empty: nowhere."""
+    for key, value in json.loads(json.dumps(columns)).items():
+        if key in row and row[key] != value:
+            return f"{key} is {value!r} in that run, got {row[key]!r:.80}"
+    return ""
+
+
+# ---- tasks and models
 
 
 def named_spec(value: Any) -> dict[str, Any]:
@@ -85,6 +139,9 @@ def check_class(name: str, chosen: type[Any]) -> None:
             )
 
 
+# ---- runs and their rows
+
+
 class Specified(Protocol):
     """A value that has a row: a run of the engine, of one decoder, or something computed."""
 
@@ -124,29 +181,40 @@ def check_row(row: Row, run: Specified | None = None) -> str:
             return f"{key} must be a finite number, got {str(value)[:20]}"
     if run is None:
         return ""
-    for key, value in json.loads(json.dumps(run.columns())).items():
-        if key in row and row[key] != value:
-            return f"{key} is {value!r} in that run, got {row[key]!r}"
-    return _unfit(row, TRAINED if run.work == "train" else SHOWN)
+    needs = TRAINED if run.work == "train" else SHOWN
+    return _contradiction(row, run.columns()) or _unfit(row, needs)
+
+
+def check_columns(row: Row, spec: Mapping[str, Any]) -> str:
+    """Why a row cannot be that of the run with this specification, or lacks what tables and pages
+    show; empty: it can."""
+    needs = TRAINED if "recipe" in spec else SHOWN
+    return _contradiction(row, columns_of(spec)) or _unfit(row, needs)
+
+
+def check_shown(row: Row) -> str:
+    """Why a page cannot show a row, whatever run it is of; empty: it can."""
+    return check_row(row) or _unfit(row, {**SHOWN, **(CURVES if "curve" in row else {})})
 
 
 SHOWN: dict[str, Callable[[Any], bool]] = {
     "seconds": _number,
     "device": lambda value: isinstance(value, str),
 }
-TRAINED = {
-    **dict.fromkeys(
-        ("dim", "depth", "num_heads", "head_dim", "average", "protocol", "steps", "seed", "params"),
-        lambda value: True,
-    ),
-    **SHOWN,
-    "zero_error": _number,
-    "held_out": lambda value: value is None or _number(value),
-    "train_best": lambda value: value is None or _number(value),
+CURVES: dict[str, Callable[[Any], bool]] = {  # what a learning curve and its label need
+    **dict.fromkeys(("depth", "num_heads", "head_dim", "seed"), lambda value: True),
     "curve": lambda value: isinstance(value, list) and all(v is None or _number(v) for v in value),
     "held_out_curve": lambda value: (
         isinstance(value, list) and all(isinstance(v, list) and len(v) == 2 for v in value)
     ),
+}
+TRAINED: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("dim", "average", "protocol", "steps", "params"), lambda value: True),
+    **SHOWN,
+    "zero_error": _number,
+    "held_out": lambda value: value is None or _number(value),
+    "train_best": lambda value: value is None or _number(value),
+    **CURVES,
 }
 
 
@@ -154,7 +222,7 @@ def _unfit(row: Row, needs: dict[str, Callable[[Any], bool]]) -> str:
     """Which value of a row is missing, or is none that tables and pages can show."""
     if missing := [key for key in needs if key not in row]:
         return f"it has no {missing[0]}"
-    if row["status"] == "done" and row.get("held_out", 0.0) is None:
+    if row.get("status") == "done" and row.get("held_out", 0.0) is None:
         return "held_out must be a number of at least 0, got None"
     for key, fits in needs.items():
         if not fits(row[key]):

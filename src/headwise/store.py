@@ -12,7 +12,10 @@ many writers.
     STORE/runs/ID/lock                     held by who works on it; freed when they die
 
 There is no index and no shared file, so a store can be copied, merged with cp -r and read while it
-grows. A store is data: nothing that it names is ever imported or run.
+grows. A store is data: nothing that it names is ever imported or run. Rows, specifications and what
+was asked for carry a digest (digests.py). What is damaged is named in one line on standard error
+and left out; its run counts as missing. A row of before has no digest: it is compared with its
+run's specification.
 """
 
 from __future__ import annotations
@@ -22,18 +25,32 @@ import fcntl
 import json
 import math
 import os
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headwise.digests import DIGEST, parse, read_bytes, read_signed, signed, unsigned
 from headwise.errors import UsageError
-from headwise.files import write_whole
-from headwise.rows import CHECKPOINT_FILE, MEASURED, Row, Specified, check_row
+from headwise.files import MOST_TEXT, DamagedError, remove_leftovers, write_whole
+from headwise.rows import (
+    CHECKPOINT_FILE,
+    MEASURED,
+    Row,
+    Specified,
+    check_columns,
+    check_row,
+    id_of,
+)
 
 S = TypeVar("S", bound=Specified)
 FORMAT = 1
 MARK = "headwise.json"
+SPEC_FILE = "run.json"  # in a run's folder
+ROWS_FILE = "rows.jsonl"
+MOST_ROWS = 1 << 30  # bytes of one run's rows
+MOST_NAMED = 20  # damaged files, one line each
 
 
 class Store:
@@ -46,6 +63,7 @@ class Store:
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self.path = Path(path)
+        self.damaged: dict[Path, str] = {}  # files that were left out, and what is wrong with them
         mark = self.path / MARK
         there = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not there.is_dir():
@@ -70,8 +88,8 @@ class Store:
 
     def _check_format(self, mark: Path) -> None:
         try:
-            found = json.loads(mark.read_text())["format"]
-        except (ValueError, KeyError, TypeError):
+            found = read_signed(mark)["format"]
+        except (DamagedError, KeyError):
             raise UsageError(
                 f"{self.path} is not a headwise store: its {MARK} cannot be read"
             ) from None
@@ -95,16 +113,27 @@ class Store:
     def add(self, row: Row) -> None:
         """Append a row to its run's folder."""
         self.open()
-        append_line(self.runs_path / row["id"] / "rows.jsonl", json.dumps(row, allow_nan=False))
+        # JSON has no number that is none, so such a row is refused before anything is written.
+        line = json.dumps(signed(row), allow_nan=False)
+        append_line(self.runs_path / row["id"] / ROWS_FILE, line)
 
     def row(self, run_id: str) -> Row | None:
-        """The run's last complete row."""
-        for line in reversed(read_lines(self.runs_path / run_id / "rows.jsonl")):
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and row.get("id") == run_id:
-                    return row
-        return None
+        """The run's last row that is as it was written."""
+        row, problems = _read_run(self.runs_path, run_id)
+        self.name(problems)
+        return row
+
+    def name(self, problems: Mapping[Path, str]) -> None:
+        """Say in one line each which files are damaged and left out, once."""
+        for path, why in problems.items():
+            if path in self.damaged:
+                continue
+            self.damaged[path] = why
+            line = f"{path} is damaged and left out: {why}"
+            if len(self.damaged) > MOST_NAMED:
+                line = f"more files of {self.path} are damaged and left out"
+            if len(self.damaged) <= MOST_NAMED + 1:
+                print(f"headwise: {line}", file=sys.stderr, flush=True)
 
     def rows(self, ids: Sequence[str] | None = None, *, not_commit: str | None = None) -> list[Row]:
         """One row per finished run, by id or all of them; `not_commit` leaves those made by other
@@ -125,11 +154,18 @@ class Store:
         return sum((self.runs_path / run.id / CHECKPOINT_FILE).exists() for run in runs)
 
     def tidy(self, runs: Sequence[S]) -> None:
-        """Remove checkpoints of finished runs, left by a kill between the row and the removal."""
+        """Remove checkpoints of finished runs, left by a kill between the row and the removal, and
+        write specifications again that were found damaged."""
         for run in runs:
             left = self.runs_path / run.id / CHECKPOINT_FILE
             if left.exists() and self.row(run.id) is not None:
                 left.unlink(missing_ok=True)
+            if self.runs_path / run.id / SPEC_FILE in self.damaged:
+                self._write_spec(run)
+
+    def _write_spec(self, run: Specified) -> None:
+        path = self.runs_path / run.id / SPEC_FILE
+        write_whole(path, json.dumps(signed(run.spec())) + "\n")
 
     @contextlib.contextmanager
     def claim(self, runs: Sequence[S]) -> Iterator[list[S]]:
@@ -148,9 +184,12 @@ class Store:
                     continue
                 for left in folder.glob(".*"):  # half-written by somebody who was killed
                     left.unlink(missing_ok=True)
-                if self.row(run.id) is None:
-                    if not (folder / "run.json").exists():
-                        write_whole(folder / "run.json", json.dumps(run.spec()) + "\n")
+                # What is damaged was named by whoever asked for the row, and not by every worker.
+                row, problems = _read_run(self.runs_path, run.id)
+                if row is None:
+                    spec = folder / SPEC_FILE
+                    if not spec.exists() or spec in problems:
+                        self._write_spec(run)
                     mine.append(run)
             yield mine
 
@@ -159,24 +198,29 @@ class Store:
     def note(self, name: str, about: dict[str, Any]) -> None:
         """Record what was asked for under an experiment's name."""
         self.open()
-        write_whole(self.path / "experiments" / f"{name}.json", json.dumps(about, indent=1) + "\n")
+        remove_leftovers(self.path, MARK)
+        remove_leftovers(self.path / "experiments", "*.json")
+        text = json.dumps(signed(about), indent=1)
+        write_whole(self.path / "experiments" / f"{name}.json", text + "\n")
 
     def experiments(self) -> dict[str, dict[str, Any]]:
         """What was asked for, by experiment."""
         found = {}
         for path in sorted((self.path / "experiments").glob("*.json")):
-            try:
-                found[path.stem] = json.loads(path.read_text())
-            except ValueError:
-                raise UsageError(
-                    f"{path} cannot be read; remove it and run the experiment again"
-                ) from None
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    about = read_signed(path)
+                    ids = about.get("ids", [])
+                    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+                        raise DamagedError("its ids must be a list of names")
+                    found[path.stem] = about
+                except DamagedError as e:
+                    self.name({path: str(e)})
         return found
 
     def noted_ids(self, name: str) -> set[str]:
         """The runs that were asked for under an experiment's name so far."""
-        noted = self.experiments().get(name)
-        return set(noted.get("ids") or []) if isinstance(noted, dict) else set()
+        return set(self.experiments().get(name, {}).get("ids", []))
 
     # ---- questions
 
@@ -207,6 +251,73 @@ class Store:
 
 
 # ---- rows in files
+
+
+def _read_run(runs_path: Path, run_id: str) -> tuple[Row | None, dict[Path, str]]:
+    """A run's last row that is as it was written, and which of its files are damaged."""
+    # An id may come from a file, and must not lead out of the store.
+    if os.path.basename(run_id) != run_id or run_id in ("", ".", ".."):
+        return None, {}
+    folder = runs_path / run_id
+    spec_path, rows_path = folder / SPEC_FILE, folder / ROWS_FILE
+    problems = {}
+    spec: dict[str, Any] = {}
+    try:
+        found = parse(read_bytes(spec_path, MOST_TEXT))
+        spec = unsigned(found)
+        # One of before has no digest, but its id is a hash of it. A class of one's own that is
+        # computed may have an id of its own.
+        if DIGEST not in found and "experiment" not in spec and id_of(spec) not in ("", run_id):
+            raise DamagedError("it is not what its run's id says")
+    except FileNotFoundError:
+        pass
+    except (DamagedError, TypeError) as e:
+        problems[spec_path] = str(e)
+    broken = bool(problems)
+    row, why = _last_row(rows_path, lambda line: _row_of(line, run_id, spec, broken))
+    if why:
+        problems[rows_path] = why
+    return row, problems
+
+
+def _last_row(path: Path, read: Callable[[bytes], Row]) -> tuple[Row | None, str]:
+    """The last line that can be read as a row, and what is wrong with the lines behind it."""
+    try:
+        data = read_bytes(path, MOST_ROWS)
+    except FileNotFoundError:
+        return None, ""
+    except DamagedError as e:
+        return None, str(e)
+    *lines, rest = data.split(b"\n")
+    # A line without an end was cut short by a kill or is being written, unless its end alone is
+    # wrong.
+    for ended in filter(None, (rest, rest[:-1])):
+        with contextlib.suppress(DamagedError):
+            return read(ended), ""
+    why = ""
+    for number in range(len(lines), 0, -1):
+        if line := lines[number - 1]:
+            try:
+                return read(line), why
+            except DamagedError as e:
+                why = why or f"line {number}: {e}"
+    return None, why
+
+
+def _row_of(line: bytes, run_id: str, spec: Mapping[str, Any], broken: bool) -> Row:
+    """The row in a line, which must be of this run."""
+    found = parse(line)
+    row = unsigned(found)
+    if row.get("id") != run_id:
+        raise DamagedError(f"it is a row of {row.get('id')!r:.40}")
+    if DIGEST in found:
+        return row
+    # A row of before has the specification alone to be checked by.
+    if broken:
+        raise DamagedError(f"it has no digest, and {SPEC_FILE} is damaged")
+    if id_of(spec) and (why := check_columns(row, spec)):
+        raise DamagedError(why)
+    return row
 
 
 def append_line(path: Path, line: str) -> None:
@@ -254,6 +365,10 @@ def read_rows(source: Path) -> list[Row]:
             raise UsageError(
                 f"{source} does not hold rows, one JSON object per line: line {number} is none"
             )
+        try:
+            row = unsigned(row)
+        except DamagedError as e:
+            raise UsageError(f"{source} holds a row, line {number}, that cannot be: {e}") from None
         if why := check_row(row):
             raise UsageError(f"{source} holds a row, line {number}, that cannot be: {why}")
         rows.append(row)

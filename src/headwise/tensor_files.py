@@ -19,13 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.files import whole_file
+from headwise.files import DamagedError, whole_file
 
 DIGEST = "digest"  # its key in the metadata
-
-
-class DamagedError(ValueError):
-    """A file that is not as it was written, or is none; the message says what is wrong."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:

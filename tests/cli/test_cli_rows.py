@@ -266,8 +266,8 @@ def test_rows_that_were_computed_are_looked_at_too(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["taken"] == 1 + len(others)
 
 
-def test_row_that_cannot_be_shown_takes_only_its_own_section_from_the_page(
-    store: Path, tmp_path: Path
+def test_row_that_cannot_be_shown_is_named_and_left_out_of_the_page(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(store, tmp_path / "store")
     assert (
@@ -287,8 +287,11 @@ def test_row_that_cannot_be_shown_takes_only_its_own_section_from_the_page(
     row.write_text(json.dumps({"id": name}) + "\n")
     assert main(["report", "--store", str(tmp_path / "store")]) == 0
     page = (tmp_path / "store" / "report.html").read_text()
-    assert page.count("<section") == 1
-    assert "its rows cannot be read (KeyError: " in page
+    assert page.count("<section") == 2
+    assert f"runs/{name}/rows.jsonl is damaged and left out: line 1: it has no " in page
+    assert (
+        f"{name}/rows.jsonl is damaged and left out: line 1: it has no " in capsys.readouterr().err
+    )
     assert main(["list", "--store", str(tmp_path / "store"), "--older"]) == 0
 
 

@@ -300,16 +300,6 @@ def test_store_below_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     )
 
 
-def test_note_that_cannot_be_read_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Store(tmp_path).note("fig1", {})
-    (tmp_path / "experiments" / "fig1.json").write_text("{")
-    assert refused(["report", "--store", str(tmp_path)], capsys).startswith(
-        f"{tmp_path / 'experiments' / 'fig1.json'} cannot be read; "
-    )
-
-
 def test_draw_refuses_another_kind_of_picture(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

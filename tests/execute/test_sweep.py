@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.processes import started
 
+from headwise.digests import unsigned
 from headwise.execute.sweep import MOST_RUNS, chunks_of, cost, sweep
 from headwise.experiments.rank_paper import fig1
 from headwise.experiments.rank_paper.shapes import paper_shape
@@ -145,7 +146,7 @@ def assert_whole(store: Path, runs: list[Run], reference: dict[str, str]) -> Non
     for run in runs:
         folder = store / "runs" / run.id
         (line,) = (folder / "rows.jsonl").read_text().splitlines()
-        assert bits(json.loads(line)) == reference[run.id]
+        assert bits(unsigned(json.loads(line))) == reference[run.id]
         assert sorted(p.name for p in folder.iterdir()) == ["lock", "rows.jsonl", "run.json"]
 
 

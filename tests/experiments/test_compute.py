@@ -1,13 +1,13 @@
 """`compute`: what is missing is made once and in order, whoever else computes."""
 
 import contextlib
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
+from headwise.digests import read_signed
 from headwise.execute import sweep
 from headwise.store import Store
 
@@ -33,7 +33,7 @@ def test_compute_makes_what_is_missing_in_order(tmp_path: Path) -> None:
     assert {"commit", "device"} <= set(rows[0]), "where and by what it was made"
     assert sweep.compute([*values, Value("c")], make, store, device="cpu")[-1]["id"] == "c"
     assert calls[2:] == [("c", "cpu")]
-    assert json.loads((tmp_path / "s/runs/a/run.json").read_text()) == {
+    assert read_signed(tmp_path / "s/runs/a/run.json") == {
         "experiment": "own",
         "id": "a",
     }

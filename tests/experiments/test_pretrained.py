@@ -239,13 +239,16 @@ def test_page_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", "null", '{"ids": 5, "command": "", "preset": "", "settings": {}}']
 )
-def test_note_that_cannot_be_read_is_one_line(
+def test_note_that_cannot_be_read_is_named_and_left_out(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Store(tmp_path).note("fig1", {"ids": [], "command": "", "preset": "", "settings": {}})
     (tmp_path / "experiments" / "fig1.json").write_text(text)
-    assert main(["report", "--store", str(tmp_path)]) == 2
-    assert "fig1.json cannot be read; remove it" in capsys.readouterr().err
+    assert main(["report", "--store", str(tmp_path)]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(f"headwise: {tmp_path / 'experiments' / 'fig1.json'} is damaged and left")
+    assert err.count("\n") == 1
+    assert "experiments/fig1.json is damaged and left out" in text_of(tmp_path / "report.html")
 
 
 def test_decoder_of_an_experiment_is_on_the_experiments_page_alone(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def library(monkeypatch):
         return found
 
     forget()
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    hub = types.SimpleNamespace(load_dataset=load_dataset, __version__="4.0.0")
+    monkeypatch.setitem(sys.modules, "datasets", hub)
     yield types.SimpleNamespace(sets=sets, asked=asked)
     forget()
 

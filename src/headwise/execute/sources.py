@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FunctionType
 
-from headwise.files import write_whole
+from headwise.digests import read_signed, signed
+from headwise.files import DamagedError, write_whole
 from headwise.rows import Specified
 from headwise.store import Store
 from headwise.training.run import Run
@@ -33,7 +34,7 @@ def note_sources(store: Store, runs: Sequence[Run]) -> None:
         found = {part: digest(kind) for part, kind in _own_classes(run).items()}
         known = {part: text for part, text in found.items() if text}
         if known and not path.exists():
-            write_whole(path, json.dumps(known) + "\n")
+            write_whole(path, json.dumps(signed(known)) + "\n")
 
 
 def edited(store: Store, runs: Sequence[Specified]) -> list[str]:
@@ -44,7 +45,14 @@ def edited(store: Store, runs: Sequence[Specified]) -> list[str]:
     for run in runs:
         if not isinstance(run, Run):
             continue
-        noted = _noted(store.runs_path / run.id / SOURCE_FILE)
+        path = store.runs_path / run.id / SOURCE_FILE
+        try:
+            noted = read_signed(path)
+        except FileNotFoundError:
+            noted = {}
+        except DamagedError as e:
+            noted = {}
+            store.name({path: str(e)})
         for part, kind in _own_classes(run).items():
             current = digest(kind)
             if not current:
@@ -73,14 +81,6 @@ def _own_classes(run: Run) -> dict[str, type]:
     return {
         part: kind for part, kind in kinds.items() if not kind.__module__.startswith("headwise.")
     }
-
-
-def _noted(path: Path) -> dict[str, str]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @functools.cache

@@ -83,9 +83,12 @@ class Pool:
 
     def __call__(self, work: Work, chunks: Sequence[Sequence[Run]], advance: Advance) -> None:
         context = get_context("spawn")
+        # One thread, read when a worker imports torch; and a process that starts must not import
+        # from the folder that the command was given in, which may be somebody's store.
+        changed = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
         news: Any = context.Queue()
-        threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
         start = (news, os.getpid(), _user_file(work.probe))
         pool = ProcessPoolExecutor(
             min(self.workers, len(chunks)), context, initializer=_start_worker, initargs=start
@@ -111,10 +114,10 @@ class Pool:
             for process in list((pool._processes or {}).values()):
                 process.kill()
             pool.shutdown(wait=False, cancel_futures=True)
-            if threads is None:
-                os.environ.pop("OMP_NUM_THREADS", None)
-            else:
-                os.environ["OMP_NUM_THREADS"] = threads
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -371,6 +374,7 @@ def _one_by_one(
         if len(left) == len(missing):
             time.sleep(0.5)  # another process is making them, or was
         missing = left
+    store.tidy(values)
     if bar.done:
         bar.close()
     return store.rows([value.id for value in values])

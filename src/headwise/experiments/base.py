@@ -12,15 +12,13 @@ does.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from headwise.errors import UsageError, nearest
-from headwise.rows import Row, Specified, Work
+from headwise.rows import Row, Specified, Work, columns_of, id_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -211,9 +209,9 @@ class Computed:
 
     def columns(self) -> dict[str, Any]:
         """The same as the columns of its row."""
-        return dataclasses.asdict(self)
+        return columns_of(self.spec())
 
     @property
     def id(self) -> str:
         """A hash of the specification."""
-        return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]
+        return id_of(self.spec())

@@ -6,6 +6,7 @@ its run left in the store: a store is data, and no code that it names is ever im
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, PAGES, built_in, find
 from headwise.experiments.base import Experiment
 from headwise.experiments.state import State, noted_later, tuning_only
+from headwise.rows import check_shown
 from headwise.show.figure import Figure, has_panels
 from headwise.show.report import Page, Section, write_page
-from headwise.store import Store
+from headwise.store import MOST_NAMED, Store
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError)
 
@@ -61,12 +63,9 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     sections: list[Section] = []
     lost: list[str] = []
     noted = store.experiments()
-    for name, asked in noted.items():
-        if not _is_note(asked):
-            raise UsageError(
-                f"{store.path / 'experiments' / name}.json cannot be read; remove it and run the "
-                "experiment again"
-            )
+    for name in [name for name, asked in noted.items() if not _is_note(asked)]:
+        del noted[name]
+        store.name({store.path / "experiments" / f"{name}.json": "it does not say what was asked"})
     alone = single_decoders(store, noted)
     # A page shows what it can: an experiment whose rows cannot be read is a line on it.
     for name, asked in noted.items():
@@ -76,8 +75,19 @@ def write_report(store: Store, path: Path | None = None) -> Path:
             lost.append(f"{name}: {e}")
         except UNREADABLE as e:
             lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
+    lost += damaged_files(store)
     write_page(path, [*sections, *alone], lost)
     return path
+
+
+def damaged_files(store: Store) -> list[str]:
+    """One line for each file that was left out, the first ones of many."""
+    lines = [
+        f"{os.path.relpath(path, store.path)} is damaged and left out: {why}"
+        for path, why in store.damaged.items()
+    ]
+    more = len(lines) - MOST_NAMED
+    return lines if more <= 0 else [*lines[:MOST_NAMED], f"and {more} more damaged files"]
 
 
 def _is_note(asked: Any) -> bool:
@@ -92,7 +102,12 @@ def _is_note(asked: Any) -> bool:
 
 def _section(store: Store, name: str, asked: Mapping[str, Any]) -> Section:
     """By the experiment's own code where it is one of headwise's, else by what its run left."""
-    rows = store.rows(asked["ids"])
+    rows = []
+    for row in store.rows(asked["ids"]):
+        if why := check_shown(row):
+            store.name({store.runs_path / row["id"]: why})
+        else:
+            rows.append(row)
     # A user's file may have changed or gone since, so its page is kept in the store.
     tuning = False
     if (name in EXPERIMENTS or name in PAGES) and "source" not in asked:

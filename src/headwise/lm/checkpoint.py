@@ -32,9 +32,9 @@ from headwise.lm.distributed import (
     shard_of,
 )
 from headwise.lm.optim import Optimiser
-from headwise.lm.spec import PATHS, Pretraining
+from headwise.lm.spec import Pretraining
 from headwise.model.transformer import Decoder
-from headwise.rows import WEIGHTS_FILE
+from headwise.rows import PATHS, WEIGHTS_FILE
 from headwise.shape import Shape
 from headwise.tensor_files import aside_of, read_tensors, set_aside, write_tensors
 

@@ -8,6 +8,7 @@ depends neither on how many processes share a step nor on how often a run was ki
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.digests import read_signed, signed
 from headwise.errors import UsageError
 from headwise.files import locked, whole_file, write_whole
 from headwise.lm.text_files import TextFiles, chunks, end_of, vocab_of
@@ -154,27 +156,40 @@ def load(text: TextFiles, tokenizer: Any, folder: Path | None = None, key: str =
                 _write(text, tokenizer, folder, key)
     # Files that a full disk or a killed copy left short are refused here, and not when a row is cut
     # from them.
-    count, cut = _read_sizes(about)
+    count, cut, digest = _read_sizes(about)
     ids = _memory_map(folder / f"{key}.ids", _id_dtype(tokenizer))
     bytes_to = _memory_map(folder / f"{key}.behind", np.int64)
     if len(ids) != count or len(bytes_to) != count - cut:
         raise UsageError(
             f"{folder / key}.ids is not complete, {len(ids)} of {count} ids: remove {about}"
         )
+    if digest and digest != _digest_of(ids, bytes_to):
+        raise UsageError(
+            f"{folder / key}.ids is damaged, its content does not have its digest: remove {about}"
+        )
     return Corpus(ids, cut, bytes_to, vocab_of(tokenizer), end_of(tokenizer))
 
 
-def _read_sizes(about: Path) -> tuple[int, int]:
-    """How many ids are kept, and the first that is held out."""
+def _read_sizes(about: Path) -> tuple[int, int, str]:
+    """How many ids are kept, the first that is held out, and the digest of the files; those of
+    before have none."""
     try:
-        saved = json.loads(about.read_text())
+        saved = read_signed(about)
         found = saved["format"]
-        sizes = (int(saved["ids"]), int(saved["cut"])) if found == FORMAT else (0, 0)
+        count, cut = (int(saved["ids"]), int(saved["cut"])) if found == FORMAT else (0, 0)
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{about} cannot be read: remove it") from None
     if found != FORMAT:
         raise UsageError(f"{about} has format {found}, this headwise reads {FORMAT}: remove it")
-    return sizes
+    return count, cut, str(saved.get("content", ""))
+
+
+def _digest_of(*arrays: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        data: Any = np.ascontiguousarray(array).view(np.uint8)
+        digest.update(data)
+    return digest.hexdigest()[:16]
 
 
 def _memory_map(path: Path, dtype: Any) -> np.ndarray:
@@ -200,9 +215,12 @@ def _write(text: TextFiles, tokenizer: Any, folder: Path, key: str) -> None:
                 held_out.append(bytes_to)
         if not held_out or not cut:
             raise UsageError(f"{text.name} is too short to hold a tenth of it out, got {count} ids")
-    write_whole(folder / f"{key}.behind", _from_start(held_out).astype(np.int64).tobytes())
-    about = {"format": FORMAT, "text": text.name, "ids": count, "cut": cut}
-    write_whole(folder / f"{key}.json", json.dumps(about) + "\n")
+    bytes_to = _from_start(held_out).astype(np.int64)
+    write_whole(folder / f"{key}.behind", bytes_to.tobytes())
+    ids = _memory_map(folder / f"{key}.ids", _id_dtype(tokenizer))
+    content = _digest_of(ids, bytes_to)
+    about = {"format": FORMAT, "text": text.name, "ids": count, "cut": cut, "content": content}
+    write_whole(folder / f"{key}.json", json.dumps(signed(about)) + "\n")
 
 
 def check_length(corpus: Corpus, length: int, name: str) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from headwise.errors import LARGEST, UsageError, check_whole_numbers, nearest
 from headwise.lm.text_files import find_text, find_tokenizer, vocab_of
-from headwise.rows import Work
+from headwise.rows import Work, columns_of, id_of
 from headwise.shape import Shape
 
 OPTIMISERS = ("adamw", "muon")
@@ -23,8 +21,6 @@ COMPILED = ("model", "blocks")  # what is compiled as one
 
 # nanochat's style; a decoder that is given by its sizes has it unless the style is given too
 STYLE = {"qk_norm": "free", "activation": "relu2"}
-
-PATHS = ("source", "tokenizer")  # fields that are not part of what a run is
 
 # by preset: sizes of a shape as the command line takes them, and fields of Pretraining
 PRESETS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -186,15 +182,9 @@ class Pretraining:
 
     def columns(self) -> dict[str, Any]:
         """The run as the columns of its row, with its parameters; paths are not part of a run."""
-        columns = dataclasses.asdict(self.shape)
-        columns |= {name: value for name, value in self.spec().items() if name != "shape"}
-        for name in ("extras", *PATHS):
-            del columns[name]
-        return {**columns, "params": self.shape.params}
+        return {**columns_of(self.spec()), "params": self.shape.params}
 
     @functools.cached_property
     def id(self) -> str:
         """A hash of all fields but the paths: the run's name in a store."""
-        spec = {name: value for name, value in self.spec().items() if name not in PATHS}
-        text = json.dumps({"pretrain": spec}, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return id_of(self.spec())

@@ -244,7 +244,7 @@ def fingerprints_elsewhere(tasks: Sequence[Task | str]) -> list[dict[str, Any]]:
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     code = "from headwise.tasks.check_data import _answer; _answer()"
     found = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         input=pickle.dumps(list(tasks)),
         capture_output=True,
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -46,11 +46,17 @@ def column(source: str, table: Any, *names: str) -> list[Any]:
 @functools.lru_cache(4)
 def _load(source: str) -> Any:
     try:
-        from datasets import load_dataset
+        import datasets
     except ModuleNotFoundError:
         raise UsageError(
             f"{source} needs the library datasets: pip install 'headwise[hub]'"
         ) from None
+    # Before version 4 a data set could bring a script along, which was run.
+    if int(datasets.__version__.split(".")[0]) < 4:
+        raise UsageError(
+            f"{source} needs datasets 4 or newer, which runs no code of a data set; this is "
+            f"{datasets.__version__}: pip install 'headwise[hub]'"
+        )
     name = source.removeprefix(MARK)
     if not name:
         raise UsageError(
@@ -59,7 +65,7 @@ def _load(source: str) -> Any:
     # A name of two parts is tried as OWNER/NAME first, then as NAME/CONFIG.
     for path, config in _readings(name):
         try:
-            return load_dataset(path, config)
+            return datasets.load_dataset(path, config)
         except FileNotFoundError:  # also a name that the hub does not know
             continue
         except ConnectionError:

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headwise.errors import LARGEST, UsageError, nearest
 from headwise.model import INITS
-from headwise.rows import Row, Work
+from headwise.rows import Row, Work, columns_of, id_of
 from headwise.shape import Shape
 from headwise.tasks import PACKAGE, TASKS, task_of
 
@@ -230,20 +228,8 @@ class Run:
         )
 
     def columns(self) -> Row:
-        """The same as the columns of a row, and its size. `held_out` is the error there, so the
-        recipe's count has another name."""
-        spec = self.spec()
-        own = {
-            part if key == "name" else f"{part}_{key}": value
-            for part in ("task", "model")
-            for key, value in spec.get(part, {}).items()
-        }
-        recipe = {
-            "held_out_sequences" if key == "held_out" else key: value
-            for key, value in spec["recipe"].items()
-        }
-        shape = {key: value for key, value in spec["shape"].items() if key != "extras"}
-        return {**shape, **own, **recipe, "seed": self.seed, "params": self.params}
+        """The same as the columns of a row, and its size."""
+        return {**columns_of(self.spec()), "params": self.params}
 
     @functools.cached_property
     def params(self) -> int:
@@ -252,8 +238,7 @@ class Run:
 
     @functools.cached_property
     def id(self) -> str:
-        text = json.dumps(self.spec(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return id_of(self.spec())
 
 
 def ensemble_key(run: Run) -> Any:

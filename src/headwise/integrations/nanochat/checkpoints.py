@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.errors import UsageError
+from headwise.errors import UsageError, one_line
 from headwise.integrations.nanochat.configs import shape_of, without_stock_sizes
 from headwise.shape import Shape
 
@@ -53,8 +53,15 @@ def read(folder: str | Path, step: int | None = None) -> Checkpoint:
         raise UsageError(
             f"{str(notes)!r} must be JSON with a model_config, got {type(error).__name__}: {error}"
         ) from None
-    loaded = torch.load(model, map_location="cpu", weights_only=True)
-    state = {name.removeprefix("_orig_mod."): tensor for name, tensor in loaded.items()}
+    try:
+        # Tensors and plain values alone: a checkpoint is a pickle, and a pickle may run any code.
+        loaded = torch.load(model, map_location="cpu", weights_only=True)
+        state = {name.removeprefix("_orig_mod."): tensor for name, tensor in loaded.items()}
+    except Exception as error:  # damaged pickles raise nearly anything
+        raise UsageError(
+            f"{str(model)!r} must be tensors by name as torch.save writes them, got "
+            f"{one_line(error)}"
+        ) from None
     config = {**config, **_widths(config, state)}
     return Checkpoint(
         _with_extras(shape_of(config), state), state, without_stock_sizes(config), step, meta
