@@ -22,6 +22,10 @@ Generated from the program by `dev/write_cli_reference.py`; do not edit.
 `headwise COMMAND --help` prints the same. Every command takes `--json`: one JSON object as the last
 line of its output. Exit codes: 0 done, 1 failed, 2 bad usage. A line that starts with
 `headwise: error:` states the rule, the value and the choices.
+
+Ctrl-C, SIGTERM and SIGHUP save what is being trained, after the block of at most 25 steps that is
+under way (`pretrain`: after the step), and the same command resumes. A second one ends the command
+at once. The exit code is then 130, 143 or 129. A signal that is ignored (`nohup`) stays so.
 """
 
 

@@ -22,7 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "seeds": set(),
     "stats": set(),
-    "files": {"errors"},
+    "signals": set(),
+    "files": {"errors", "signals"},
     "tensor_files": {"files"},
     "digests": {"files"},
     "rows": {"errors"},
@@ -37,16 +38,16 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"errors", "files", "rows", "kernels", "model"},
     "theory": {"errors", "rows", "shape", "model", "tasks"},
     "training": {
-        *("errors", "rows", "seeds", "device", "progress", "shape"),
+        *("errors", "signals", "rows", "seeds", "device", "progress", "shape"),
         *("tensor_files", "kernels", "model", "tasks"),
     },
     "lm": {
-        *("errors", "rows", "seeds", "device", "progress", "shape"),
+        *("errors", "signals", "rows", "seeds", "device", "progress", "shape"),
         *("files", "digests", "tensor_files", "kernels", "model", "tasks"),
     },
     "store": {"errors", "files", "digests", "rows"},
     "execute": {
-        *("errors", "files", "digests", "rows", "device", "progress"),
+        *("errors", "signals", "files", "digests", "rows", "device", "progress"),
         *("training", "lm", "store"),
     },
     "show": {"headwise", "errors", "files", "rows", "progress"},
@@ -55,10 +56,10 @@ ALLOWED: dict[str, set[str]] = {
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
     },
     "cli": {
-        *("headwise", "errors", "rows", "device", "shape", "policies", "tasks"),
+        *("headwise", "errors", "signals", "rows", "device", "shape", "policies", "tasks"),
         *("model", "training", "lm", "store", "execute", "show", "experiments"),
     },
-    "__main__": {"cli"},
+    "__main__": {"signals", "cli"},
 }
 AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a public config
 EXTRAS = {  # what is not always installed: inside functions only
@@ -78,9 +79,10 @@ WITH_TORCH = {
 }
 # These start without torch and numpy, by whatever way they would reach them.
 LIGHT = (
-    *("errors", "files", "policies", "progress", "rows", "seeds", "device", "shape", "configs"),
-    *("stats", "store", "tasks", "training.run", "lm.spec", "execute", "cli", "show.report"),
-    *("digests", "show.figure", "experiments", "experiments.runner"),
+    *("errors", "signals", "digests", "files", "policies", "progress", "rows", "seeds", "device"),
+    *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
+    *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
+    *("experiments.runner",),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 

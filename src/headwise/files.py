@@ -12,15 +12,16 @@ import glob
 import hashlib
 import importlib.util
 import os
+import secrets
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from headwise.errors import UsageError
+from headwise.signals import half_written
 
 MOST_TEXT = 64 << 20  # bytes of a note or of another description
 USER_FILE = "headwise_file_"  # the modules of users' files are named so, with a hash behind
@@ -32,36 +33,35 @@ def whole_file(path: Path) -> Iterator[Path]:
     or what was there before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, glob.escape(path.name))
-    handle, name = _held_file(path)
-    try:
-        yield Path(name)
-        with open(name, "rb") as f:
-            os.fsync(f.fileno())
-        # mkstemp makes files for their owner alone; the finished one has the rights that open()
-        # would give. The umask can be read only by setting it.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        if os.path.exists(name):
-            os.unlink(name)
-        raise
-    finally:
-        os.close(handle)
+    with _held_file(path) as temporary:
+        try:
+            yield temporary
+            with temporary.open("rb") as f:
+                os.fsync(f.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
-def _held_file(path: Path) -> tuple[int, str]:
-    """A new hidden file beside a path, locked until it is closed or its writer dies."""
+@contextlib.contextmanager
+def _held_file(path: Path) -> Iterator[Path]:
+    """A new hidden file beside a path, locked until it is closed or its writer dies, and removed
+    where a signal ends the process."""
     while True:
         # The new content lies in the same folder, since a rename is atomic within one file system
         # only.
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        # Between the two lines somebody may have taken it for a leftover.
-        if os.fstat(handle).st_nlink:
-            return handle, name
-        os.close(handle)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        with half_written(temporary):
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                # Between the two lines somebody may have taken it for a leftover.
+                if os.fstat(handle).st_nlink:
+                    yield temporary
+                    return
+            finally:
+                os.close(handle)
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:

@@ -3,9 +3,11 @@ only."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -73,8 +75,20 @@ class Progress:
         # The line is written over itself, padded to the width of the one before.
         bar = "#" * round(24 * share)
         text = f"[{bar:<24}] {text}"
-        print(f"\r{text:<{self.width}}", end="\n" if last else "", file=self.stream, flush=True)
+        with _closed_terminal_ignored():
+            end = "\n" if last else ""
+            print(f"\r{text:<{self.width}}", end=end, file=self.stream, flush=True)
         self.width = len(text)
+
+
+@contextlib.contextmanager
+def _closed_terminal_ignored() -> Iterator[None]:
+    """Whoever closed the terminal has sent SIGHUP too, and the work is still to be saved."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno != errno.EIO:
+            raise
 
 
 @dataclass

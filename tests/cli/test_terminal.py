@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -94,7 +95,10 @@ def wait_for(what: Callable[[], Any]) -> Any:
     return found
 
 
-STOPPED = "headwise: interrupted; run the same command to resume"
+STOPPED = re.compile(
+    r"headwise: interrupted; saved (run \w+|\d runs?) at step \d+(, 1 run at step \d+)?"
+    r"; run the same command to resume"
+)
 
 
 def test_ctrl_c_is_one_line_and_the_same_command_resumes(
@@ -106,9 +110,11 @@ def test_ctrl_c_is_one_line_and_the_same_command_resumes(
         wait_for(lambda: list(path.glob("runs/*/checkpoint.safetensors")))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert out == ""
-    assert err.splitlines() == [f"fig1 (quick): 2 runs, 0 already in {path}", STOPPED]
+    assert err.splitlines()[0] == f"fig1 (quick): 2 runs, 0 already in {path}"
+    assert STOPPED.fullmatch(err.splitlines()[-1]), err
+    assert len(err.splitlines()) == 2
     assert main(run_words(path, "--no-report", "--seeds", "1", changes=LONG)) == 0
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("fig1: 2 runs 100%, ")
@@ -138,6 +144,45 @@ def test_ctrl_c_in_a_terminal_reaches_all_processes_and_is_still_one_line(
             time.sleep(0.4)  # in the middle of their imports
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert out == ""
-    assert err.splitlines() == [f"fig1 (quick): 2 runs, 0 already in {path}", STOPPED]
+    first, last = err.splitlines()
+    assert first == f"fig1 (quick): 2 runs, 0 already in {path}"
+    if moment == "while its workers work":
+        assert STOPPED.fullmatch(last), err
+    else:
+        assert last == "headwise: interrupted; run the same command to resume"
+
+
+# ---- other signals
+
+
+def test_sigterm_while_pytorch_is_imported_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with started([*HEADWISE, *run_words(path, "--no-report")]) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        wait_for(lambda: "libtorch_cpu" in maps.read_text())
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (143, "")
+    *said, last = err.splitlines()
+    assert last == "headwise: interrupted by SIGTERM; run the same command to resume"
+    assert said in ([], [f"fig1 (quick): 12 runs, 0 already in {path}"])
+
+
+def test_closed_terminal_saves(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    words = run_words(path, "--no-report", "--seeds", "1", changes=LONG)
+    pid, terminal = pty.fork()
+    if not pid:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.execv(HEADWISE[0], [*HEADWISE, *words])
+    shown = b""
+    while b" left" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    assert main(words) == 0
+    rows = Store(path).rows()
+    assert len(rows) == 2
+    assert max(row["resumed"] for row in rows) == 1, "no checkpoint was due yet but for the signal"

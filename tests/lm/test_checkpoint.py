@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save, save_file
 from support.data import refused
 from support.lm_runs import SHAPE, bits, make_run, stop, trained_row
+from support.stops import StopAtQuestion
 
 from headwise.lm import Pretraining, load_decoder, pretrain
+from headwise.signals import Stopped
 
 
 @pytest.mark.parametrize("optimiser", ["muon", "adamw"])
@@ -32,6 +35,20 @@ def test_resume_after_any_step_is_bitwise_the_same(
         load_file(tmp_path / name / run.id / "weights.safetensors") for name in ("whole", "kept")
     )
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_interrupted_after_any_step_is_bitwise_the_same(book: str, tmp_path: Path) -> None:
+    """Each start makes one step, within which it is asked to stop."""
+    run, saved = make_run(book, weight_decay=0.1), []
+    undisturbed = trained_row(run)
+    rows: list[dict[str, Any]] = []
+    while not rows:
+        with pytest.raises(Stopped) as stopped:
+            trained_row(run, folder=tmp_path, done=rows.append, stop=StopAtQuestion(2))
+        saved += stopped.value.saved
+        assert len(saved) < run.steps
+    assert saved == [(run.id, step) for step in range(1, run.steps)]
+    assert bits(rows[0]) == bits(undisturbed)
 
 
 def test_resume_needs_the_moments(book: str, tmp_path: Path) -> None:

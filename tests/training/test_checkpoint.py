@@ -3,6 +3,7 @@ left of its checkpoint."""
 
 import json
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.small_runs import WILD, bits, make, together
+from support.stops import StopAtQuestion, handlers
 
 from headwise import progress
 from headwise.progress import Free, Progress
+from headwise.signals import SIGNALS, Stopped
 from headwise.training.engine import train
 from headwise.training.run import Run
 
@@ -109,6 +112,66 @@ def test_runs_at_different_epochs_meet_and_keep_their_bits(
     rows = together(MIXED, folder=tmp_path)
     assert [row["resumed"] for row in rows] == [0, 1, 1, 1]
     assert [bits(row) for row in rows] == undisturbed
+
+
+# two epochs of three blocks of steps
+IN_BLOCKS = [
+    make(seed, steps=120, epoch=60, held_out=16, protocol=protocol, evals=2)
+    for seed, protocol in enumerate(("stream", "replay"))
+]
+
+
+def test_run_interrupted_in_every_block_in_turn_loses_no_step(tmp_path: Path) -> None:
+    """Each start trains one block, within which it is asked to stop."""
+    undisturbed = [bits(row) for row in together(IN_BLOCKS)]
+    rows: list[dict[str, Any]] = []
+    saved, made = [], []
+    while len(rows) < 2:
+        left = [run for run in IN_BLOCKS if run.id not in {row["id"] for row in rows}]
+        with pytest.raises(Stopped) as stopped:
+            train(
+                left,
+                device="cpu",
+                folder=tmp_path,
+                advance=made.append,
+                done=rows.append,
+                stop=StopAtQuestion(2),
+            )
+        saved += stopped.value.saved
+        assert len(saved) < 20
+    assert [step for run, step in saved if run == IN_BLOCKS[0].id] == [20, 40, 60, 80, 100]
+    by_id = {row["id"]: row for row in rows}
+    assert [bits(by_id[run.id]) for run in IN_BLOCKS] == undisturbed
+    assert not list(tmp_path.rglob("checkpoint*"))
+
+
+def test_checkpoint_at_the_end_of_an_epoch_is_as_it_always_was(tmp_path: Path) -> None:
+    """So that earlier versions read it."""
+    path = checkpoint_of(MIXED[0], tmp_path)
+    with safe_open(path, "pt") as f:
+        state = json.loads(f.metadata()["state"])
+    names = {"epoch", "curve", "held_out_curve", "seconds", "resumed", "skipped"}
+    assert set(state) == {*names, "shrink", "clean"}
+
+
+def test_ctrl_c_in_a_script_saves_and_is_a_keyboard_interrupt(tmp_path: Path) -> None:
+    run = IN_BLOCKS[0]
+    undisturbed = bits(together([run])[0])
+    calls = []
+
+    def advance(steps: int) -> None:
+        calls.append(steps)
+        if len(calls) == 2:  # after the first epoch
+            signal.raise_signal(signal.SIGINT)
+
+    with handlers(signal.default_int_handler):
+        with pytest.raises(KeyboardInterrupt, match=r"saved run .* at step 60; the same call"):
+            train([run], device="cpu", folder=tmp_path, advance=advance)
+        found = [signal.getsignal(number) for number in SIGNALS]
+        assert found == [signal.default_int_handler] * 3
+    (row,) = together([run], folder=tmp_path)
+    assert row["resumed"] == 1
+    assert bits(row) == undisturbed
 
 
 def test_rows_made_before_count_as_done_and_not_as_fast(tmp_path: Path) -> None:
@@ -206,6 +269,9 @@ def spoil(path: Path, how: str) -> None:
                 path,
                 {**about, "state": json.dumps({**json.loads(about["state"]), "epoch": 6})},
             )
+        case "past the epoch":
+            about["state"] = json.dumps({**json.loads(about["state"]), "block": 1})
+            save_file(tensors, path, about)
         case "other sizes":
             save_file({**tensors, "mean": torch.zeros(3)}, path, about)
         case "no moments":
@@ -222,6 +288,7 @@ SPOILS = [
     "another run's",
     "unknown state",
     "past the end",
+    "past the epoch",
     "other sizes",
     "no moments",
 ]

@@ -52,6 +52,15 @@ def test_loss_scale_halves_per_overflow_and_doubles_after_clean_epochs() -> None
     assert scale.skipped == 3 + 10 + 10 + 9 + 10
 
 
+def test_loss_scales_count_on_from_a_checkpoint_within_an_epoch() -> None:
+    recipe = make(0, steps=400, epoch=10).recipe
+    scale = LossScale(overflows=2)
+    scales = LossScales([scale], "fp16", CPU)
+    scales.count(torch.tensor([math.nan]), slice(0, 1))
+    scales.end_epoch([scale], recipe)
+    assert scale == LossScale(loss_scale=1 / 8, skipped=3)
+
+
 def test_loss_scale_is_not_hopeless_where_only_the_last_epoch_overflowed() -> None:
     recipe = make(0, steps=6, epoch=3).recipe
     trained, never = LossScale(), LossScale()

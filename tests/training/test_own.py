@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.small_runs import bits, make, together
+from support.stops import StopAtQuestion
 from torch import Tensor, nn
 
 from headwise.errors import UsageError
@@ -19,6 +20,7 @@ from headwise.model.own import Model
 from headwise.model.transformer import build
 from headwise.rows import check_row
 from headwise.shape import Shape
+from headwise.signals import Stopped
 from headwise.tasks import Farthest, Recall
 from headwise.tasks.task import Task
 from headwise.training import checkpoint
@@ -172,6 +174,17 @@ def test_own_model_resumes_with_the_same_bits(calls: int, tmp_path: Path) -> Non
     (row,) = together([run], folder=tmp_path)
     assert bits(row) == undisturbed
     assert row["resumed"] == 1
+
+
+def test_own_model_interrupted_within_an_epoch_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    """Dropout's random numbers and the batch statistics too."""
+    run = own_run(Mlp(), steps=60, epoch=60, evals=1)
+    undisturbed = bits(together([run])[0])
+    for step in (20, 40):
+        with pytest.raises(Stopped) as stopped:
+            together([run], folder=tmp_path, stop=StopAtQuestion(2))
+        assert stopped.value.saved == [(run.id, step)]
+    assert bits(together([run], folder=tmp_path)[0]) == undisturbed
 
 
 def test_own_models_bits_do_not_depend_on_the_callers_generator(tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 peak=peak,
                 checkpoint_every=args.checkpoint_every,
                 done=lambda made: store.add(command | made),
+                stop=args.stop,
             )
     _print_pretrained(row)
     say(f"beside others: headwise report --store {shlex.quote(str(store.path))}")

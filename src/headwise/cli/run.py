@@ -34,6 +34,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         checkpoint_every=args.checkpoint_every,
         report=not args.no_report,
         say=say,
+        stop=args.stop,
         command=shlex.join(["headwise", *words]),
     )
     return print_made(made, show=args.no_train)

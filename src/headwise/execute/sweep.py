@@ -1,39 +1,34 @@
 """What is missing -> engine -> store.
 
-An executor is a function `(work, chunks, advance) -> None` that calls `work(chunk, advance)` for
-every chunk, in any order and anywhere. Since all state is in the store, an executor keeps none:
-whatever it loses is found missing by the next sweep.
+An executor is a function `(work, chunks, advance, stop) -> None` that calls `work(chunk, advance,
+stop)` for every chunk, in any order and anywhere. Since all state is in the store, an executor
+keeps none: whatever it loses is found missing by the next sweep. When `stop` hears a signal, it
+raises Stopped after what is under way was saved.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
 import os
 import pickle
-import queue
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from headwise.device import pick_device, provenance
 from headwise.errors import UsageError
+from headwise.execute.pool import Pool
 from headwise.execute.sources import note_sources
-from headwise.files import USER_FILE, load_user_file
+from headwise.files import USER_FILE
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import load_corpus, pretrain
 from headwise.progress import Progress
 from headwise.rows import Row
+from headwise.signals import Stop
 from headwise.store import Store
 from headwise.training.engine import Probe, train
 from headwise.training.run import Run, ensemble_key
@@ -53,7 +48,7 @@ class Work:
     checkpoint_every: float = 30.0
     probe: Probe | None = None
 
-    def __call__(self, chunk: Sequence[Run], advance: Advance) -> None:
+    def __call__(self, chunk: Sequence[Run], advance: Advance, stop: Stop | None = None) -> None:
         store = Store(self.store)
         with store.claim(chunk) as mine:
             note_sources(store, mine)
@@ -66,80 +61,16 @@ class Work:
                 keep_weights=self.keep_weights,
                 checkpoint_every=self.checkpoint_every,
                 probe=self.probe,
+                stop=stop,
             )
 
 
-def here(work: Work, chunks: Sequence[Sequence[Run]], advance: Advance) -> None:
+def here(
+    work: Work, chunks: Sequence[Sequence[Run]], advance: Advance, stop: Stop | None = None
+) -> None:
     """The executor that runs everything in this process."""
     for chunk in chunks:
-        work(chunk, advance)
-
-
-class Pool:
-    """The executor that runs chunks in processes of this machine, one thread each."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-
-    def __call__(self, work: Work, chunks: Sequence[Sequence[Run]], advance: Advance) -> None:
-        context = get_context("spawn")
-        # One thread, read when a worker imports torch; and a process that starts must not import
-        # from the folder that the command was given in, which may be somebody's store.
-        changed = {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-        before = {name: os.environ.get(name) for name in changed}
-        os.environ.update(changed)
-        news: Any = context.Queue()
-        start = (news, os.getpid(), _user_file(work.probe))
-        pool = ProcessPoolExecutor(
-            min(self.workers, len(chunks)), context, initializer=_start_worker, initargs=start
-        )
-        try:
-            # Submitting starts the workers. Ctrl-C is the parent's to handle, not theirs.
-            with _interrupts_held(), _main_hidden():
-                waiting: set[Future[None]] = {
-                    pool.submit(_work_in_pool, work, list(chunk)) for chunk in chunks
-                }
-            while waiting:
-                finished, waiting = wait(waiting, timeout=0.1, return_when=FIRST_COMPLETED)
-                _drain(news, advance)
-                for future in finished:
-                    future.result()
-            _drain(news, advance)
-            pool.shutdown()
-        except BrokenProcessPool:
-            raise RuntimeError(
-                "a worker process died, perhaps out of memory; run the same command to resume"
-            ) from None
-        finally:
-            for process in list((pool._processes or {}).values()):
-                process.kill()
-            pool.shutdown(wait=False, cancel_futures=True)
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Keep SIGINT waiting; processes started meanwhile never see one."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _main_hidden() -> Iterator[None]:
-    """Start processes that do not import the caller's script, which may have no `if __name__ ==
-    "__main__"` and would train everything again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+        work(chunk, advance, stop)
 
 
 def _only_here(runs: Sequence[Run], probe: Probe | None) -> bool:
@@ -162,37 +93,12 @@ def _is_only_here(value: Any) -> bool:
     return False
 
 
-def _drain(news: Any, advance: Advance) -> None:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            advance(news.get_nowait())
-
-
-_news: Any = None
-
-
 def _user_file(probe: Probe | None) -> str:
     """The user's file that a probe came from, so that a worker can load it; empty: none. Tasks and
     models of users bring their files themselves when they are unpickled."""
     module = sys.modules.get(probe.__module__) if probe is not None else None
     from_user = module is not None and module.__name__.startswith(USER_FILE)
     return module.__file__ or "" if module is not None and from_user else ""
-
-
-def _start_worker(news: Any, parent: int, file: str) -> None:
-    global _news
-    _news = news
-    if file:
-        load_user_file(file)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def _work_in_pool(work: Work, chunk: list[Run]) -> None:
-    work(chunk, _news.put)
 
 
 def cores() -> int:
@@ -264,6 +170,7 @@ def sweep(
     keep_weights: bool = False,
     checkpoint_every: float = 30.0,
     probe: Probe | None = None,
+    stop: Stop | None = None,
 ) -> list[Row]:
     """Make every run's row exist and return the rows in order; finished runs are never repeated."""
     where = pick_device(device)
@@ -278,9 +185,9 @@ def sweep(
     while missing:
         chunks = chunks_of(missing, workers)
         if workers == 1 or len(chunks) == 1 or _only_here(missing, probe):
-            here(work, chunks, bar.advance)
+            here(work, chunks, bar.advance, stop)
         elif free := [left for chunk in chunks if (left := _free(store, chunk))]:
-            Pool(workers)(work, free, bar.advance)
+            Pool(workers, _user_file(probe))(work, free, bar.advance, stop)
         left = store.missing(missing)
         if len(left) == len(missing):
             bar.advance(0, f"waiting for {len(left)} runs that another process is making")
@@ -308,6 +215,7 @@ def pretrain_all(
     checkpoint_every: float = 60.0,
     keep_weights: bool = False,
     label: str = "pretrain",
+    stop: Stop | None = None,
 ) -> list[Row]:
     """Make every decoder's row exist, one after the other in this process, compiled on a GPU, and
     return the rows in order."""
@@ -330,6 +238,7 @@ def pretrain_all(
             keep=keep_weights,
             done=store.add,
             quiet=True,
+            stop=stop,
         )
 
     return _one_by_one(runs, store, make, lambda run: run.steps, f"{label}: %d runs")

@@ -28,6 +28,7 @@ from headwise.store import Store
 if TYPE_CHECKING:
     from headwise.model.own import Model
     from headwise.show.figure import Figure
+    from headwise.signals import Stop
     from headwise.tasks.task import Task
 
 DEFAULT_STORE = "headwise-store"
@@ -131,7 +132,8 @@ def run(
         made = headwise.run("fig1", store="my-store", seeds=2)
         made.points, made.rows, made.headline, made.picture, made.page
 
-    Progress goes to standard error. Ctrl-C is safe: the same call resumes.
+    Progress goes to standard error. Ctrl-C saves what is being trained and raises
+    KeyboardInterrupt; the same call resumes.
     """
     if not isinstance(experiment, Experiment):
         experiment = find(str(experiment))
@@ -200,19 +202,23 @@ def make(
     report: bool = True,
     note: bool = True,
     say: Say | None = None,
+    stop: Stop | None = None,
     command: str = "",
 ) -> Made:
     """Make an experiment's rows, points, figure and page.
 
     `rows` names files of rows made before. `train=False` shows what is there and makes nothing.
     `note=False` leaves the page that the store already has for this experiment.
+    `stop` is asked between steps.
     """
     say = say or functools.partial(print, file=sys.stderr, flush=True)
     runs = list(experiment.runs(settings))
     ids = list(dict.fromkeys(run.id for run in runs))
     experiment.check_options(runs, workers, keep_weights)
     given = given_rows(rows, runs) if rows else {}
-    worker = _Worker(experiment, store, device, workers, keep_weights, checkpoint_every, train)
+    worker = _Worker(
+        experiment, store, device, workers, keep_weights, checkpoint_every, train, stop
+    )
 
     # What is asked for, and what of it is there: said and noted before anything is made, so that
     # the store's page shows it also after a kill.
@@ -347,6 +353,7 @@ class _Worker:
     keep_weights: bool
     checkpoint_every: float
     train: bool
+    stop: Stop | None
 
     @property
     def slow(self) -> bool:
@@ -376,6 +383,7 @@ class _Worker:
                     checkpoint_every=self.checkpoint_every,
                     keep_weights=keep,
                     label=name,
+                    stop=self.stop,
                 )
             case _:
                 return sweep(
@@ -387,6 +395,7 @@ class _Worker:
                     keep_weights=keep,
                     checkpoint_every=self.checkpoint_every,
                     probe=self.experiment.probe,
+                    stop=self.stop,
                 )
 
 

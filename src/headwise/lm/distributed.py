@@ -96,6 +96,12 @@ def broadcast(world: World, tensor: Tensor | None, like: Tensor) -> Tensor:
     return full
 
 
+def wait_for_all(world: World) -> None:
+    """Return when every process is here."""
+    if world.size > 1:
+        dist.barrier()
+
+
 def broadcast_result(world: World, work: Callable[[], T]) -> T:
     """What `work` returns in the main process, for all; a UsageError is raised in all."""
     if world.size == 1:

@@ -187,6 +187,25 @@ def to_device(ids: Tensor, device: torch.device) -> Tensor:
     return ids.pin_memory().to(device, non_blocking=True)
 
 
+class AsyncNumbers:
+    """Numbers on their way from a device. Reading waits for them, not for work that was queued
+    behind them."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.on_host = numbers
+        self.copied: torch.Event | None = None
+        if numbers.is_cuda:
+            self.on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self.on_host.copy_(numbers, non_blocking=True)
+            self.copied = torch.cuda.current_stream(numbers.device).record_event()
+
+    def read(self) -> list[float]:
+        """The numbers, once they are copied."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.on_host.tolist()
+
+
 def logits_of(run: Pretraining, model: nn.Module, ids: Tensor) -> Tensor:
     """Logits of all ids but the first, in the run's precision."""
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=run.precision == "bf16"):

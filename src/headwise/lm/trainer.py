@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,10 +33,12 @@ from headwise.lm.distributed import (
     is_sharded,
     local_device,
     parallelise,
+    wait_for_all,
 )
 from headwise.lm.evaluate import (
     COLUMNS,
     RECALL_COLUMNS,
+    AsyncNumbers,
     Evaluator,
     HeldOut,
     logits_of,
@@ -51,8 +54,11 @@ from headwise.model.transformer import Decoder
 from headwise.progress import Progress
 from headwise.rows import CHECKPOINT_FILE, WEIGHTS_FILE, Row
 from headwise.seeds import derive, generator_of
+from headwise.signals import Stop, Stopped, hand_on, saving
 
 CURVE_POINTS = 1000  # of a row's loss curve, at most
+# Flags that processes sum: one process asks for a checkpoint, any number of them for a stop.
+SAVE, STOP = 1.0, 2.0
 
 
 # ---- one run, from start to row
@@ -73,6 +79,7 @@ def pretrain(
     keep: bool = True,
     done: Callable[[Row], None] | None = None,
     quiet: bool = False,
+    stop: Stop | None = None,
 ) -> Row:
     """Train a decoder, evaluate it on the part of the text that it has not seen; returns its row.
 
@@ -86,6 +93,9 @@ def pretrain(
                       where many shapes are trained, and what several processes use
     peak              what one device can do, operations per second; known for common GPUs
     done              called with the row before the checkpoint is removed
+    stop              asked after every step. Ctrl-C, and whatever else it hears, has a checkpoint
+                      written after the step that is under way and raises `Stopped`, a
+                      KeyboardInterrupt; several processes agree on the step
     """
     world = world or World()
     place = local_device(world, pick_device(device))
@@ -94,7 +104,10 @@ def pretrain(
         compiled = "blocks"
     path = None if folder is None else folder / run.id / CHECKPOINT_FILE
 
-    with numerics(run.precision, place), allow_many_shapes():
+    # Without a folder nothing can be saved, so a signal does what it always does.
+    unheard = contextlib.nullcontext(Stop(hand_on))
+    listening = unheard if path is None else saving(stop)
+    with numerics(run.precision, place), allow_many_shapes(), listening as heard:
         # ---- data, model, and the state of an earlier start
         corpus = _load_shared(run, cache, world)
         trainer = Trainer(run, corpus, place, world, accumulate, shard, compiled)
@@ -119,13 +132,15 @@ def pretrain(
         while trainer.steps < run.steps:
             start = time.monotonic()
             overdue = path is not None and start - last_saved >= checkpoint_every
-            checkpoint_due = trainer.step(world.is_main and overdue)
+            flags = trainer.step(STOP * heard.asked() + SAVE * (world.is_main and overdue))
+            if world.size == 1:
+                flags = max(flags, STOP * heard.asked())
             made = trainer.steps
             evaluation_due = made in eval_steps
             # The first step compiles and is not timed, so it must end before the clock starts.
-            must_read = checkpoint_due or evaluation_due or made == first_step + 1
+            must_read = flags or evaluation_due or made == first_step + 1
             if must_read and not trainer.diverged:
-                checkpoint_due = trainer.read_loss() or checkpoint_due
+                flags = max(flags, trainer.read_loss())
             if made > first_step + 1:
                 state.seconds += time.monotonic() - start
                 state.timed_steps += 1
@@ -137,9 +152,12 @@ def pretrain(
                 state.evaluations.append((made, held_out.bits_per_byte))
                 if trainer.diverged:
                     break
-            if checkpoint_due and path is not None and made < run.steps:
+            if flags and path is not None and made < run.steps:
                 checkpoint.save(path, run, trainer.optimiser, state, world)
                 last_saved = time.monotonic()
+                if flags >= STOP:
+                    wait_for_all(world)
+                    raise Stopped(heard.number or signal.SIGTERM, [(run.id, made)])
             if bar is not None:
                 bar.advance(1, _note(trainer, peak))
 
@@ -165,12 +183,13 @@ def pretrain(
         if held_out is not None and path is not None and keep:
             weights = path.with_name(WEIGHTS_FILE)
             checkpoint.save_weights(weights, run, trainer.optimiser, world)
-    # The row is kept by `done` before the checkpoint goes, so that a kill in between loses nothing.
-    if world.is_main:
-        if done is not None:
-            done(row)
-        if path is not None:
-            checkpoint.remove(path)
+        # The row is kept by `done` before the checkpoint goes, so that a kill in between loses
+        # nothing.
+        if world.is_main:
+            if done is not None:
+                done(row)
+            if path is not None:
+                checkpoint.remove(path)
     return row
 
 
@@ -294,17 +313,17 @@ class Trainer:
             return True
         return bool(losses) and not math.isfinite(losses[-1])
 
-    def step(self, flag: bool = False) -> bool:
+    def step(self, flag: float = 0.0) -> float:
         """Make one step, and read the loss of the step before.
 
         Processes agree on what to do next by a flag that is summed with the loss. With one process
-        the flag is returned at once; with several, whether any raised it in the step before.
+        the flag is returned at once; with several, the sum of all flags of the step before.
         """
         # The loss and the flag travel in one tensor, so that processes agree with one reduction.
         run, number = self.run, self.steps
         rows = run.rows // (self.world.size * self.accumulate)  # of a micro-batch
         loss_and_flags = torch.zeros(2, dtype=torch.float64, device=self.device)
-        loss_and_flags[1] = float(flag)
+        loss_and_flags[1] = flag
 
         # ---- forward and backward, micro-batch by micro-batch
         for i in range(self.accumulate):
@@ -329,14 +348,14 @@ class Trainer:
         self.pending = AsyncNumbers(all_reduce(self.world, loss_and_flags))
         return raised if self.world.size > 1 else flag
 
-    def read_loss(self) -> bool:
-        """Wait for the loss of the last step; returns whether any process raised its flag in it."""
+    def read_loss(self) -> float:
+        """Wait for the loss of the last step; returns the sum of all processes' flags in it."""
         if self.pending is None:
-            return False
+            return 0.0
         loss, flags = self.pending.read()
         self.pending = None
         self.state.losses.append(loss / self.run.batch_tokens)
-        return flags > 0
+        return flags
 
     @torch.no_grad()
     def _clip_scale(self) -> Tensor | None:
@@ -368,25 +387,6 @@ class Trainer:
 def _loss_of(trainer: Trainer, ids: Tensor) -> Tensor:
     """-log p of each token; a function, so that a compiled one does not keep its trainer alive."""
     return trainer.nats_of(logits_of(trainer.run, trainer.module, ids), ids[:, 1:])
-
-
-class AsyncNumbers:
-    """Numbers on their way from a device. Reading waits for them, not for work that was queued
-    behind them."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self.on_host = numbers
-        self.copied: torch.Event | None = None
-        if numbers.is_cuda:
-            self.on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self.on_host.copy_(numbers, non_blocking=True)
-            self.copied = torch.cuda.current_stream(numbers.device).record_event()
-
-    def read(self) -> list[float]:
-        """The numbers, once they are copied."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        return self.on_host.tolist()
 
 
 # ---- what is reported

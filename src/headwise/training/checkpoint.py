@@ -1,5 +1,5 @@
-"""A run between two epochs: how it begins, what an interrupted one resumes from, and the weights
-that are kept.
+"""A run between two blocks of steps: how it begins, what an interrupted one resumes from, and the
+weights that are kept.
 
     <folder>/<run id>/checkpoint.safetensors    while the run is under way
     <folder>/<run id>/weights.safetensors       afterwards, with --keep-weights
@@ -33,6 +33,7 @@ from headwise.tensor_files import (
     write_tensors,
 )
 from headwise.training import own
+from headwise.training.data import block_steps
 from headwise.training.flat import Layout
 from headwise.training.loss_scale import LossScale
 from headwise.training.run import Run
@@ -51,6 +52,8 @@ class State:
     mean: Tensor
     square: Tensor
     epoch: int = 0
+    block: int = 0  # of the epoch
+    epoch_loss: float = 0.0  # the sum over that epoch's steps so far
     curve: list[float] = dataclasses.field(default_factory=list)  # mean training loss per epoch
     held_out_curve: list[tuple[int, float | None]] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
@@ -58,6 +61,12 @@ class State:
     scale: LossScale = dataclasses.field(default_factory=LossScale)
     # of a model of a user's own: its buffers, and parameters that are not trained
     buffers: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """Steps made."""
+        recipe = self.run.recipe
+        return self.epoch * recipe.epoch + self.block * block_steps(self.run.task, recipe)
 
 
 def begin(run: Run, parent: Mapping[str, Tensor] | None = None) -> State:
@@ -122,6 +131,12 @@ def save(folder: Path, state: State) -> None:
         "shrink": state.scale.loss_scale,  # names on disk are those of format 1
         "clean": state.scale.clean_epochs,
     }
+    if state.block:  # within an epoch; others are as they always were
+        about |= {
+            "block": state.block,
+            "epoch_loss": state.epoch_loss,
+            "overflows": state.scale.overflows,
+        }
     tensors = {"weights": state.weights, "mean": state.mean, "square": state.square}
     tensors |= {FIXED + name: t.contiguous() for name, t in state.buffers.items()}
     header = {"format": str(FORMAT), "run": state.run.id, "state": json.dumps(about)}
@@ -168,13 +183,20 @@ def _read(path: Path, run: Run) -> State:
         loss_scale=about.pop("shrink", 1.0),
         clean_epochs=about.pop("clean", 0),
         skipped=about.pop("skipped", 0),
+        overflows=about.pop("overflows", 0),
     )
     state = State(run, **about, scale=scale, buffers=buffers)
-    numbers = (state.epoch, state.resumed, state.seconds, *state.curve, *vars(scale).values())
+    numbers = (
+        *(state.epoch, state.block, state.epoch_loss, state.resumed, state.seconds),
+        *(*state.curve, *vars(scale).values()),
+    )
     if not all(isinstance(number, int | float) for number in numbers):
         raise ValueError("state of another kind")
-    if not 0 < state.epoch < run.recipe.epochs or len(state.curve) != state.epoch:
+    if not 0 <= state.epoch < run.recipe.epochs or len(state.curve) != state.epoch:
         raise ValueError(f"epoch {state.epoch} of {run.recipe.epochs}")
+    blocks = run.recipe.epoch // block_steps(run.task, run.recipe)
+    if not 0 <= state.block < blocks or not state.step:
+        raise ValueError(f"block {state.block} of {blocks} in epoch {state.epoch}")
     state.held_out_curve = [(epoch, error) for epoch, error in state.held_out_curve]
     return state
 

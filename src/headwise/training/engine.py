@@ -3,6 +3,7 @@
     load        every run's state, from its checkpoint or from the start   (checkpoint.py)
     pack        states that can be trained together into ensembles         (ensemble.py)
     train       an ensemble epoch by epoch, in blocks of steps             (ensemble.py)
+    save        between two blocks, now and then and when asked to stop    (checkpoint.py)
     drop        models that diverged; the others' numbers are unchanged
     evaluate    on held-out sequences, and write rows
 
@@ -16,6 +17,7 @@ Needs the standard library, torch, numpy and safetensors only, so that it runs w
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -30,6 +32,7 @@ from headwise.device import memory, numerics, pick_device, provenance
 from headwise.model.geometry import score_geometry
 from headwise.progress import Free, Progress, Steps
 from headwise.rows import Row
+from headwise.signals import Saved, Stop, Stopped, saving
 from headwise.tasks import PACKAGE
 from headwise.tasks.first_check import check_first_sample
 from headwise.training import checkpoint
@@ -52,11 +55,14 @@ def train(
     checkpoint_every: float = 30.0,
     keep_weights: bool = False,
     probe: Probe | None = None,
+    stop: Stop | None = None,
 ) -> list[Row]:
     """Train every run, together where their shapes agree; rows in the order of the runs.
 
-    With `folder`, each run leaves a checkpoint in folder/<id> at the end of an epoch, at most every
-    `checkpoint_every` seconds, and resumes from it. `done` gets each row as soon as it is there,
+    With `folder`, each run leaves a checkpoint in folder/<id> between two blocks of steps, at most
+    every `checkpoint_every` seconds, and resumes from it. Ctrl-C, and whatever else `stop` hears,
+    has it written after the block that is under way, and raises `Stopped`, a KeyboardInterrupt.
+    `done` gets each row as soon as it is there,
     `advance` the number of model-steps just made (`Free` ones take no time; a progress bar is shown
     when it is not given). What `probe` says of a trained run and its weights is added to its row.
     """
@@ -86,7 +92,11 @@ def train(
         work = Work(target, folder, finish, steps, checkpoint_every, keep_weights, probe)
         try:
             with numerics(states[0].run.recipe.precision, target):
-                train_ensemble(states, work)
+                if folder is None:
+                    train_ensemble(states, work)
+                else:
+                    with saving(stop) as heard:
+                        train_ensemble(states, dataclasses.replace(work, stop=heard))
         except torch.OutOfMemoryError:
             if len(states) == 1:
                 raise
@@ -113,6 +123,11 @@ class Work:
     checkpoint_every: float
     keep_weights: bool
     probe: Probe | None
+    stop: Stop | None = None  # to be asked; None: nothing can be saved
+
+    def asked(self) -> Stop | None:
+        """Who asks for a stop, if somebody does."""
+        return self.stop if self.stop is not None and self.stop.asked() else None
 
 
 def _halves(left: list[Run], folder: Path | None, device: torch.device) -> list[list[State]]:
@@ -133,7 +148,12 @@ def _halves(left: list[Run], folder: Path | None, device: torch.device) -> list[
 
 
 def train_ensemble(states: list[State], work: Work) -> None:
-    """Train states of one kind and epoch to their end, and finish their rows."""
+    """Train states of one kind and step to their end, and finish their rows.
+
+    A checkpoint lies between two blocks of steps. Within a block the head groups are at different
+    steps, a model of a user's own is within its random numbers, and a GPU runs a block as one CUDA
+    graph.
+    """
     recipe, models = states[0].run.recipe, len(states)
     ensemble = Ensemble(states, work.device)
     saved = began = time.monotonic()
@@ -141,17 +161,29 @@ def train_ensemble(states: list[State], work: Work) -> None:
     evaluated = {round(recipe.epochs * (i + 1) / recipe.evals) for i in range(recipe.evals)}
     evaluated -= {0, recipe.epochs}
     limit = DIVERGED * states[0].run.task.baselines()["zero"]
-    work.steps.add(Free(states[0].epoch * recipe.epoch * models))
+    work.steps.add(Free(states[0].step * models))
+    if stop := work.asked():
+        raise Stopped(stop.number, _saved(states))
 
     for epoch in range(states[0].epoch, recipe.epochs):
         # -- one epoch; losses stay on the device, so that the next block is queued meanwhile
-        total = torch.zeros(len(states), dtype=torch.float64, device=work.device)
-        for block in range(epoch * blocks, (epoch + 1) * blocks):
-            total += ensemble.run_block(block).double().sum(0)
-        work.steps.add(recipe.epoch * len(states))
+        first = states[0].block
+        losses = [state.epoch_loss for state in states]
+        total = torch.tensor(losses, dtype=torch.float64, device=work.device)
+        for block in range(first, blocks):
+            total += ensemble.run_block(epoch * blocks + block).double().sum(0)
+            now, stop = time.monotonic(), work.asked()
+            due = now - saved >= work.checkpoint_every
+            if work.folder is not None and (stop or due) and block + 1 < blocks:
+                overflows = ensemble.scales.skipped.int().tolist()
+                for state, loss, count in zip(states, total.tolist(), overflows, strict=True):
+                    state.block, state.epoch_loss, state.scale.overflows = block + 1, loss, count
+                    state.seconds += (now - began) / len(states)
+                began, saved = now, _save(work.folder, ensemble, states, stop)
+        work.steps.add((blocks - first) * ensemble.steps * len(states))
         now = time.monotonic()
         for state, loss in zip(states, (total / recipe.epoch).tolist(), strict=True):
-            state.epoch = epoch + 1
+            state.epoch, state.block, state.epoch_loss = epoch + 1, 0, 0.0
             state.seconds += (now - began) / len(states)
             state.curve.append(loss)
         ensemble.scales.end_epoch([state.scale for state in states], recipe)
@@ -173,12 +205,9 @@ def train_ensemble(states: list[State], work: Work) -> None:
         if epoch + 1 in evaluated:
             for state, error in zip(states, ensemble.held_out().mean(1).tolist(), strict=True):
                 state.held_out_curve.append((epoch + 1, _finite(error)))
-        due = now - saved >= work.checkpoint_every and epoch + 1 < recipe.epochs
-        if work.folder is not None and due:
-            ensemble.update(states)
-            for state in states:
-                checkpoint.save(work.folder, state)
-            saved = time.monotonic()
+        stop, due = work.asked(), now - saved >= work.checkpoint_every
+        if work.folder is not None and (stop or due) and epoch + 1 < recipe.epochs:
+            saved = _save(work.folder, ensemble, states, stop)
 
     # -- evaluate at the end, and finish the rows
     errors, measures = ensemble.evaluate()
@@ -198,6 +227,20 @@ def train_ensemble(states: list[State], work: Work) -> None:
         if work.probe is not None:
             row |= work.probe(run, weights)
         work.finish(row)
+
+
+def _save(folder: Path, ensemble: Ensemble, states: list[State], stop: Stop | None) -> float:
+    """Write every run's checkpoint; returns the time, or raises Stopped if that is asked for."""
+    ensemble.update(states)
+    for state in states:
+        checkpoint.save(folder, state)
+    if stop:
+        raise Stopped(stop.number, _saved(states))
+    return time.monotonic()
+
+
+def _saved(states: list[State]) -> list[Saved]:
+    return [(state.run.id, state.step) for state in states if state.step]
 
 
 def _finite(x: float) -> float | None:

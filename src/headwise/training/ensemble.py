@@ -45,11 +45,11 @@ def family_of(run: Run, device: torch.device) -> type[KernelFamily] | None:
 
 
 def pack(states: Sequence[State], device: torch.device) -> list[list[State]]:
-    """States that can be trained together: equal keys, equal epochs, the same kernels, no more than
+    """States that can be trained together: equal keys, equal steps, the same kernels, no more than
     fit. Equal shapes come side by side."""
     groups: dict[Any, list[State]] = {}
     for state in states:
-        key = (ensemble_key(state.run), state.epoch, family_of(state.run, device))
+        key = (ensemble_key(state.run), state.step, family_of(state.run, device))
         groups.setdefault(key, []).append(state)
     ensembles = []
     for group in groups.values():

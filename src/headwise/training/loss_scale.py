@@ -44,12 +44,14 @@ class LossScale:
     loss_scale: float = 1.0
     clean_epochs: int = 0  # since the last overflow, while the scale is below 1
     skipped: int = 0  # steps not made, because a gradient overflowed
+    overflows: int = 0  # in the epoch that a checkpoint lies within
     hopeless: bool = False  # a whole epoch overflowed at the smallest scale, or every step did
 
     def end_epoch(self, overflows: int, recipe: Recipe) -> None:
         """Adapt to the overflows of the last epoch: each halves the scale (at most HALVINGS times
         per epoch, never below SMALLEST); CLEAN_EPOCHS epochs without one double it."""
         self.skipped += overflows
+        self.overflows = 0
         self.hopeless = overflows == recipe.epoch and (
             self.loss_scale == SMALLEST or self.skipped == recipe.steps
         )
@@ -69,7 +71,8 @@ class LossScales:
         self.counted = precision == "fp16"
         self.scale = torch.ones(len(scales), device=device)
         self.inverse = torch.ones(len(scales), device=device)
-        self.skipped = torch.zeros(len(scales), device=device)  # steps of this epoch, per model
+        # steps of this epoch, per model
+        self.skipped = torch.tensor([float(s.overflows) for s in scales], device=device)
         self._set(scales)
 
     def _set(self, scales: Sequence[LossScale]) -> None:
