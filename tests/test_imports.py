@@ -27,14 +27,14 @@ ALLOWED: dict[str, set[str]] = {
     "tensor_files": {"files"},
     "digests": {"files"},
     "rows": {"errors"},
-    "configs": {"errors"},
+    "configs": {"errors", "files"},
     "shape": {"errors"},
     "policies": {"errors", "shape"},
     "device": {"headwise", "errors", "rows"},
     "progress": set(),
     "kernels": {"files"},
     "model": {"errors", "files", "rows", "shape", "kernels"},
-    "integrations": {"errors", "shape", "model"},
+    "integrations": {"errors", "files", "shape", "model"},
     "tasks": {"errors", "files", "rows", "kernels", "model"},
     "theory": {"errors", "rows", "shape", "model", "tasks"},
     "training": {
@@ -56,8 +56,8 @@ ALLOWED: dict[str, set[str]] = {
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
     },
     "cli": {
-        *("headwise", "errors", "signals", "rows", "device", "shape", "policies", "tasks"),
-        *("model", "training", "lm", "store", "execute", "show", "experiments"),
+        *("headwise", "errors", "signals", "rows", "progress", "device", "shape", "policies"),
+        *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
     },
     "__main__": {"signals", "cli"},
 }

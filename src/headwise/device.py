@@ -19,6 +19,9 @@ from headwise.rows import Row
 if TYPE_CHECKING:
     import torch
 
+# A container's limit on its memory, by the version of control groups.
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
 
 def pick_device(name: str) -> torch.device:
     """auto, cpu, cuda or cuda:1 as a device that is there."""
@@ -82,6 +85,19 @@ def memory(device: torch.device) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory that a device has: a GPU's, or the machine's within a container's limit."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_properties(device).total_memory
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max": there is none
+            found.append(int(Path(limit).read_text()))
+    return min(found)
 
 
 def provenance(device: torch.device) -> Row:

@@ -4,15 +4,44 @@ the findings of `headwise check`. Standard library only."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 LARGEST = 3e38  # the largest number that 32 bits can hold, rounded down
+MOST_SIZE = 2**31 - 1  # of one size, so that kernels can count it in 32 bits
+MOST_COUNT = 2**63 - 1  # of what sizes multiply to, such as parameters, and of seeds: 64 bits
+MOST_LAYERS = 100_000  # of a model, since what differs by layer is listed
+SHOWN = 80  # characters of a value in a message
 
 
 class UsageError(ValueError):
     """A user's mistake: one line that states the rule, the value and the choices."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(bounded(message))
+
+
+def bounded(message: str) -> str:
+    """A message of one line and at most about 1,000 characters, whatever a value in it holds."""
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", message)
+    line = re.sub(r"\S{241,}", lambda word: f"{word[0][:SHOWN]}...", line)
+    return line if len(line) <= 1000 else f"{line[:800]} ... {line[-150:]}"
+
+
+def shown(value: Any) -> str:
+    """A value in a message: as Python writes it, cut to about 80 characters.
+
+    >>> shown("rank"), len(shown("x" * 10**6))
+    ("'rank'", 83)
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes out no number of more than 4,300 digits
+        digits = isinstance(value, int)
+        text = "a number of more than 4,300 digits" if digits else f"a {type(value).__name__}"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -22,6 +51,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     'did you mean farthest or nearest? choices: farthest, nearest'
     """
     known = sorted(choices)
+    name = name[:SHOWN]  # comparing takes time that grows with the square of the length
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}choices: {', '.join(known)}"
@@ -32,15 +62,31 @@ def check_texts(value: Any, *names: str) -> None:
     for name in names:
         given = getattr(value, name)
         if not isinstance(given, str):
-            raise UsageError(f"{name} must be text, got {given!r}")
+            raise UsageError(f"{name} must be text, got {shown(given)}")
 
 
 def check_whole_numbers(value: Any, least: int, *names: str) -> None:
-    """Refuse fields that are not whole numbers of at least `least`."""
+    """Refuse fields that are not whole numbers of at least `least`, or too large for any size."""
     for name in names:
         given = getattr(value, name)
         if not isinstance(given, int) or isinstance(given, bool) or given < least:
-            raise UsageError(f"{name} must be a whole number of at least {least}, got {given!r}")
+            rule = f"{name} must be a whole number of at least {least}"
+            raise UsageError(f"{rule}, got {shown(given)}")
+        check_most(name, given)
+
+
+def check_most(name: str, value: float, most: int = MOST_SIZE) -> None:
+    """Refuse a number beyond what its bits can count."""
+    if abs(value) > most:
+        bits = {MOST_SIZE: " (32 bits)", MOST_COUNT: " (64 bits)"}.get(most, "")
+        raise UsageError(f"{name} must be at most {most:,}{bits}, got {shown(value)}")
+
+
+def check_seed(value: Any) -> None:
+    """Refuse a seed that is not a whole number of 64 bits."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"seed must be a whole number, got {shown(value)}")
+    check_most("seed", value, MOST_COUNT)
 
 
 def one_line(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import fnmatch
 import glob
 import hashlib
 import importlib.util
+import json
 import os
 import secrets
 import stat
@@ -24,6 +25,7 @@ from headwise.errors import UsageError
 from headwise.signals import half_written
 
 MOST_TEXT = 64 << 20  # bytes of a note or of another description
+MOST_CODE = 16 << 20  # bytes of a user's Python file
 USER_FILE = "headwise_file_"  # the modules of users' files are named so, with a hash behind
 
 
@@ -133,6 +135,14 @@ def read_file(
         os.close(handle)
 
 
+def read_json(data: bytes | str) -> Any:
+    """JSON as a value; what is none is a ValueError, also where it is nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock file, or wait for it; the system frees it when its holder dies."""
@@ -163,7 +173,7 @@ def load_user_file(path: str | Path) -> ModuleType:
     file is another module, and every process gives the same file the same name.
     """
     file = Path(path).resolve()
-    source = file.read_bytes()
+    source = read_file(file, MOST_CODE)
     digest = hashlib.sha256(f"{file}\n".encode() + source).hexdigest()[:12]
     name = f"{USER_FILE}{file.stem}_{digest}"
     if name in sys.modules:

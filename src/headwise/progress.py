@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 LINE_EVERY = 15.0  # seconds between plain lines
+BARS = (24, 12, 0)  # widths of the bar, from a wide terminal to a narrow one
 
 
 def clock(seconds: float) -> str:
@@ -22,6 +24,18 @@ def clock(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def columns_of(stream: TextIO) -> int:
+    """How many columns a terminal has; COLUMNS in the environment says otherwise."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and len(given) < 6 and int(given):
+        return max(20, int(given))
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # a stream that only says it is one
+        columns = 0
+    return columns or 80  # a terminal that does not know its size says 0
 
 
 class Free(int):
@@ -68,17 +82,32 @@ class Progress:
             left = f"{clock(spent / made * max(0, self.total - self.done))} left"
         else:
             left = "starting"
-        text = f"{self.label} {100 * share:3.0f}%, {left}{', ' + note if note else ''}"
+        notes = [left, *note.split(", ")] if note else [left]
+        text = f"{self.label} {100 * share:3.0f}%"
         if not self.terminal:
-            print(text, file=self.stream, flush=True)
+            print(", ".join((text, *notes)), file=self.stream, flush=True)
             return
-        # The line is written over itself, padded to the width of the one before.
-        bar = "#" * round(24 * share)
-        text = f"[{bar:<24}] {text}"
+        # The line is written over itself, padded to the width of the one before. It leaves the
+        # terminal's last column free, since a full line would begin a new one.
+        most = columns_of(self.stream) - 1
+        line = _fitting(share, text, notes, most)
+        padded = f"{line:<{min(self.width, most)}}"
         with _closed_terminal_ignored():
-            end = "\n" if last else ""
-            print(f"\r{text:<{self.width}}", end=end, file=self.stream, flush=True)
-        self.width = len(text)
+            print(f"\r{padded}", end="\n" if last else "", file=self.stream, flush=True)
+        self.width = len(line)
+
+
+def _fitting(share: float, text: str, notes: list[str], most: int) -> str:
+    """A bar, a text and as many notes as `most` columns hold: first the bar is made shorter, then
+    the last notes go, then the bar."""
+    for kept in range(len(notes), -1, -1):
+        line = ", ".join((text, *notes[:kept]))
+        for width in BARS:
+            bar = f"[{'#' * round(width * share):<{width}}] " if width else ""
+            # Where there is one note left, how long it takes, it is worth more than the bar.
+            if len(bar + line) <= most and (width or kept <= 1):
+                return bar + line
+    return text[:most]
 
 
 @contextlib.contextmanager

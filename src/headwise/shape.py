@@ -10,13 +10,20 @@ The file is longer than others, because every cost stands beside the sizes that 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import UsageError, nearest
+from headwise.errors import (
+    LARGEST,
+    MOST_COUNT,
+    MOST_LAYERS,
+    MOST_SIZE,
+    UsageError,
+    nearest,
+    shown,
+)
 
 ACTIVATIONS = ("relu", "relu2", "gelu", "swiglu", "geglu")
 GATED = ("swiglu", "geglu")
@@ -28,6 +35,7 @@ WIDENING = ("concatenated", "room")  # positions beside the vectors
 
 _CHOICES = (ACTIVATIONS, NORMS, NORM_PLACES, QK_NORMS, POSITIONS)
 _POSITIVE = ("dim", "depth", "num_heads", "head_dim", "v_head_dim", "num_kv_heads", "average")
+SMALL = 1 << 14  # where no size is larger, parameters can be counted in 64 bits
 _DERIVED: Any = None  # a size that follows from the others unless given
 
 
@@ -79,7 +87,7 @@ class Shape:
     def __post_init__(self) -> None:
         self._derive()
         checks = self._type_faults, self._size_faults, self._head_faults, self._position_faults
-        for faults in checks:
+        for faults in (*checks, self._count_faults):
             for fault in faults():
                 raise UsageError(fault)
 
@@ -92,11 +100,11 @@ class Shape:
 
         if self.head_dim is None and _is_int(self.dim) and _is_int(self.num_heads):
             if self.num_heads < 1:
-                raise UsageError(f"num_heads must be at least 1, got {self.num_heads}")
+                raise UsageError(f"num_heads must be at least 1, got {shown(self.num_heads)}")
             if self.dim % self.num_heads:
                 raise UsageError(
                     "head_dim must be given when num_heads does not divide dim, got dim "
-                    f"{self.dim}, num_heads {self.num_heads}"
+                    f"{shown(self.dim)}, num_heads {shown(self.num_heads)}"
                 )
             fill("head_dim", self.dim // self.num_heads)
         fill("v_head_dim", self.head_dim)
@@ -110,7 +118,8 @@ class Shape:
             object.__setattr__(self, "extras", pairs)
         for name in ("rope_theta", "logit_scale", "max_logit"):
             value = getattr(self, name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            real = isinstance(value, int | float) and not isinstance(value, bool)
+            if real and abs(value) <= LARGEST:
                 object.__setattr__(self, name, float(value))  # 1 and 1.0 are one shape
 
     # ---- what it may be: each rule yields what is wrong
@@ -119,39 +128,45 @@ class Shape:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.type == "int" and not _is_int(value):
-                yield f"{f.name} must be a whole number, got {value!r}"
+                yield f"{f.name} must be a whole number, got {shown(value)}"
             if f.type == "bool" and not isinstance(value, bool):
-                yield f"{f.name} must be true or false, got {value!r}"
+                yield f"{f.name} must be true or false, got {shown(value)}"
         for name in ("rope_theta", "logit_scale", "max_logit"):
             value = getattr(self, name)
             given = value is not None or name == "rope_theta"
-            if given and not (isinstance(value, float) and 0 < value < math.inf):
-                yield f"{name} must be a positive number, got {value!r}"
+            if given and not (isinstance(value, float) and 0 < value <= LARGEST):
+                yield f"{name} must be a positive number up to {LARGEST:g}, got {shown(value)}"
         names = "activation", "norm", "norm_at", "qk_norm", "positions"
         for name, choices in zip(names, _CHOICES, strict=True):
             value = getattr(self, name)
             if value not in choices:
-                yield f"unknown {name} {value!r}; {nearest(str(value), choices)}"
+                yield f"unknown {name} {shown(value)}; {nearest(str(value), choices)}"
 
     def _size_faults(self) -> Iterator[str]:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.name in _POSITIVE and value < 1:
-                yield f"{f.name} must be at least 1, got {value}"
+                yield f"{f.name} must be at least 1, got {shown(value)}"
             if f.type == "int" and value < 0:
-                yield f"{f.name} must not be negative, got {value}"
+                yield f"{f.name} must not be negative, got {shown(value)}"
+            if f.type == "int" and value > MOST_SIZE:
+                yield f"{f.name} must be at most {MOST_SIZE:,} (32 bits), got {shown(value)}"
+        if self.depth > MOST_LAYERS:
+            yield f"depth must be at most {MOST_LAYERS:,} layers, got {self.depth}"
         if self.vocab_size and self.input_dim:
             got = f"got vocab_size {self.vocab_size}, input_dim {self.input_dim}"
             yield f"a shape takes tokens or vectors: vocab_size excludes input_dim, {got}"
-        ok = isinstance(self.windows, tuple) and all(_is_int(w) and w >= 0 for w in self.windows)
+        ok = isinstance(self.windows, tuple) and all(
+            _is_int(w) and 0 <= w <= MOST_SIZE for w in self.windows
+        )
         if not ok or not 1 <= len(self.windows) <= self.depth:
             yield (
                 f"windows must be 1 to depth ({self.depth}) numbers, each 0 (all keys) or more, "
-                f"got {self.windows!r}"
+                f"got {shown(self.windows)}"
             )
         if not isinstance(self.extras, tuple) or not all(map(_is_extra, self.extras)):
             rule = "extras must be pairs of a name and a number of parameters, 0 or more"
-            yield f"{rule}, got {self.extras!r}"
+            yield f"{rule}, got {shown(self.extras)}"
 
     def _head_faults(self) -> Iterator[str]:
         H, KV, R = self.num_heads, self.num_kv_heads, self.head_dim
@@ -195,6 +210,14 @@ class Shape:
             yield f"{rule}, got vocab_size {self.vocab_size}"
         if width >= self.dim:
             yield f"position_dim must be below dim, got position_dim {width}, dim {self.dim}"
+
+    def _count_faults(self) -> Iterator[str]:
+        sizes = [getattr(self, f.name) for f in dataclasses.fields(self) if f.type == "int"]
+        counts = [count for _, count in self.extras]
+        # Most shapes are small, and counting takes longer than all other rules.
+        if max(*sizes, *counts) > SMALL and self.params > MOST_COUNT:
+            counted = shown(self.params)
+            yield f"a shape must have at most {MOST_COUNT:,} parameters (64 bits), got {counted}"
 
     # ---- what it is
 
@@ -472,4 +495,4 @@ def _is_extra(pair: Any) -> bool:
 
 def _positive(name: str, value: int) -> None:
     if not _is_int(value) or value < 1:
-        raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+        raise UsageError(f"{name} must be a whole number of at least 1, got {shown(value)}")

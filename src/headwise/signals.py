@@ -195,7 +195,9 @@ def stop_of_command() -> Stop:
 
 
 def _leave_command(number: int) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    # Of several processes under torchrun the first one speaks. A pod's own RANK says nothing.
+    launched = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if not launched or os.environ["RANK"] == "0":
         with contextlib.suppress(OSError):
             line = "\n" if os.isatty(2) else ""  # the progress bar's line is left first
             os.write(2, f"{line}headwise: {message(number)}; {RESUME}\n".encode())

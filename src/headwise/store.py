@@ -33,7 +33,14 @@ from typing import Any, TypeVar
 
 from headwise.digests import DIGEST, parse, read_bytes, read_signed, signed, unsigned
 from headwise.errors import UsageError
-from headwise.files import MOST_TEXT, DamagedError, remove_leftovers, write_whole
+from headwise.files import (
+    MOST_TEXT,
+    DamagedError,
+    NotReadableError,
+    read_file,
+    remove_leftovers,
+    write_whole,
+)
 from headwise.rows import (
     CHECKPOINT_FILE,
     MEASURED,
@@ -49,7 +56,7 @@ FORMAT = 1
 MARK = "headwise.json"
 SPEC_FILE = "run.json"  # in a run's folder
 ROWS_FILE = "rows.jsonl"
-MOST_ROWS = 1 << 30  # bytes of one run's rows
+MOST_ROWS = 128 << 20  # bytes of a file of rows, twenty times the largest one that is published
 MOST_NAMED = 20  # damaged files, one line each
 
 
@@ -340,9 +347,11 @@ def append_line(path: Path, line: str) -> None:
 def read_lines(path: Path) -> list[str]:
     """The complete lines of a file; none if there is no file."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_file(path, MOST_ROWS, links=True).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except NotReadableError as e:
+        raise UsageError(f"the rows in {path} cannot be read: {e}") from None
     return [line for line in text.split("\n") if line]
 
 

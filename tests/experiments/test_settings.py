@@ -108,7 +108,7 @@ def test_experiments_on_fresh_data_take_no_other_protocol(name, value, capsys):
         ),
         (
             ["run", "fig1", "--set", "steps=10000000000"],
-            "steps must be at most 1,000,000,000, got 10000000000",
+            "steps must be at most 2,147,483,647 (32 bits), got 10000000000",
         ),
         (
             ["pretrain", "--schedule", "cosine", "--warmdown", "0.9"],

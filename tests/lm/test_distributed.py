@@ -23,7 +23,8 @@ import torch
 from pathlib import Path
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import Trainer, pretrain
-from headwise.lm.distributed import from_env, process_group
+from headwise.lm.distributed import process_group
+from headwise.lm.launch import from_env
 from headwise.errors import UsageError
 folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
 with socket.socket() as s:

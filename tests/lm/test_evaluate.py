@@ -13,8 +13,8 @@ from support.tokenizer import trained_tokenizer
 from headwise.lm import corpus as lm_corpus
 from headwise.lm import evaluate
 from headwise.lm.corpus import load
-from headwise.lm.distributed import World
 from headwise.lm.evaluate import GROUP, Evaluator, ratio
+from headwise.lm.launch import World
 from headwise.lm.text_files import find_text, find_tokenizer
 from headwise.lm.trainer import Trainer
 from headwise.model.transformer import Decoder

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import io
 import json
 import os
+import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 
 from headwise.cli.arguments import parser
-from headwise.cli.output import first, say
-from headwise.errors import UsageError, nearest
+from headwise.cli.output import prepare_streams, say
+from headwise.errors import UsageError, bounded, nearest, one_line, shown
+from headwise.lm.launch import World, from_env
 from headwise.signals import RESUME, Stop, Stopped, installed, message, stop_of_command
 
 # command -> (module, function); imported when it is run
@@ -39,11 +43,16 @@ COMMANDS = {
 }
 
 
-def _dispatch(words: Sequence[str], stop: Stop) -> int:
+# What values that no check foresaw may raise. Other exceptions are our mistakes, and show where.
+BAD_VALUES = (ArithmeticError, UnicodeError, ValueError, RecursionError)
+FAILURES = (OSError, RuntimeError, MemoryError)
+
+
+def _dispatch(words: Sequence[str], speaks: bool, stop: Stop) -> int:
     """Run one command; of several processes the first one speaks."""
-    with contextlib.nullcontext() if first() else contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.nullcontext() if speaks else contextlib.redirect_stdout(io.StringIO()):
         if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-            raise UsageError(f"unknown command {words[0]!r}; {nearest(words[0], COMMANDS)}")
+            raise UsageError(f"unknown command {shown(words[0])}; {nearest(words[0], COMMANDS)}")
         known = parser()
         args = known.parse_args(words, argparse.Namespace(stop=stop))
         if args.version:
@@ -62,19 +71,49 @@ def _dispatch(words: Sequence[str], stop: Stop) -> int:
         return 0
 
 
+def _world(words: Sequence[str]) -> World:
+    """The processes that share this command: several under torchrun, which `pretrain` alone is for.
+    A pod's own RANK silences nothing else."""
+    if words[:1] != ["pretrain"]:
+        return World()
+    return from_env()
+
+
+def _why(error: BaseException) -> str:
+    """What failed, in one line. Python's own MemoryError says nothing, so the place is named."""
+    text = " ".join(str(error).split())
+    if isinstance(error, BAD_VALUES):
+        text = one_line(error)
+    wanted = re.search(r"tried to allocate (\d+) bytes", text)  # as PyTorch says it on a CPU
+    if isinstance(error, MemoryError) or wanted:
+        place = [
+            f"{frame.f_globals['__name__']}.{frame.f_code.co_name}"
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+            if str(frame.f_globals.get("__name__")).startswith("headwise.")
+        ][-1:]
+        size = f"{int(wanted[1]) / 2**30:,.1f} GiB at once" if wanted else text
+        wanted_here = f" wants {size}" if size else ""
+        text = f"out of memory: {''.join(place) or 'the command'}{wanted_here or ' wants too much'}"
+    return bounded(text)
+
+
 def main(argv: Sequence[str] | None = None, stop: Stop | None = None) -> int:
     """Run one command; returns the exit code. Without a `stop` signals are handled meanwhile."""
     if stop is None:
         with installed(stop_of_command()) as stop:
             return main(argv, stop)
     words = list(sys.argv[1:] if argv is None else argv)
+    prepare_streams()
+    world = World()
     try:
         try:
-            return _dispatch(words, stop)
+            world = _world(words)
+            return _dispatch(words, world.is_main, stop)
         finally:
             sys.stdout.flush()  # a reader that is gone shows here, not at exit
     except UsageError as e:
-        say(f"headwise: error: {e}")
+        if world.is_main:
+            say(f"headwise: error: {e}")
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,16 +121,16 @@ def main(argv: Sequence[str] | None = None, stop: Stop | None = None) -> int:
     except KeyboardInterrupt as e:
         stopped = e if isinstance(e, Stopped) else Stopped(signal.SIGINT)
         bar = "\n" if sys.stderr.isatty() else ""  # the progress bar's line is left first
-        with contextlib.suppress(OSError):  # a terminal that was closed
-            say(f"{bar}headwise: {message(stopped.number, stopped.saved)}; {RESUME}")
+        if world.is_main:
+            with contextlib.suppress(OSError):  # a terminal that was closed
+                say(f"{bar}headwise: {message(stopped.number, stopped.saved)}; {RESUME}")
         return 128 + stopped.number
-    except (OSError, RuntimeError, MemoryError) as e:
+    except (*FAILURES, *BAD_VALUES) as e:
+        if isinstance(e, OSError) and e.errno == errno.ENAMETOOLONG:
+            say(f"headwise: error: {bounded(str(e))}")
+            return 2
         if os.environ.get("HEADWISE_TRACEBACK"):
             raise
-        who = "" if first() else f" in process {os.environ['RANK']}"
-        print(
-            f"headwise: error{who}: {' '.join(str(e).split())} (HEADWISE_TRACEBACK=1 shows where)",
-            file=sys.stderr,
-            flush=True,
-        )
+        who = "" if world.is_main else f" in process {world.rank}"
+        say(f"headwise: error{who}: {_why(e)} (HEADWISE_TRACEBACK=1 shows where)")
         return 1

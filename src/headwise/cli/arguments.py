@@ -119,6 +119,7 @@ def _add_run(add: Add) -> None:
         help="show what is in the store and in --rows; make nothing",
     )
     command.add_argument("--no-report", action="store_true", help="only train and print")
+    _add_wide(command)
 
 
 def _add_theory(add: Add) -> None:
@@ -141,6 +142,7 @@ def _add_theory(add: Add) -> None:
     )
     _add_store(command)
     command.add_argument("--no-report", action="store_true", help="only check and print")
+    _add_wide(command)
 
 
 def _add_pretrain(add: Add) -> None:
@@ -202,7 +204,7 @@ def _add_pretrain(add: Add) -> None:
     command.add_argument(
         "--shard",
         default="ddp",
-        help="under torchrun: ddp (a copy in each process) or fsdp (shards); default ddp",
+        help="under torchrun: ddp (a copy each) or fsdp (shards); default ddp",
     )
     command.add_argument(
         "--compile",
@@ -244,6 +246,7 @@ def _add_list(add: Add) -> None:
     )
     command.add_argument("--store", metavar="DIR", help="list this store's runs")
     command.add_argument("--older", action="store_true", help="only rows that another commit made")
+    _add_wide(command)
 
 
 def _add_report(add: Add) -> None:
@@ -281,6 +284,7 @@ def _add_draw(add: Add) -> None:
             "and layers (the same by depth), map summary (all tasks), regression examples"
         ),
     )
+    _add_wide(command)
 
 
 def _add_cost(add: Add) -> None:
@@ -348,6 +352,7 @@ def _add_policies(add: Add) -> None:
         metavar="N",
         help="of the feed-forward's width; default 1",
     )
+    _add_wide(command)
 
 
 def _add_explain(add: Add) -> None:
@@ -406,21 +411,23 @@ def _add_infer(add: Add) -> None:
         help="tokens decoded, the last of --tokens; default 16",
     )
     command.add_argument(
-        "--batch",
-        type=wholes,
-        default=(1, 8),
-        metavar="N,N",
-        help="sequences at once; default 1,8",
+        "--batch", type=wholes, default=(1, 8), metavar="N,N", help="sequences at once; default 1,8"
     )
     _add_device(command)
     command.add_argument(
         "--dtype", default="float32", help="float32, bfloat16, float16 or float64; default float32"
     )
+    _add_wide(command)
 
 
 def _add_store(parser: Parser) -> None:
     text = f"where rows are kept; default {DEFAULT_STORE}"
     parser.add_argument("--store", default=DEFAULT_STORE, metavar="DIR", help=text)
+
+
+def _add_wide(parser: Parser) -> None:
+    text = "all columns of the table, however narrow the terminal is"
+    parser.add_argument("--wide", action="store_true", help=text)
 
 
 def _add_device(parser: Parser) -> None:

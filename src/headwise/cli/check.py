@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from headwise.cli.output import print_prose, width_for
+
 SIGNS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
 SIZES = {"dim": 16, "depth": 2, "heads": 2, "rank": 8, "ffn_dim": 32}  # models are built for
 
@@ -34,8 +36,10 @@ def check(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 def _told(answer: dict[str, Any], name: str, found: Sequence[Any]) -> list[dict[str, str]]:
     """Print the findings, and count those that are wrong."""
     width = max(len(finding.rule) for finding in found)
+    columns = width_for(False)
     print(f"{name}:")
     for finding in found:
-        print(f"  {SIGNS[finding.level]}  {finding.rule.ljust(width)}  {finding.text}")
+        line = f"  {SIGNS[finding.level]}  {finding.rule.ljust(width)}  {finding.text}"
+        print_prose(line, columns, width + 9)
     answer["failed"] += sum(finding.level == "wrong" for finding in found)
     return [dataclasses.asdict(finding) for finding in found]

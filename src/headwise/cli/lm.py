@@ -92,8 +92,10 @@ def _in_words(shape: Any) -> str:
 
 def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.device import pick_device
+    from headwise.execute.memory import check_memory
     from headwise.execute.sweep import check_space
-    from headwise.lm.distributed import broadcast_result, from_env, local_device, process_group
+    from headwise.lm.distributed import broadcast_result, local_device, process_group
+    from headwise.lm.launch import from_env
     from headwise.lm.trainer import check_execution, load_corpus, pretrain
     from headwise.rows import CHECKPOINT_FILE
     from headwise.store import Store
@@ -110,6 +112,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             """The row if it is there, else whether the run is ours to train."""
             row = store.row(run.id)
             if row is None:
+                check_memory([run], where, world.size * args.accumulate)
                 check_space(store.path, [run])
                 store.open()
                 # a text that cannot be used leaves no run behind
@@ -123,7 +126,8 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"another process is training run {run.id} in {store.path}")
         begun = (store.runs_path / run.id / CHECKPOINT_FILE).exists()
         state = ("resumed" if begun else "to train") if row is True else "already"
-        say(
+        tell = say if world.is_main else _nothing
+        tell(
             f"pretrain {run.id}: {_in_words(run.shape)}, {run.steps} steps of {run.batch_tokens:,} "
             f"tokens, {state} in {store.path}"
         )
@@ -144,13 +148,17 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 stop=args.stop,
             )
     _print_pretrained(row)
-    say(f"beside others: headwise report --store {shlex.quote(str(store.path))}")
+    tell(f"beside others: headwise report --store {shlex.quote(str(store.path))}")
     return {
         "store": str(store.path),
         "folder": str(store.runs_path / run.id),
         "row": row,
         "failed": int(row["status"] != "done"),
     }
+
+
+def _nothing(text: str) -> None:
+    """What the other processes say."""
 
 
 def _print_pretrained(row: dict[str, Any]) -> None:

@@ -37,4 +37,4 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         stop=args.stop,
         command=shlex.join(["headwise", *words]),
     )
-    return print_made(made, show=args.no_train)
+    return print_made(made, show=args.no_train, wide=args.wide)

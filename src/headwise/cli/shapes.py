@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headwise.cli.output import print_table
-from headwise.errors import UsageError, nearest
+from headwise.cli.output import print_prose, print_table, width_for
+from headwise.errors import UsageError, nearest, shown
 from headwise.shape import Shape
 
 
@@ -20,9 +20,9 @@ def shape_of(changes: Sequence[str], config: str | None = None) -> Shape:
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
-            raise UsageError(f"--set takes key=value, got {change!r}")
+            raise UsageError(f"--set takes key=value, got {shown(change)}")
         if key not in kinds:
-            raise UsageError(f"unknown shape key {key!r}; {nearest(key, kinds)}")
+            raise UsageError(f"unknown shape key {shown(key)}; {nearest(key, kinds)}")
         fields[key] = _field(key, text, kinds[key])
     for name in ("dim", "depth", "num_heads"):
         if name not in fields:
@@ -51,7 +51,7 @@ def _field(key: str, text: str, kind: str) -> Any:
             wanted = "true or false"
         elif "float" in kind:
             wanted = "a number"
-        raise UsageError(f"{key} must be {wanted}, got {text!r}") from None
+        raise UsageError(f"{key} must be {wanted}, got {shown(text)}") from None
     return text
 
 
@@ -80,10 +80,11 @@ def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "activation_bytes": shape.activation_bytes(n, bytes_per=2),
     }
     latent = f", latent {shape.kv_lora_rank}" if shape.latent else ""
-    print(
+    print_prose(
         f"{'causal' if shape.causal else 'not causal'}, {shape.depth} layers, dim {shape.dim}, "
         f"{shape.num_heads} heads of rank {shape.head_dim} (values {shape.v_head_dim}, "
-        f"{shape.num_kv_heads} KV heads{latent}), feed-forward {shape.ffn_dim} {shape.activation}"
+        f"{shape.num_kv_heads} KV heads{latent}), feed-forward {shape.ffn_dim} {shape.activation}",
+        width_for(False),
     )
     table = [("parameters", f"{shape.params:,}")]
     table += [(f"  {name}", f"{count:,}") for name, count in shape.param_table().items()]
@@ -156,11 +157,14 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "off by",
         "share",
     )
-    print(
+    width = width_for(args.wide)
+    print_prose(
         f"base: {base.depth} layers, dim {base.dim}, {base.num_heads} heads of rank "
-        f"{base.head_dim}, feed-forward {base.ffn_dim}"
+        f"{base.head_dim}, feed-forward {base.ffn_dim}",
+        width,
     )
-    print_table([headings, *map(_arm_cells, rows)])
+    main = [headings.index(name) for name in ("policy", "heads", "rank", "layers", "share")]
+    print_table([headings, *map(_arm_cells, rows)], width, main)
     far = sum(not arm.met for arm in arms)
     print(
         f"{far or 'none'} of {len(arms)} {'is' if far == 1 else 'are'} more than {TOLERANCE:.1%} "
@@ -190,7 +194,8 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"unknown device {args.device!r}; {nearest(args.device, devices)}")
     shape = shape_of(args.changes, args.config)
     choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=dtype)
-    print(choice)
+    for line in str(choice).splitlines():
+        print_prose(line, width_for(False), 2)
     answer: dict[str, Any] = {
         "backend": choice.backend,
         "why": choice.why,
@@ -207,7 +212,7 @@ def _explain_step(shape: Shape, tokens: int, batch: int, precision: str) -> dict
     not ("" for one that does)."""
     from headwise.training import fused_decoder, fused_encoder
 
-    step = f"a training step in {precision}:"
+    step, width = f"a training step in {precision}:", width_for(False)
     refusals = {
         "step": fused_encoder.refusal(shape, tokens, batch, precision),
         "blocks": fused_decoder.refusal(shape, tokens, batch, precision),
@@ -218,16 +223,17 @@ def _explain_step(shape: Shape, tokens: int, batch: int, precision: str) -> dict
         refusals |= {"chain": attention, "feed": mlp}
         kernels = "one kernel forward and one backward"
         part = f"its attention part {_runs_in(attention, kernels)}"
-        print(f"{step} fused, from data to optimiser; {part}")
+        print_prose(f"{step} fused, from data to optimiser; {part}", width)
         if not attention:
-            print(f"its feed-forward, of several models, {_runs_in(mlp, kernels)}")
+            said = f"its feed-forward, of several models, {_runs_in(mlp, kernels)}"
+            print_prose(said, width)
     elif not refusals["blocks"]:
         refusals["decoder"] = fused_decoder.cuda_refusal(shape, tokens, precision)
         kernels = _runs_in(refusals["decoder"], "in three kernels")
-        print(f"{step} fused blocks, modules around them; each {kernels}")
+        print_prose(f"{step} fused blocks, modules around them; each {kernels}", width)
     else:
         why = f"The fused encoder {refusals['step']}. The fused decoder {refusals['blocks']}."
-        print(f"{step} plain modules. {why}")
+        print_prose(f"{step} plain modules. {why}", width)
     return refusals
 
 
@@ -241,12 +247,20 @@ def _runs_in(refusal: str, kernels: str) -> str:
 def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """How fast a shape generates, from a cache and without one."""
     from headwise.device import pick_device
+    from headwise.execute.memory import check_fits
     from headwise.model.infer_bench import bandwidth, measure
 
     shape = shape_of(args.changes, args.config)
     dtype = _dtype(args.dtype)
     device = pick_device(args.device)
     n = _tokens(shape, args.tokens, 512)
+    width = 2 * (shape.in_dim if not shape.vocab_size else 4) + 2 * shape.depth * shape.kv_width()
+    check_fits(
+        2 * shape.params + max(args.batch) * n * width,
+        device,
+        f"decoding {n:,} tokens",
+        f"--tokens, --batch or the shape, of {shape.params:,} parameters",
+    )
     rate = bandwidth(device)
     rows = [
         row
@@ -254,9 +268,11 @@ def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         for row in measure(shape, batch, n, args.steps, device, dtype, rate)
     ]
     with_graphs = device.type == "cuda"
-    print(
+    width = width_for(args.wide)
+    print_prose(
         f"{shape.params:,} parameters in {args.dtype} on {device}, a copy at "
-        f"{rate / 1e9:.1f} GB/s; {args.steps} tokens behind {n - args.steps}"
+        f"{rate / 1e9:.1f} GB/s; {args.steps} tokens behind {n - args.steps}",
+        width,
     )
     headings = (
         "batch",
@@ -269,7 +285,8 @@ def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "bandwidth",
         "times recomputing",
     )
-    print_table([headings, *(_infer_cells(row, with_graphs) for row in rows)])
+    main = [headings.index(name) for name in ("batch", "kept", "decode tokens/s")]
+    print_table([headings, *(_infer_cells(row, with_graphs) for row in rows)], width, main)
     about = {
         "params": shape.params,
         "device": str(device),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.output import print_points, print_table
+from headwise.cli.output import print_points, print_prose, print_table, width_for
 from headwise.errors import UsageError, nearest
 
 LISTED = (
@@ -27,6 +27,7 @@ LISTED = (
     "commit",
     "finished",
 )
+MAIN = ("id", "held_out", "num_heads", "head_dim", "depth", "task", "seed", "status", "lr")
 
 
 # ---- list
@@ -41,17 +42,17 @@ def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             f"{args.store}"
         )
     if args.experiment:
-        return _list_settings(args.experiment)
+        return _list_settings(args.experiment, width_for(args.wide))
     if args.store:
-        return _list_rows(args.store, args.older)
+        return _list_rows(args.store, args.older, width_for(args.wide))
     from headwise.experiments import EXPERIMENTS, find
 
     about = {name: find(name).about for name in EXPERIMENTS}
-    print_table([("experiment", "what"), *about.items()])
+    print_table([("experiment", "what"), *about.items()], width_for(args.wide))
     return {"experiments": about}
 
 
-def _list_settings(name: str) -> dict[str, Any]:
+def _list_settings(name: str, width: int | None) -> dict[str, Any]:
     """What --set can change in an experiment, by preset."""
     from headwise.experiments import find
     from headwise.experiments.settings import meaning_of
@@ -60,16 +61,11 @@ def _list_settings(name: str) -> dict[str, Any]:
     presets = {preset: settings.plain() for preset, settings in experiment.presets.items()}
     settings = list(dict.fromkeys(key for values in presets.values() for key in values))
     meanings = {key: meaning_of(experiment, key) for key in settings}
-    print(f"{experiment.question}\n")
-    print_table(
-        [
-            ("setting", *presets, "what"),
-            *(
-                [key, *(_shown(values.get(key)) for values in presets.values()), meanings[key]]
-                for key in settings
-            ),
-        ]
-    )
+    print_prose(experiment.question, width)
+    print()
+    values = [[_shown(given.get(key)) for given in presets.values()] for key in settings]
+    table = [[key, *of, meanings[key]] for key, of in zip(settings, values, strict=True)]
+    print_table([["setting", *presets, "what"], *table], width, [0, 1, 2])
     return {"experiment": name, "presets": presets, "meanings": meanings}
 
 
@@ -80,7 +76,7 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _list_rows(path: str, older: bool) -> dict[str, Any]:
+def _list_rows(path: str, older: bool, width: int | None) -> dict[str, Any]:
     from headwise.device import commit
     from headwise.store import Store
 
@@ -90,7 +86,7 @@ def _list_rows(path: str, older: bool) -> dict[str, Any]:
     keys = [key for key in LISTED if key != "bits_per_byte" or decoders]
     short = [{key: row.get(key) for key in keys} for row in rows]
     cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in r.values()] for r in short]
-    print_table([keys, *cells])
+    print_table([keys, *cells], width, [keys.index(key) for key in MAIN])
     begun = (path.parent.name for path in store.runs_path.glob("*/run.json"))
     unfinished = sorted(run_id for run_id in begun if store.row(run_id) is None)
     others = " made by other commits" if older else ""
@@ -146,9 +142,10 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         save(description, output)
     except ModuleNotFoundError as e:
         raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
-    print_points(experiment, points)
+    width = width_for(args.wide)
+    print_points(experiment, points, width)
     for line in experiment.headline(points):
-        print(line)
+        print_prose(line, width)
     print(f"figure: {output}")
     return {"figure": str(output), "points": [plain_point(point) for point in points]}
 

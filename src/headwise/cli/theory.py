@@ -28,5 +28,5 @@ def theory(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         say=say,
         command=shlex.join(["headwise", *words]),
     )
-    answer = print_made(made)
+    answer = print_made(made, wide=args.wide)
     return {"checks": answer.pop("points"), "failed": 0, **answer}

@@ -12,7 +12,6 @@ the rope base of Gemma 3's windowed layers. Whatever else a `Shape` has no field
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,9 @@ from typing import Any
 from headwise.configs.families import FAMILIES, to_shape_fields
 from headwise.configs.values import NANOCHAT_KEYS, Config, is_nanochat
 from headwise.errors import UsageError, nearest
+from headwise.files import NotReadableError, read_file, read_json
+
+MOST_BYTES = 4 << 20  # of a config.json, a thousand times what one has
 
 __all__ = ["FAMILIES", "read_config", "to_shape_fields"]
 
@@ -43,7 +45,9 @@ def _read_json(source: str | Path) -> dict[str, Any]:
         )
     path = Path(source) / "config.json" if Path(source).is_dir() else Path(source)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(read_file(path, MOST_BYTES, links=True))
+    except NotReadableError as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
     except OSError as error:
         raise UsageError(
             f"cannot read {str(path)!r} ({error.strerror}); give a config.json or the folder that "

@@ -15,6 +15,7 @@ from headwise.configs.values import (
     flag,
     head_dim_of,
     is_nanochat,
+    layers,
     number,
     optional,
     pair,
@@ -22,7 +23,7 @@ from headwise.configs.values import (
     whole,
     windows_of,
 )
-from headwise.errors import UsageError, nearest
+from headwise.errors import UsageError, nearest, shown
 
 _BIASED = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
 _LONG_NAMES = {
@@ -92,7 +93,8 @@ def to_shape_fields(config: Config) -> Fields:
     for key, what in _REFUSED.items():
         if config.get(key):
             raise UsageError(
-                f"{what} cannot be expressed: {key} must be false or left out, got {config[key]!r}"
+                f"{what} cannot be expressed: {key} must be false or left out, got "
+                f"{shown(config[key])}"
             )
     sizes = dict(zip(_SIZES, _DEFAULTS.get(name, ()), strict=False))
     fields = FAMILIES[name]({**sizes, **config})
@@ -115,7 +117,7 @@ def _stack(c: Config) -> Fields:
     """Sizes, heads and vocabulary."""
     fields = {
         "dim": whole(c, "hidden_size"),
-        "depth": whole(c, "num_hidden_layers"),
+        "depth": layers(c, "num_hidden_layers"),
         "vocab_size": whole(c, "vocab_size", least=0),
     }
     fields |= {
@@ -237,7 +239,9 @@ def _gemma3(c: Config) -> Fields:
             "vision_config out"
         )
     if not isinstance(c.get("text_config"), Mapping):
-        raise UsageError(f"text_config of a gemma3 must be a mapping, got {c.get('text_config')!r}")
+        raise UsageError(
+            f"text_config of a gemma3 must be a mapping, got {shown(c.get('text_config'))}"
+        )
     return to_shape_fields({**c["text_config"], "model_type": "gemma3_text"})
 
 
@@ -282,7 +286,7 @@ def _deepseek_v3(c: Config) -> Fields:
     if experts is not None and whole(c, "first_k_dense_replace", least=0) < depth:
         rule = "n_routed_experts must be null or first_k_dense_replace at least num_hidden_layers"
         raise UsageError(
-            f"routed experts cannot be expressed: {rule}, got {experts!r}, {dense} and {depth}"
+            f"routed experts cannot be expressed: {rule}, got {shown(experts)}, {dense} and {depth}"
         )
     rope = whole(c, "qk_rope_head_dim", 64)
     fields = _decoder(
@@ -300,7 +304,7 @@ def _bert(c: Config) -> Fields:
     if kind != "absolute":
         raise UsageError(
             "relative positions cannot be expressed: position_embedding_type must be absolute, "
-            f"got {kind!r}"
+            f"got {shown(kind)}"
         )
     fields = _stack({**c, "num_key_value_heads": None, "head_dim": None}) | _BIASED
     fields |= {
@@ -368,14 +372,15 @@ def _nanochat_own(c: Config) -> Fields:
     """
     head_dim, depth, kv_heads = (
         head_dim_of(c, "n_embd", "n_head"),
-        whole(c, "n_layer"),
+        layers(c, "n_layer"),
         whole(c, "n_kv_head"),
     )
     width, scale = optional(c, "v_head_dim") or head_dim, c.get("logit_scale")
     pattern = str(c["window_pattern"]).upper()
     if not pattern or set(pattern) - set("SL"):
         raise UsageError(
-            f"window_pattern must be made of S (short) and L (long), got {c['window_pattern']!r}"
+            "window_pattern must be made of S (short) and L (long), got "
+            f"{shown(c['window_pattern'])}"
         )
     short = (
         -(-whole(c, "sequence_len") // 512) * 128 + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headwise.errors import UsageError, nearest
+from headwise.errors import LARGEST, MOST_LAYERS, UsageError, check_most, nearest, shown
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -45,7 +45,8 @@ def is_nanochat(config: Config) -> bool:
 def whole(c: Config, name: str, default: Any = None, least: int = 1) -> int:
     value = c.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        raise UsageError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+    check_most(name, value)
     return value
 
 
@@ -54,19 +55,15 @@ def optional(c: Config, name: str, default: int | None = None) -> int | None:
 
 
 def number(name: str, value: Any) -> float:
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not 0 < value < float("inf")
-    ):
-        raise UsageError(f"{name} must be a positive number, got {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
+        raise UsageError(f"{name} must be a positive number up to {LARGEST:g}, got {shown(value)}")
     return value
 
 
 def flag(c: Config, name: str, default: bool = False) -> bool:
     value = default if c.get(name) is None else c[name]
     if not isinstance(value, bool):
-        raise UsageError(f"{name} must be true or false, got {value!r}")
+        raise UsageError(f"{name} must be true or false, got {shown(value)}")
     return value
 
 
@@ -74,7 +71,7 @@ def pair(c: Config, name: str, default: int) -> tuple[int, int]:
     value = c.get(name, default)
     sides = value if isinstance(value, list | tuple) else (value, value)
     if len(sides) != 2:
-        raise UsageError(f"{name} must be one whole number or two, got {value!r}")
+        raise UsageError(f"{name} must be one whole number or two, got {shown(value)}")
     return whole({name: sides[0]}, name), whole({name: sides[1]}, name)
 
 
@@ -85,7 +82,7 @@ def rope_setting(c: Config, name: str, default: float) -> float:
         table = c.get(key) or {}
         table = (table.get("full_attention") or table) if isinstance(table, Mapping) else table
         if not isinstance(table, Mapping):
-            raise UsageError(f"{key} must be a mapping, got {c[key]!r}")
+            raise UsageError(f"{key} must be a mapping, got {shown(c[key])}")
         if table.get(name) is not None:
             return number(name, table[name])
     return number(name, c.get(name, default))
@@ -95,7 +92,7 @@ def activation(c: Config, name: str, default: str, table: dict[str, str]) -> str
     value, kind = c.get(name, default), "gated" if table is GATED else "plain"
     if not isinstance(value, str) or value not in table:
         raise UsageError(
-            f"{name} {value!r} cannot be expressed in a {kind} feed-forward; "
+            f"{name} {shown(value)} cannot be expressed in a {kind} feed-forward; "
             f"{nearest(str(value), table)}"
         )
     return table[value]
@@ -114,17 +111,36 @@ def head_dim_of(c: Config, dim: str = "hidden_size", heads: str = "num_attention
 
 def windows_of(c: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
     """The windows of the layers, cut to the shortest run that tiles them."""
-    depth = whole(c, "num_hidden_layers")
+    depth = layers(c, "num_hidden_layers")
     kinds = c.get("layer_types") or [_LAYER_TYPES[slides(i)] for i in range(depth)]
     if not isinstance(kinds, list | tuple) or len(kinds) != depth:
         raise UsageError(
-            f"layer_types must name each of num_hidden_layers {depth} layers, got {kinds!r}"
+            f"layer_types must name each of num_hidden_layers {depth} layers, got {shown(kinds)}"
         )
     for kind in kinds:
-        if kind not in _LAYER_TYPES:
-            raise UsageError(f"unknown layer type {kind!r}; {nearest(str(kind), _LAYER_TYPES)}")
-    full = [whole(c, "sliding_window") if kind == "sliding_attention" else 0 for kind in kinds]
-    period = next(
-        p for p in range(1, depth + 1) if all(full[i] == full[i % p] for i in range(depth))
-    )
-    return tuple(full[:period])
+        if not isinstance(kind, str) or kind not in _LAYER_TYPES:
+            raise UsageError(
+                f"unknown layer type {shown(kind)}; {nearest(str(kind), _LAYER_TYPES)}"
+            )
+    full = tuple(whole(c, "sliding_window") if kind == _LAYER_TYPES[1] else 0 for kind in kinds)
+    return full[: _period(full)]
+
+
+def layers(c: Config, name: str) -> int:
+    """A number of layers, each of which may be listed."""
+    depth = whole(c, name)
+    check_most(name, depth, MOST_LAYERS)
+    return depth
+
+
+def _period(values: tuple[int, ...]) -> int:
+    """The length of the shortest run that tiles a sequence, the last tile maybe cut off."""
+    # border[i] is how long a beginning of values[: i + 1] is also its end (Knuth, Morris, Pratt):
+    # in time that grows with the length alone.
+    border, length = [0], 0
+    for value in values[1:]:
+        while length and value != values[length]:
+            length = border[length - 1]
+        length += value == values[length]
+        border.append(length)
+    return len(values) - border[-1]

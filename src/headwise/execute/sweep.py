@@ -21,6 +21,7 @@ from typing import Any
 
 from headwise.device import pick_device, provenance
 from headwise.errors import UsageError
+from headwise.execute.memory import check_memory
 from headwise.execute.pool import Pool
 from headwise.execute.sources import note_sources
 from headwise.files import USER_FILE
@@ -155,9 +156,10 @@ def check_space(path: Path, runs: Sequence[Any], keep_weights: bool = False) -> 
 
 
 def check_machine(device: str, path: Path, missing: Sequence[Any], keep_weights: bool) -> None:
-    """Refuse what the disk cannot hold, and a device that is not there."""
-    check_space(path, [run for run in missing if run.work != "compute"], keep_weights)
-    pick_device(device)
+    """Refuse what disk or memory cannot hold, and a device that is not there."""
+    trained = [run for run in missing if run.work != "compute"]
+    check_memory(trained, pick_device(device))
+    check_space(path, trained, keep_weights)
 
 
 def sweep(

@@ -12,12 +12,13 @@ does.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from headwise.errors import UsageError, nearest
+from headwise.errors import MOST_COUNT, MOST_SIZE, UsageError, check_most, nearest, shown
 from headwise.rows import Row, Specified, Work, columns_of, id_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class Settings:
         known = [f.name for f in dataclasses.fields(self)]
         for key in changes:
             if key not in known:
-                raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
+                raise UsageError(f"unknown setting {shown(key)}; {nearest(key, known)}")
+        for key, value in changes.items():
+            _check_sizes(key, value)
         given = {key: tuple(v) if isinstance(v, list) else v for key, v in changes.items()}
         settings = dataclasses.replace(self, **given)
         # Only what was asked for is refused; a preset may hold settings that its tasks do not use.
@@ -64,6 +67,20 @@ class Settings:
             if key in changes:
                 raise UsageError(f"{key} has no effect here: {reason}")
         return settings
+
+    def check_number(self) -> None:
+        """Refuse lists that would make more runs together than a store should hold, before the
+        runs are listed."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        lists = {name: len(value) for name, value in values.items() if isinstance(value, tuple)}
+        seeds = values.get("seeds", 1)
+        number = math.prod(max(1, length) for length in lists.values()) * seeds
+        if number > 5 * MOST_RUNS:  # not every list is combined with every other one
+            longest = max(lists, key=lambda name: lists[name], default="seeds")
+            raise UsageError(
+                f"an experiment has at most {MOST_RUNS:,} runs, these lists and {seeds:,} seeds "
+                f"combine to {number:,}; the longest list is {longest}"
+            )
 
     def with_tasks(self, tasks: Sequence[str | Task]) -> Self:
         """The same settings for other tasks, built-in ones by name; refused unless overridden."""
@@ -79,6 +96,19 @@ class Settings:
         """The settings as plain values; tasks and models by their `spec()`."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: _plain(value) for name, value in fields.items() if value is not None}
+
+
+MOST_SEEDS = 10_000  # per point: an interval that is a hundredth of the spread
+MOST_RUNS = 20_000  # of an experiment: each has a folder in the store
+
+
+def _check_sizes(key: str, value: Any) -> None:
+    """Refuse whole numbers that no size, seed or count of seeds can be."""
+    numbers = value if isinstance(value, tuple | list) else (value,)
+    most = {"seed": MOST_COUNT, "seeds": MOST_SEEDS}.get(key, MOST_SIZE)
+    for number in numbers:
+        if isinstance(number, int):
+            check_most(key, number, most)
 
 
 def _plain(value: Any) -> Any:
@@ -117,6 +147,8 @@ class Experiment(Generic[S, P]):
     summary: Callable[[list[Row]], Sequence[P]]  # rows -> points, in any order of rows
     headline: Callable[[Sequence[P]], list[str]]  # the claim in numbers, a sentence per line
     figure: Callable[[Sequence[P]], Figure]
+    # Columns that a narrow terminal shows longest, the most important first.
+    main_columns: Sequence[str] = ()
     # Preset -> what to bear in mind. It is said where the settings that it names are the preset's,
     # and a plain text where all but the number of seeds are.
     notes: Mapping[str, str | Note] = field(default_factory=dict)
@@ -138,6 +170,10 @@ class Experiment(Generic[S, P]):
             raise UsageError(
                 f"an experiment's name has letters, digits, - and _ only, got {self.name!r}"
             )
+        keys = [key for key, _ in self.columns]
+        for key in self.main_columns:
+            if key not in keys:
+                raise UsageError(f"unknown main column {key!r}; {nearest(key, keys)}")
 
     @property
     def trains(self) -> bool:
@@ -161,14 +197,17 @@ class Experiment(Generic[S, P]):
             text, named = note, (own.keys() | settings.keys()) - {"seeds"}
         return text if all(settings.get(name) == own.get(name) for name in named) else ""
 
-    def table(self, points: Sequence[P]) -> list[list[str]]:
-        """The headings, then a line per point. A column in which no point has a value is left
-        out."""
-        columns = [
+    def filled_columns(self, points: Sequence[P]) -> list[tuple[str, str]]:
+        """The columns in which some point has a value; all of them where there are no points."""
+        return [
             (key, heading)
             for key, heading in self.columns
             if not points or any(getattr(point, key) is not None for point in points)
         ]
+
+    def table(self, points: Sequence[P]) -> list[list[str]]:
+        """The headings of filled columns, then a line per point."""
+        columns = self.filled_columns(points)
         cells = [[point.cell(key) for key, _ in columns] for point in points]
         return [[heading for _, heading in columns], *cells]
 
@@ -189,7 +228,7 @@ class Experiment(Generic[S, P]):
     def preset(self, name: str, **changes: Any) -> S:
         """A preset with some settings changed; unknown names are refused with the nearest ones."""
         if name not in self.presets:
-            raise UsageError(f"unknown preset {name!r}; {nearest(name, self.presets)}")
+            raise UsageError(f"unknown preset {shown(name)}; {nearest(name, self.presets)}")
         return self.presets[name].changed(**changes)
 
 

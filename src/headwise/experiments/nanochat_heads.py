@@ -311,6 +311,7 @@ EXPERIMENT = Experiment(
         ("recall", "recall of random pairs"),
         ("tokens_per_second", "tokens/s"),
     ),
+    main_columns=("arm", "held_out", "change", "heads", "rank", "family", "params", "n"),
     caption=(
         "Held-out bits per byte, mean over seeds at the tuned learning rate with its 95 % "
         f"interval; every arm has the FLOPs of the base. {TOGETHER} In the figure a colour has a "

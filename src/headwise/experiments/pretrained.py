@@ -236,6 +236,7 @@ EXPERIMENT = Experiment(
         ("tokens_per_second", "tokens/s"),
         ("mfu", "of the peak"),
     ),
+    main_columns=("name", "held_out", "params", "tokens", "change"),
     caption=(
         "Held-out bits per byte beyond the fewest on the same text; a 95 % interval where both "
         f"have several seeds. {TOGETHER} Budgets differ unless you made them equal: see the table."

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.errors import UsageError
 from headwise.execute.sources import edited
 from headwise.experiments import EXPERIMENTS, find
-from headwise.experiments.base import Experiment, Settings
+from headwise.experiments.base import MOST_RUNS, Experiment, Settings
 from headwise.experiments.given_rows import given_rows, take_rows
 from headwise.experiments.pages import page_of, write_report
 from headwise.experiments.points import Point, plain_point
@@ -212,7 +212,13 @@ def make(
     `stop` is asked between steps.
     """
     say = say or functools.partial(print, file=sys.stderr, flush=True)
+    settings.check_number()
     runs = list(experiment.runs(settings))
+    if len(runs) > MOST_RUNS:
+        raise UsageError(
+            f"an experiment has at most {MOST_RUNS:,} runs, {experiment.name} has {len(runs):,} "
+            "with these settings"
+        )
     ids = list(dict.fromkeys(run.id for run in runs))
     experiment.check_options(runs, workers, keep_weights)
     given = given_rows(rows, runs) if rows else {}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headwise.errors import UsageError, nearest
+from headwise.errors import UsageError, nearest, shown
 from headwise.experiments.base import Experiment, S, Settings
 from headwise.shape import Shape
 from headwise.training.run import Recipe, Run
@@ -193,12 +193,12 @@ def check_lists(settings: Any, numbers: Sequence[str], words: Sequence[str] = ()
             raise UsageError(f"{name} must not be empty")
         if len(set(values)) < len(values):
             raise UsageError(
-                f"{name} must differ from each other, got {', '.join(map(str, values))}"
+                f"{name} must differ from each other, got {', '.join(map(str, values[:20]))}"
             )
     for name in numbers:
         bad = [v for v in getattr(settings, name) if v < 1]
         if bad:
-            raise UsageError(f"{name} must be at least 1, got {bad[0]}")
+            raise UsageError(f"{name} must be at least 1, got {shown(bad[0])}")
     if settings.seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {settings.seeds}")
     if isinstance(settings, Training) and settings.schedule == "constant" and settings.warmup:
@@ -254,9 +254,9 @@ def settings_of(
     for word in typed:
         key, equals, text = word.partition("=")
         if not equals:
-            raise UsageError(f"--set takes key=value, got {word!r}")
+            raise UsageError(f"--set takes key=value, got {shown(word)}")
         if key not in known:
-            raise UsageError(f"unknown setting {key!r}; {nearest(key, known)}")
+            raise UsageError(f"unknown setting {shown(key)}; {nearest(key, known)}")
         if key in BY_OPTION:
             raise UsageError(f"{key} is given by {BY_OPTION[key]}, not by --set")
         values[key] = _parse(key, text, getattr(base, key))
@@ -273,10 +273,10 @@ def _parse(key: str, text: str, like: Any) -> Any:
         return text
     if isinstance(like, bool):
         if text.lower() not in ("true", "false"):
-            raise UsageError(f"{key} must be true or false, got {text!r}")
+            raise UsageError(f"{key} must be true or false, got {shown(text)}")
         return text.lower() == "true"
     try:
         return type(like)(text.replace("_", ""))
     except ValueError:
         kind = "a whole number" if isinstance(like, int) else "a number"
-        raise UsageError(f"{key} must be {kind}, got {text!r}") from None
+        raise UsageError(f"{key} must be {kind}, got {shown(text)}") from None

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from headwise.errors import UsageError
 from headwise.lm.distributed import (
-    World,
     broadcast,
     broadcast_result,
     full_tensor,
     local_shard,
     shard_of,
 )
+from headwise.lm.launch import World
 from headwise.lm.optim import Optimiser
 from headwise.lm.spec import Pretraining
 from headwise.model.transformer import Decoder

@@ -1,15 +1,13 @@
 """The processes that share one training, in torch.distributed's words.
 
-torchrun describes them in the environment (RANK, WORLD_SIZE, LOCAL_RANK). Without it there is one
-process and nothing is communicated.
+torchrun describes them in the environment (`launch.from_env`). Without it there is one process and
+nothing is communicated.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,32 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headwise.errors import UsageError
+from headwise.lm.launch import World
 from headwise.model.transformer import Decoder
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class World:
-    """This process among all of them."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0  # on this machine
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is the process that reads, writes and prints."""
-        return self.rank == 0
-
-
-def from_env() -> World:
-    """The world that torchrun describes in the environment."""
-
-    def number(name: str, default: int) -> int:
-        return int(os.environ.get(name, default))
-
-    return World(number("RANK", 0), number("WORLD_SIZE", 1), number("LOCAL_RANK", 0))
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ from headwise.lm.corpus import (
     recall_rows,
     repeated,
 )
-from headwise.lm.distributed import World, all_reduce
+from headwise.lm.distributed import all_reduce
+from headwise.lm.launch import World
 from headwise.lm.spec import Pretraining
 from headwise.model.transformer import Decoder
 from headwise.rows import Row

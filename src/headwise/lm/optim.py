@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from headwise.kernels import has_triton
-from headwise.lm.distributed import World, full_tensor, local_shard, map_sharded, shard_of
+from headwise.lm.distributed import full_tensor, local_shard, map_sharded, shard_of
+from headwise.lm.launch import World
 from headwise.shape import Shape
 
 BETAS = (0.9, 0.95)

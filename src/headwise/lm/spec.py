@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from headwise.errors import LARGEST, UsageError, check_whole_numbers, nearest
+from headwise.errors import (
+    LARGEST,
+    UsageError,
+    check_most,
+    check_seed,
+    check_whole_numbers,
+    nearest,
+    shown,
+)
 from headwise.lm.text_files import find_text, find_tokenizer, vocab_of
 from headwise.rows import Work, columns_of, id_of
 from headwise.shape import Shape
@@ -21,6 +29,8 @@ COMPILED = ("model", "blocks")  # what is compiled as one
 
 # nanochat's style; a decoder that is given by its sizes has it unless the style is given too
 STYLE = {"qk_norm": "free", "activation": "relu2"}
+
+MOST_EVALS = 100_000  # each is a point of a row's curve
 
 # by preset: sizes of a shape as the command line takes them, and fields of Pretraining
 PRESETS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -74,8 +84,8 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         check_whole_numbers(self, 1, "steps", "batch_tokens", "length", "evals", "eval_tokens")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise UsageError(f"seed must be a whole number, got {self.seed!r}")
+        check_seed(self.seed)
+        check_most("evals", min(self.evals, self.steps), MOST_EVALS)
         self._check_number(LARGEST, "lr", "weight_decay", "clip")
         self._check_number(1, "warmup", "warmdown")
         self._check_choice("optimiser", OPTIMISERS)
@@ -92,7 +102,7 @@ class Pretraining:
             value = getattr(self, name)
             real = isinstance(value, int | float) and not isinstance(value, bool)
             if not real or not 0 <= value <= most:
-                raise UsageError(f"{name} must be a number from 0 to {most:g}, got {value!r}")
+                raise UsageError(f"{name} must be a number from 0 to {most:g}, got {shown(value)}")
             object.__setattr__(self, name, float(value))
 
     def _check_choice(self, name: str, choices: Sequence[str]) -> None:

@@ -11,12 +11,14 @@ import codecs
 import functools
 import hashlib
 import io
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from headwise.errors import UsageError
+from headwise.files import NotReadableError, read_file
 from headwise.tasks.generated_text import generated_text
 
 HELD_OUT = 10  # one part in this many, at the end of the text
@@ -99,7 +101,11 @@ def find_text(source: str) -> TextFiles:
         if not files:
             raise UsageError(f"the folder {source} holds no .txt files")
         stats = [p.stat() for p in files]
-        return _checked(source, files, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+        if not stat.S_ISREG(stats[0].st_mode):
+            raise UsageError(
+                f"a text is a file or a folder of .txt files, got {source}: it is neither"
+            )
+        return _checked(source, files, tuple((found.st_size, found.st_mtime_ns) for found in stats))
     except OSError as e:
         raise UsageError(f"{source} cannot be read: {e.strerror}") from None
 
@@ -199,7 +205,9 @@ def find_tokenizer(path: str) -> tuple[Any, str]:
     if not path:
         return None, ""
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path, links=True)
+    except NotReadableError as e:
+        raise UsageError(f"the tokenizer {path} cannot be read: {e}") from None
     except OSError as e:
         raise UsageError(f"the tokenizer {path} cannot be read: {e.strerror}") from None
     try:

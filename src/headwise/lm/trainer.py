@@ -26,7 +26,6 @@ from headwise.lm import checkpoint
 from headwise.lm.checkpoint import TrainingState
 from headwise.lm.corpus import Corpus, check_length, load, rows_at
 from headwise.lm.distributed import (
-    World,
     all_reduce,
     broadcast_result,
     gradient_sync,
@@ -45,6 +44,7 @@ from headwise.lm.evaluate import (
     nats_of,
     to_device,
 )
+from headwise.lm.launch import World
 from headwise.lm.optim import Optimiser, lr_multiplier
 from headwise.lm.peak_flops import peak_flops
 from headwise.lm.spec import COMPILED, SHARDS, Pretraining
@@ -171,7 +171,7 @@ def pretrain(
             recall = evaluator.recall()
             if bar is not None:
                 bits = f"held out {held_out.bits_per_byte:.4f} bits per byte"
-                bar.close(f"{_note(trainer, peak)}, {bits}")
+                bar.close(f"{bits}, {_note(trainer, peak)}")
         execution = {
             "peak_flops": peak,
             "processes": world.size,
@@ -430,11 +430,10 @@ def _row(trainer: Trainer, held_out: HeldOut | None, recall: Row, execution: Row
 
 
 def _note(trainer: Trainer, peak: float | None) -> str:
-    """Beside the progress bar: step, recent loss, speed."""
+    """Beside the progress bar: recent loss, step, speed; a narrow terminal shows the first."""
     recent = trainer.state.losses[-20:]
-    note = f"step {trainer.steps} of {trainer.run.steps}"
-    if recent:
-        note += f", loss {sum(recent) / len(recent):.4f}"
+    note = f"loss {sum(recent) / len(recent):.4f}, " if recent else ""
+    note += f"step {trainer.steps} of {trainer.run.steps}"
     if tokens := trainer.tokens_per_second():
         note += f", {tokens:,.0f} tokens/s"
     if share := trainer.utilisation(peak):

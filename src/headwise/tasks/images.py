@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import io
 import math
 import pickle
 import struct
@@ -25,10 +26,12 @@ import torch
 from torch import Tensor
 
 from headwise.errors import UsageError, check_texts, check_whole_numbers
+from headwise.files import NotReadableError, read_file
 from headwise.tasks import hub
 from headwise.tasks.task import Classified
 
 DRAWN_SIZE, DRAWN_CLASSES, DRAWN = 16, 10, (20_000, 4_000)  # images in training and held out
+MOST_BYTES = 640 << 20  # of a file, also unpacked; the largest MNIST, EMNIST, has 522 MiB
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
@@ -224,11 +227,25 @@ def _mnist(folder: Path) -> tuple[Any, Any, Any, Any]:
     return *part("train"), *part("t10k")
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path) -> bytes | bytearray:
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = read_file(path, MOST_BYTES, links=True)
+        return _unpacked(path, data) if path.suffix == ".gz" else data
+    except NotReadableError as e:
+        raise UsageError(f"{path} cannot be read: {e}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UsageError(f"{path} is cut off or not gzip") from None
+
+
+def _unpacked(path: Path, packed: bytes) -> bytearray:
+    """What a gzip file holds: a small one may swell to any size."""
+    data = bytearray()
+    with gzip.GzipFile(fileobj=io.BytesIO(packed)) as f:
+        while part := f.read(1 << 20):
+            data += part
+            if len(data) > MOST_BYTES:
+                raise UsageError(f"{path} unpacks to more than {MOST_BYTES:,} bytes")
+    return data
 
 
 def _idx(folder: Path, name: str, axes: int) -> Any:
@@ -240,7 +257,7 @@ def _idx(folder: Path, name: str, axes: int) -> Any:
     data, start = _bytes(path), 4 + 4 * axes
     if data[:4] != bytes((0, 0, 8, axes)) or len(data) < start:
         raise UsageError(f"{path} is not a file of bytes with {axes} axes in MNIST's format")
-    shape, body = struct.unpack(f">{axes}I", data[4:start]), data[start:]
+    shape, body = struct.unpack(f">{axes}I", data[4:start]), memoryview(data)[start:]
     if len(body) != math.prod(shape):
         raise UsageError(
             f"{path} should hold {math.prod(shape):,} bytes for {' x '.join(map(str, shape))}, "
@@ -301,9 +318,7 @@ class _Plain(pickle.Unpickler):
     """A pickle may run any code; CIFAR-10's hold arrays and nothing else, and nothing else is let
     in."""
 
-    def __init__(self, data: bytes) -> None:
-        import io
-
+    def __init__(self, data: bytes | bytearray) -> None:
         super().__init__(io.BytesIO(data), encoding="bytes")
 
     def find_class(self, module: str, name: str) -> Any:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import UsageError, check_texts, check_whole_numbers, nearest
+from headwise.files import NotReadableError, read_file
 from headwise.tasks import hub
 from headwise.tasks.generated_text import COLOURS, PEOPLE, PLACES, THINGS
 from headwise.tasks.ids import BLANK, BYTE_IDS, SEPARATOR
@@ -48,6 +49,7 @@ COLUMNS = (  # the first that are all there
     ("sentence",),
     ("text",),
 )
+MOST_BYTES = 256 << 20  # of a file, read at once
 GENERATED = (8000, 2000)  # sentences in training and held out
 
 
@@ -237,7 +239,9 @@ def _from_file(folder: Path, names: Sequence[str]) -> Raw:
     if path is None:
         raise UsageError(f"{folder} lacks {' or '.join(names)}")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_file(path, MOST_BYTES, links=True).decode("utf-8-sig")
+    except NotReadableError as e:
+        raise UsageError(f"{path} cannot be read: {e}") from None
     except UnicodeDecodeError as e:
         raise UsageError(f"{path} is not text in UTF-8 (byte {e.start})") from None
     if "\0" in text:

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from headwise.errors import UsageError, check_texts, check_whole_numbers, nearest
+from headwise.files import NotReadableError, read_file
 from headwise.tasks import hub
 from headwise.tasks.generated_text import generated_text
 from headwise.tasks.task import Classified
 
 LEVELS = ("char", "byte")
 HELD_OUT = 0.1  # share of the text, at its end
+MOST_BYTES = 256 << 20  # read at once; headwise pretrain reads larger texts part by part
 GENERATED = 400_000  # characters
 
 
@@ -158,7 +160,14 @@ def _file_bytes(source: str) -> bytes:
         files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"the folder {source} holds no .txt files")
-        return b"\n".join(file.read_bytes() for file in files)
+        most = MOST_BYTES
+        parts = []
+        for file in files:
+            parts.append(read_file(file, most, links=True))
+            most -= len(parts[-1])
+        return b"\n".join(parts)
+    except NotReadableError as e:
+        raise UsageError(f"{source} cannot be read: {e}") from None
     except OSError as e:
         raise UsageError(f"{source} cannot be read: {e.strerror}") from None
 

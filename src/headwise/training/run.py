@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headwise.errors import LARGEST, UsageError, nearest
+from headwise.errors import LARGEST, UsageError, check_seed, nearest, shown
 from headwise.model import INITS
 from headwise.rows import Row, Work, columns_of, id_of
 from headwise.shape import Shape
@@ -25,6 +25,7 @@ PROTOCOLS = ("stream", "replay", "original")
 REPLAYED = ("replay", "original")  # one epoch again and again
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MOST = 10**9  # steps, sequences
+MOST_EVALS = 100_000  # each is a point of a row's curve
 ADDED = (
     "input_dim",
     "output_dim",
@@ -58,9 +59,9 @@ class Recipe:
         for name in ("steps", "batch", "epoch", "held_out", "evals"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise UsageError(f"{name} must be a whole number of at least 1, got {shown(value)}")
             if value > MOST:
-                raise UsageError(f"{name} must be at most {MOST:,}, got {value}")
+                raise UsageError(f"{name} must be at most {MOST:,}, got {shown(value)}")
         for name, low, high in (
             ("lr", 0, LARGEST),
             ("warmup", 0, 1),
@@ -75,7 +76,9 @@ class Recipe:
                 or not isinstance(value, int | float)
                 or not low <= value <= high
             ):
-                raise UsageError(f"{name} must be a number from {low} to {high:g}, got {value!r}")
+                raise UsageError(
+                    f"{name} must be a number from {low} to {high:g}, got {shown(value)}"
+                )
             object.__setattr__(self, name, float(value))  # 1 and 1.0 are one run
         if str(self.init).startswith(AFTER) and not re.fullmatch("[0-9a-f]{16}", self.parent):
             raise UsageError(
@@ -96,6 +99,8 @@ class Recipe:
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
                 raise UsageError(f"{name} must be below 1, got {getattr(self, name)}")
+        if self.evals > MOST_EVALS:
+            raise UsageError(f"evals must be at most {MOST_EVALS:,}, got {self.evals:,}")
         if self.steps % self.epoch:
             raise UsageError(
                 f"steps must be a multiple of epoch, got steps {self.steps}, epoch {self.epoch}"
@@ -152,8 +157,7 @@ class Run:
                 "a model of one's own draws its own initial weights, so init must be library, got "
                 f"{self.recipe.init}"
             )
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise UsageError(f"seed must be a whole number, got {self.seed!r}")
+        check_seed(self.seed)
         if self.recipe.protocol == "original" and not task.has_original:
             raise UsageError(
                 "protocol original is the rank paper's own data: farthest of uniform points; "

@@ -384,6 +384,7 @@ EXPERIMENT = Experiment(
         ("kappa_end", "at end"),
         ("paths", "on the path of"),
     ),
+    main_columns=("heads", "held_out", "rank", "depth", "task", "n", "params", "lr", "paths"),
     caption=(
         "Colour and number: held-out loss, mean over seeds at the tuned learning rate; darker is "
         "better, one seed in brackets. Framed: the best cell of a task; with dashes the cells that "

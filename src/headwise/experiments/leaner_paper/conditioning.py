@@ -10,8 +10,7 @@ heads, 5 seeds; 2 CPU cores, about 2 minutes, no GPU needed.
 Nothing is trained: singular values in float64 (headwise.theory.conditioning). Matrices: independent
 Gaussians, for which the paper has a theorem; the heads' outputs [A_1..A_h] of a layer with random
 weights, as they are and without their mean token; the Jacobian of a small layer with respect to
-W_Q, W_K, W_V, before and after W_O. Policies: split (head_dim = dim / heads), widen (head_dim
-kept).
+W_Q, W_K, W_V, before and after W_O. Policies: split (head_dim = dim / heads), widen (kept).
 
 Expected at 197 tokens, 12 heads of 64: Gaussian 3.0, outputs of a layer of width 768 with weights
 of std 0.02 about 145, centred 7.4. Jacobian, 8 tokens, heads of 8 in width 16, from 2 to 8 heads:
@@ -435,6 +434,7 @@ EXPERIMENT = Experiment(
         ("effective_rank", "effective rank"),
         ("worst_head", "worst head alone"),
     ),
+    main_columns=("shown", "heads", "head_dim", "policy", "matrix", "tokens"),
     caption=(
         "Solid: kappa = largest over smallest of the k singular values, geometric mean over draws "
         "(of Gaussian matrices the mean) with its 95 % interval. Thin: the closed form for "

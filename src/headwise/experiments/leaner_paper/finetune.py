@@ -416,6 +416,7 @@ EXPERIMENT = Experiment(
         ("gain", "loss against scratch"),
         ("change", "loss against fewest heads"),
     ),
+    main_columns=("heads", "held_out", "rank", "accuracy", "gain", "start"),
     caption=(
         "Held-out loss against the number of heads at equal parameters, mean over seeds with its "
         "95 % interval: left of finding masked bytes, right of classifying sentences afterwards, "

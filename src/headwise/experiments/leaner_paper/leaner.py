@@ -330,6 +330,7 @@ EXPERIMENT = Experiment(
         ("accuracy", "accuracy"),
         ("change", "loss against base"),
     ),
+    main_columns=("arm", "held_out", "change", "depth", "heads", "rank", "task", "accuracy", "n"),
     caption=(
         "Held-out loss, mean over seeds at the tuned learning rate with its 95 % interval. Dots: "
         "arms with the parameters of the base or of the widened arm. Hollow: only the seed that "

@@ -282,6 +282,7 @@ EXPERIMENT = Experiment(
         ("cost", "loss against all layers"),
         ("gain", "cost against normal start"),
     ),
+    main_columns=("heads", "held_out", "depth", "cost", "rank", "task", "init", "accuracy"),
     caption=(
         "Held-out loss against layers, mean over seeds at the tuned learning rate with its 95 % "
         "interval, from three starts that differ in how well conditioned attention is. Layers are "

@@ -195,6 +195,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("zero", "runs at zero"),
         ("train_best", "paper's statistic"),
     ),
+    main_columns=("rank", "held_out", "dim", "split", "heads", "protocol", "params"),
     runs=runs,
     summary=summary,
     headline=headline,

@@ -258,6 +258,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("published", "published"),
         ("recomputed", "known"),
     ),
+    main_columns=("heads", "held_out", "dim", "draw", "floor", "published"),
     runs=runs,
     make=make,
     summary=summary,

@@ -244,6 +244,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("published_angle", "published angle"),
         ("published_norm", "published norm"),
     ),
+    main_columns=("heads", "angle", "held_out", "norm", "published_angle", "protocol"),
     runs=runs,
     summary=summary,
     headline=headline,

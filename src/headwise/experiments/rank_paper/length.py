@@ -217,6 +217,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("train_best", "paper's statistic"),
         ("published", "published"),
     ),
+    main_columns=("rank", "held_out", "points", "heads", "protocol", "train_best"),
     runs=runs,
     summary=summary,
     headline=headline,

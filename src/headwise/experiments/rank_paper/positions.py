@@ -373,6 +373,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("train_best", "paper's statistic"),
         ("published", "published"),
     ),
+    main_columns=("rank", "held_out", "encoding", "layers", "heads", "arms", "protocol"),
     runs=runs,
     summary=summary,
     headline=headline,

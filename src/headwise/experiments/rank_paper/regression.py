@@ -399,6 +399,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("published", "published"),
         ("used", "coordinates used"),
     ),
+    main_columns=("heads", "held_out", "rank", "depth", "width", "params", "published", "used"),
     runs=runs,
     summary=summary,
     headline=headline,

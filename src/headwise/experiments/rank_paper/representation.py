@@ -205,6 +205,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("published", "published"),
         ("known", "known"),
     ),
+    main_columns=("degree", "peak", "dim", "form"),
     runs=runs,
     make=make,
     summary=summary,

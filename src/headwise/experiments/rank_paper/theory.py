@@ -201,6 +201,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
         ("holds", "holds"),
         ("source", "whose"),
     ),
+    main_columns=("what", "margin", "holds", "statement", "parameters", "measured", "bound"),
     runs=runs,
     make=make,
     summary=summary,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import UsageError, one_line
+from headwise.files import read_file, read_json
 from headwise.integrations.nanochat.configs import shape_of, without_stock_sizes
 from headwise.shape import Shape
 
@@ -47,7 +47,7 @@ def read(folder: str | Path, step: int | None = None) -> Checkpoint:
     step = _find_step(folder, step)
     model, notes = folder / f"model_{step:06d}.pt", folder / f"meta_{step:06d}.json"
     try:
-        meta = json.loads(notes.read_text(encoding="utf-8"))
+        meta = read_json(read_file(notes, links=True))
         config = {"window_pattern": "L", **meta["model_config"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
