@@ -133,7 +133,7 @@ def findings(value: Any, rules: Iterable[Rule]) -> list[Finding]:
             continue
         except (Wrong, UsageError) as e:
             found.append(Finding(rule.name, "wrong", str(e)))
-        except Exception as e:  # a user's class may raise anything
+        except (Exception, SystemExit) as e:  # a user's class may raise anything
             found.append(Finding(rule.name, "wrong", f"{rule.name} raises {one_line(e)}"))
         if rule.needed:
             break

@@ -11,6 +11,13 @@ from headwise.cli.output import print_made, say
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.experiments import own_mistakes
+
+    with own_mistakes(args.experiment):
+        return _run(args, words)
+
+
+def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.experiments import find
     from headwise.experiments.runner import make, model_of, tasks_of
     from headwise.experiments.settings import settings_of

@@ -101,8 +101,7 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.store import Store
 
     store, output = Store(args.store, create=False), Path(args.output) if args.output else None
-    if output and output.is_dir():
-        raise UsageError(f"--output names a file, got the folder {output}")
+    _check_output(output)
     try:
         from headwise.experiments.pages import write_report
 
@@ -111,6 +110,14 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"the report needs {e.name}: pip install 'headwise[report]'") from None
     print(f"report: {path}")
     return {"report": str(path)}
+
+
+def _check_output(output: Path | None) -> None:
+    """Refuse to write in the place of what is no file: a rename would replace a device."""
+    if output and output.is_dir():
+        raise UsageError(f"--output names a file, got the folder {output}")
+    if output and output.exists() and not output.is_file():
+        raise UsageError(f"--output names a file, got {output}, which is a device or a pipe")
 
 
 # ---- draw
@@ -169,6 +176,7 @@ def _output(given: str | None, name: str, view: str | None, source: Path) -> Pat
         raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent} to draw into")
+    _check_output(output)
     return output
 
 

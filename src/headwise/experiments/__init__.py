@@ -6,13 +6,17 @@ asked for, and none of them loads torch before something is trained or computed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import UsageError, nearest
+from headwise.errors import UsageError, nearest, one_line
 from headwise.experiments.base import Experiment
-from headwise.files import load_user_file
+from headwise.files import USER_FILE, load_user_file
 
 # name -> its module, in the order in which `headwise list` shows them
 EXPERIMENTS: dict[str, str] = {
@@ -80,3 +84,44 @@ def from_file(path: Path) -> Experiment[Any, Any]:
 def built_in(module: str) -> Experiment[Any, Any]:
     """The experiment of one of the modules here."""
     return importlib.import_module(f"headwise.experiments.{module}").EXPERIMENT
+
+
+# ---- mistakes in a user's own code
+
+MISTAKES = (
+    TypeError,
+    AttributeError,
+    LookupError,
+    ValueError,
+    ArithmeticError,
+    AssertionError,
+    NameError,
+    RecursionError,
+    NotImplementedError,
+    SystemExit,
+)
+
+
+@contextlib.contextmanager
+def own_mistakes(experiment: str) -> Iterator[None]:
+    """What a user's own task, model or experiment raises while it runs is one line with its place.
+    An experiment of one's own is also to blame for what headwise cannot use of it."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except MISTAKES as e:
+        place = _user_line(e) or ("" if experiment in EXPERIMENTS else experiment)
+        if not place or os.environ.get("HEADWISE_TRACEBACK"):
+            raise
+        raise UsageError(f"{place}: {one_line(e)} (HEADWISE_TRACEBACK=1 shows where)") from None
+
+
+def _user_line(error: BaseException) -> str:
+    """The last line of a user's file that an error passed through; empty: there is none."""
+    lines = [
+        f"{Path(frame.f_code.co_filename).name} line {number}"
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith(USER_FILE)
+    ]
+    return lines[-1] if lines else ""

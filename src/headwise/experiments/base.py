@@ -166,9 +166,9 @@ class Experiment(Generic[S, P]):
     meanings: Mapping[str, str] = field(default_factory=dict)  # setting -> one line
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", self.name):
             raise UsageError(
-                f"an experiment's name has letters, digits, - and _ only, got {self.name!r}"
+                f"an experiment's name has at most 100 letters, digits, - and _, got {self.name!r}"
             )
         keys = [key for key, _ in self.columns]
         for key in self.main_columns:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headwise.errors import UsageError, one_line
 from headwise.files import reduce_by_file
 from headwise.rows import named_spec
 
@@ -50,6 +51,16 @@ class Model:
             with torch.device("meta"):
                 module = self.build(shape, task)
         except Exception:  # a factory that looks at its numbers needs some
-            with torch.random.fork_rng([]):
-                module = self.build(shape, task)
+            try:
+                with torch.random.fork_rng([]):
+                    module = self.build(shape, task)
+            except Exception as error:
+                raise UsageError(
+                    f"model {self.spec()['name']} cannot be built: {one_line(error)}"
+                ) from error
+        if not isinstance(module, torch.nn.Module):
+            raise UsageError(
+                f"model {self.spec()['name']}: build must give an nn.Module, got "
+                f"{type(module).__name__}"
+            )
         return sum(p.numel() for p in module.parameters() if p.requires_grad)

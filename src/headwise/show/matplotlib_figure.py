@@ -86,7 +86,10 @@ def _canvas(
         yield canvas, axes[: len(figure.panels)]
         canvas.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=10)
         canvas.tight_layout()
-        canvas.savefig(path, dpi=160, bbox_inches="tight", metadata=DATELESS.get(path.suffix, {}))
+        canvas.savefig(
+            path, format=path.suffix[1:], dpi=160, bbox_inches="tight",
+            metadata=DATELESS.get(path.suffix, {}),
+        )  # fmt: skip
         plt.close(canvas)
 
 

@@ -31,6 +31,7 @@ from headwise.tasks.first_check import (
     drawn,
     in_words,
     is_close,
+    named_baselines,
     not_finite,
     random_outputs,
 )
@@ -133,14 +134,7 @@ def _measures_per_model(task: Task) -> str:
 
 
 def _has_baselines(task: Task) -> str:
-    baselines = task.baselines()
-    if not isinstance(baselines, dict) or "zero" not in baselines:
-        raise Wrong(f'baselines must hold "zero", the error of outputs of zero, got {baselines!r}')
-    for name, value in baselines.items():
-        if not isinstance(value, float) or not 0 <= value < math.inf:
-            raise Wrong(f"baseline {name} must be a finite number of at least 0, got {value!r}")
-    if baselines["zero"] == 0:
-        raise Wrong("outputs of zero must have an error, got baseline zero 0.0")
+    baselines = named_baselines(task)
     # The stated baseline is compared with a measurement, within 4 standard errors.
     batches, batch = 64, 32
     generator = torch.Generator().manual_seed(5)

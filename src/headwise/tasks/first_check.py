@@ -5,6 +5,8 @@ loss keeps models apart. They run before every training; `headwise check` adds t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +23,16 @@ STEPS = (0, 10**6, None)  # of training: the first, a late one; held out
 
 def check_first_sample(task: Task) -> None:
     """Refuse a task that breaks the cheap part of the contract, before anything is trained."""
-    for finding in findings(task, FIRST_RULES):
+    _refuse(task, FIRST_RULES)
+
+
+def check_baselines(task: Task) -> None:
+    """Refuse a task whose baselines are no errors by name, before anything is trained."""
+    _refuse(task, (Rule("baselines", lambda task: str(named_baselines(task))),))
+
+
+def _refuse(task: Task, rules: Sequence[Rule]) -> None:
+    for finding in findings(task, rules):
         if finding.level == "wrong":
             raise UsageError(f"task {type(task).__name__}: {finding.text}")
 
@@ -174,6 +185,19 @@ def _losses_per_model(task: Task) -> str:
     return f"outputs {tuple(outputs.shape)} of 2 models give (2,)"
 
 
+def named_baselines(task: Task) -> dict[str, float]:
+    """The errors of the task's predictors that need no training."""
+    baselines = task.baselines()
+    if not isinstance(baselines, dict) or "zero" not in baselines:
+        raise Wrong(f'baselines must hold "zero", the error of outputs of zero, got {baselines!r}')
+    for name, value in baselines.items():
+        if not isinstance(value, float) or not 0 <= value < math.inf:
+            raise Wrong(f"baseline {name} must be a finite number of at least 0, got {value!r}")
+    if baselines["zero"] == 0:
+        raise Wrong("outputs of zero must have an error, got baseline zero 0.0")
+    return baselines
+
+
 def random_outputs(task: Task, models: int = 2, batch: int = BATCH) -> Tensor:
     generator = torch.Generator().manual_seed(2)
     return torch.randn(models, batch, task.tokens, task.answer_dim, generator=generator)
@@ -184,7 +208,9 @@ def random_outputs(task: Task, models: int = 2, batch: int = BATCH) -> Tensor:
 
 def drawn(task: Task, seed: int, batch: int, step: int | None = None) -> tuple[Tensor, Tensor]:
     """A sample of the task from a fresh generator of this seed, on the CPU."""
-    return task.sample(torch.Generator().manual_seed(seed), batch, step)
+    generator = torch.Generator().manual_seed(seed)
+    # Held-out sequences are asked for without a step, as in training.
+    return task.sample(generator, batch) if step is None else task.sample(generator, batch, step)
 
 
 def _word(dtype: torch.dtype) -> str:

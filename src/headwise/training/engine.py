@@ -34,7 +34,7 @@ from headwise.progress import Free, Progress, Steps
 from headwise.rows import Row
 from headwise.signals import Saved, Stop, Stopped, saving
 from headwise.tasks import PACKAGE
-from headwise.tasks.first_check import check_first_sample
+from headwise.tasks.first_check import check_baselines, check_first_sample
 from headwise.training import checkpoint
 from headwise.training.checkpoint import State
 from headwise.training.ensemble import Ensemble, pack
@@ -70,6 +70,7 @@ def train(
     for task in {run.task for run in runs}:
         if not type(task).__module__.startswith(PACKAGE):  # the tests check those of headwise
             check_first_sample(task)
+            check_baselines(task)
     unique = {run.id: run for run in runs}
     rows: dict[str, Row] = {}
 

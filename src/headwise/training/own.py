@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import UsageError
+from headwise.errors import UsageError, one_line
 from headwise.seeds import derive
 from headwise.training.flat import FlatRows, Layout
 from headwise.training.run import Run
@@ -42,7 +42,7 @@ def build(run: Run) -> nn.Module:
         try:
             module = run.model.build(run.shape, run.task)
         except Exception as error:
-            raise UsageError(f"model {name} cannot be built: {_words(error)}") from error
+            raise UsageError(f"model {name} cannot be built: {one_line(error)}") from error
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise UsageError(f"model {name}: build must give an nn.Module, got {kind}")
@@ -135,7 +135,7 @@ class OwnModule(Modules):
         except Exception as error:
             size = tuple(x.shape)
             raise UsageError(
-                f"model {self.name} fails on inputs of shape {size}: {_words(error)}"
+                f"model {self.name} fails on inputs of shape {size}: {one_line(error)}"
             ) from error
         if not isinstance(y, Tensor):
             raise UsageError(f"model {self.name} must give a tensor, got {type(y).__name__}")
@@ -160,10 +160,6 @@ class OwnModule(Modules):
                 f"{', '.join(unused)}; leave them out, or set requires_grad False"
             )
         return self.rows.layout.flatten([g for g in grads if g is not None], self.rows.weights)
-
-
-def _words(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _dtype(t: Tensor) -> str:

@@ -53,6 +53,8 @@ def read(folder: str | Path, step: int | None = None) -> Checkpoint:
         raise UsageError(
             f"{str(notes)!r} must be JSON with a model_config, got {type(error).__name__}: {error}"
         ) from None
+    if not model.is_file():  # the opening of a named pipe would wait for a writer
+        raise UsageError(f"{str(model)!r} must be a file as torch.save writes it")
     try:
         # Tensors and plain values alone: a checkpoint is a pickle, and a pickle may run any code.
         loaded = torch.load(model, map_location="cpu", weights_only=True)
@@ -62,6 +64,7 @@ def read(folder: str | Path, step: int | None = None) -> Checkpoint:
             f"{str(model)!r} must be tensors by name as torch.save writes them, got "
             f"{one_line(error)}"
         ) from None
+    _check_names(config, state)
     config = {**config, **_widths(config, state)}
     return Checkpoint(
         _with_extras(shape_of(config), state), state, without_stock_sizes(config), step, meta
@@ -79,6 +82,23 @@ def _find_step(folder: Path, step: int | None) -> int:
     there = f"steps {', '.join(map(str, steps))}" if steps else "none"
     wanted = "" if step is None else f" of step {step}"
     raise UsageError(f"no checkpoint{wanted} in {str(folder)!r}; there: {there}")
+
+
+def _check_names(config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse weights that are no tensors, and those whose heads cannot be read off."""
+    other = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
+    if other is not None:
+        raise UsageError(
+            f"a checkpoint must hold tensors by name, got {type(state[other]).__name__} as "
+            f"{other[:80]!r}"
+        )
+    for part in ("c_k", "c_v"):
+        name = f"transformer.h.0.attn.{part}.weight"
+        if name not in state or state[name].ndim != 2:
+            raise UsageError(f"a checkpoint of nanochat's must hold a matrix {name}")
+    heads = config.get("n_kv_head")
+    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1:
+        raise UsageError(f"n_kv_head must be a whole number of at least 1, got {heads!r:.80}")
 
 
 def _widths(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, int]:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from headwise.errors import UsageError
 from headwise.integrations.nanochat.hook import use
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are UsageErrors: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:300]}; see python -m headwise.integrations.nanochat --help")
+
+
 def parser() -> argparse.ArgumentParser:
     """The options before the dashes."""
-    known = argparse.ArgumentParser(
+    known = Parser(
         prog="python -m headwise.integrations.nanochat",
         description="Run one of nanochat's scripts with other attention heads.",
         epilog=(
@@ -51,19 +60,30 @@ def main(words: Sequence[str]) -> int:
     if "--" in own:
         dashes = own.index("--")
         own, script = own[:dashes], own[dashes + 1 :]
-    heads = vars(parser().parse_args(own))
     try:
+        heads = vars(parser().parse_args(own))
         if len(script) < 2 or script[0] != "-m":
             raise UsageError(
                 "behind -- comes -m and a module of nanochat's, such as scripts.base_train, got "
-                f"{' '.join(script)!r}"
+                f"{' '.join(script)[:80]!r}"
             )
         with use(**heads), _script_arguments(script[1:]):
+            _check_module(script[1])
             runpy.run_module(script[1], run_name="__main__", alter_sys=True)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_module(name: str) -> None:
+    """Refuse a module that is not there; what it raises itself when it runs is its own."""
+    try:
+        there = importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        there = False
+    if not there:
+        raise UsageError(f"there is no module {name[:80]!r}; nanochat's are scripts.NAME")
 
 
 @contextlib.contextmanager
