@@ -1,4 +1,4 @@
-"""What a user is told when a value does not do: `UsageError`, the checks that all values share, and
+"""What a user hears when a value does not do: `UsageError`, the checks that all values share, and
 the findings of `headwise check`. Standard library only."""
 
 from __future__ import annotations

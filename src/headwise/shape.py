@@ -4,7 +4,7 @@ A `Shape` is a value. Its names follow Hugging Face; the papers' letters are
 d = `dim`, H = `num_heads`, r = `head_dim` (the query/key rank of one head), L = `depth`.
 `num_heads * head_dim == dim` is a special case and is never assumed.
 
-The file is longer than others, because every cost stands beside the sizes that it is made of.
+Longer than 450 lines because every cost stands beside the sizes that it is made of.
 """
 
 from __future__ import annotations

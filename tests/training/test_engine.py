@@ -123,16 +123,16 @@ def narrow(monkeypatch: pytest.MonkeyPatch, most: int, block: int = 0) -> None:
 
 FIVE = [*MIXES["head splits"][:4], make(7, lr=0.05, weight_decay=0.1)]
 HALVES = {
-    4: ["5 models at once do not fit the memory; going on with 2 and 3"],
+    4: ["5 models at once do not fit the memory; now 2 and 3"],
     2: [
-        "5 models at once do not fit the memory; going on with 2 and 3",
-        "3 models at once do not fit the memory; going on with 1 and 2",
+        "5 models at once do not fit the memory; now 2 and 3",
+        "3 models at once do not fit the memory; now 1 and 2",
     ],
     1: [
-        "5 models at once do not fit the memory; going on with 2 and 3",
-        "2 models at once do not fit the memory; going on with 1 and 1",
-        "3 models at once do not fit the memory; going on with 1 and 2",
-        "2 models at once do not fit the memory; going on with 1 and 1",
+        "5 models at once do not fit the memory; now 2 and 3",
+        "2 models at once do not fit the memory; now 1 and 1",
+        "3 models at once do not fit the memory; now 1 and 2",
+        "2 models at once do not fit the memory; now 1 and 1",
     ],
 }
 

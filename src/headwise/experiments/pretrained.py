@@ -171,7 +171,7 @@ def _in_words(row: Row, columns: list[str]) -> str:
 
 
 def headline(points: Sequence[Pretrained]) -> list[str]:
-    """For every text the best, and which cannot be told from it."""
+    """For every text the best, and which cannot be told apart from it."""
     lines = []
     for of_text in groups(points, "text", "digest").values():
         if of_text[0].held_out is None:

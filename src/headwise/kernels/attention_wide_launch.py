@@ -282,5 +282,5 @@ def _tiling(t: Tensor, half: Tiling = HALF) -> Tiling:
 
 
 def _precision(t: Tensor) -> str:
-    """How operands are multiplied: float32 as torch is told to, the others know only one way."""
+    """How operands are multiplied: float32 as torch is set to, the others know only one way."""
     return "tf32" if t.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "tf32x3"

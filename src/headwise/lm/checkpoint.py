@@ -106,7 +106,7 @@ def resume(
         tensors.update(found)
         return state
 
-    # The main process reads and checks, the others are told what came out.
+    # The main process reads and checks, the others hear what came out.
     state = broadcast_result(world, read)
     if state is None:
         return None

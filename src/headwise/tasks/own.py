@@ -239,7 +239,7 @@ def _named(path: str, module: ModuleType, name: str, kind: _Kind) -> Any:
 
 
 def _built(path: str, chosen: type[Any], kind: _Kind, arguments: Mapping[str, Any]) -> Any:
-    """An instance of a user's class; what its constructor raises is told in one line."""
+    """An instance of a user's class; what its constructor raises is said in one line."""
     name = f"{path}:{chosen.__name__}"
     check_class(name, chosen)
     check_fields(chosen, f"{kind.word} {name}", arguments)

@@ -139,7 +139,7 @@ def _halves(left: list[Run], folder: Path | None, device: torch.device) -> list[
     halves = [part for part in (states[:half], states[half:]) if part]
     sizes = " and ".join(str(len(part)) for part in halves)
     print(
-        f"headwise: {len(left)} models at once do not fit the memory; going on with {sizes}",
+        f"headwise: {len(left)} models at once do not fit the memory; now {sizes}",
         file=sys.stderr,
     )
     return [ensemble for part in halves for ensemble in pack(part, device)]

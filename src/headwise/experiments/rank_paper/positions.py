@@ -10,8 +10,8 @@ As published, the arms differ in more than positions: none trains 100,000 steps 
 and concatenated 200,000 at 0.005, and concatenated is twice as wide, with four times the query and
 key parameters. `equal` gives every arm one recipe and as many parameters: concatenated has a
 quarter of the modules and half the feed-forward. `encodings=none,concatenated,room` adds what
-positions must be told from: as many more coordinates that are the same at every place. Expected,
-paper, `published`, training statistic under `replay`: published/fig3.csv.
+positions must be told apart from: as many more coordinates that are the same at every place.
+Expected, paper, `published`, training statistic under `replay`: published/fig3.csv.
 """
 
 from __future__ import annotations
