@@ -22,7 +22,9 @@ def no_network(monkeypatch):
     def refuse(*given, **named):
         raise AssertionError("a task opened a connection")
 
-    monkeypatch.setattr(socket, "socket", refuse)
+    # Sockets themselves stay: worker processes speak through a pair of them.
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
 
 

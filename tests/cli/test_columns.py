@@ -71,9 +71,8 @@ def test_policies_need_80_columns_less_than_they_have(
 def test_store_and_drawing_fit_80_columns(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = printed(
-        ["draw", "fig1", str(ROWS), "--output", str(tmp_path / "f.png")], 80, monkeypatch
-    )
+    monkeypatch.chdir(tmp_path)  # paths are printed as they were given
+    drawn = printed(["draw", "fig1", str(ROWS), "--output", "f.png"], 80, monkeypatch)
     assert "rank" in drawn[1].split()
     assert any("0.0197 ± 0.0002" in line for line in drawn)
     listed = printed(["list", "--store", str(store)], 80, monkeypatch)

@@ -338,7 +338,7 @@ def test_task_that_breaks_the_contract_is_refused_when_it_is_loaded(file, old, n
 
 def test_file_that_is_not_there_is_refused(tmp_path):
     assert message(f"{tmp_path}/none.py") == f"there is no file {tmp_path}/none.py"
-    assert "cannot be loaded: IsADirectoryError" in message(str(_folder(tmp_path / "a.py")))
+    assert "it is not a regular file" in message(str(_folder(tmp_path / "a.py")))
     assert message("farthest") == (
         "a task or model of your own is FILE.py, FILE.py:NAME or FILE.py:NAME(field=value), "
         "got 'farthest'"

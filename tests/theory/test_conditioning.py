@@ -252,7 +252,7 @@ def test_conditioning_from_the_command(tmp_path: Path) -> None:
     answer = json.loads(out.getvalue().splitlines()[-1])
     assert answer["made"] == answer["runs"] == 3 * 4 + 2 * 2 * 2 * 2 + 2 * 3 * 3 * 4
     assert Path(answer["figure"]).read_bytes().startswith(b"\x89PNG")
-    assert conditioning.NOTE in out.getvalue()
+    assert conditioning.NOTE.text in out.getvalue()
     page = write_report(Store(tmp_path / "s"), tmp_path / "page.html").read_text()
     assert EXPERIMENT.question in page
     assert ">near known</th>" in page

@@ -214,7 +214,7 @@ def test_random_features_from_the_command(made: Made) -> None:
         assert point["floor"] < point["low"] < point["held_out"] < point["high"]
     text = made.texts["features"]
     assert "within 3 % of the axis of the published figure" in text
-    assert features_experiment.NOTE in text
+    assert features_experiment.NOTE.text in text
     assert Path(answer["figure"]).read_bytes().startswith(b"\x89PNG")
 
 
