@@ -10,30 +10,36 @@ from typing import Any
 
 from headwise.cli.output import print_prose, print_table, width_for
 from headwise.errors import UsageError, nearest, shown
-from headwise.shape import Shape
+from headwise.shape import BY_LAYER, Shape, field_of, not_built
 
 
 def shape_of(changes: Sequence[str], config: str | None = None) -> Shape:
     """The shape of a config with changes, each key=value."""
-    fields = dataclasses.asdict(Shape.from_hf(config)) if config else {}
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Shape)}
+    typed: dict[str, Any] = {}
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
             raise UsageError(f"--set takes key=value, got {shown(change)}")
-        if key not in kinds:
+        name = field_of(key, 0)
+        if name not in kinds:
             raise UsageError(f"unknown shape key {shown(key)}; {nearest(key, kinds)}")
-        fields[key] = _field(key, text, kinds[key])
+        typed[key] = _field(key, text, kinds[name], name in BY_LAYER)
+    if config:
+        return Shape.from_hf(config).replace(**typed)
+    given = {field_of(key, 0) for key in typed}
     for name in ("dim", "depth", "num_heads"):
-        if name not in fields:
+        if name not in given:
             raise UsageError(
                 f"a shape needs {name}: give a config.json or --set dim=... depth=... num_heads=..."
             )
-    return Shape.of(fields)
+    return Shape.of(typed)
 
 
-def _field(key: str, text: str, kind: str) -> Any:
-    """A field's value from the command line, by its type."""
+def _field(key: str, text: str, kind: str, by_layer: bool = False) -> Any:
+    """A field's value from the command line, by its type; with commas one for each layer."""
+    if by_layer and "," in text:
+        return tuple(_field(key, part, kind) for part in text.split(","))
     try:
         if kind == "int":
             return int(text.replace("_", ""))
@@ -71,13 +77,14 @@ def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     n = _tokens(shape, args.tokens)
     answer = {
         "params": shape.params,
+        "active_params": shape.active_params,
         "param_table": shape.param_table(),
         "flops_forward": shape.flops(n),
         "flops_training": shape.flops(n, training=True),
         "kv_bytes_per_token": shape.kv_bytes(1),
         "kv_bytes": shape.kv_bytes(n),
         "input_bytes_per_token": shape.kv_bytes(1, inputs=True),
-        "activation_bytes": shape.activation_bytes(n, bytes_per=2),
+        "activation_bytes": None if not_built(shape) else shape.activation_bytes(n, bytes_per=2),
     }
     latent = f", latent {shape.kv_lora_rank}" if shape.latent else ""
     print_prose(
@@ -88,6 +95,8 @@ def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     )
     table = [("parameters", f"{shape.params:,}")]
     table += [(f"  {name}", f"{count:,}") for name, count in shape.param_table().items()]
+    if shape.num_experts:
+        table.append(("used by one token", f"{shape.active_params:,}"))
     table += [
         (f"forward FLOPs, {n} tokens", f"{answer['flops_forward']:.4g}"),
         ("training FLOPs", f"{answer['flops_training']:.4g}"),
@@ -100,7 +109,8 @@ def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if shape.causal and shape.kv_width(True) < shape.kv_width():
         inputs = f"{answer['input_bytes_per_token']:,} B"
         table.append(("  inputs kept instead, per token", inputs))
-    table.append(("kept for backward, 16-bit", f"{answer['activation_bytes']:,} B"))
+    if answer["activation_bytes"] is not None:
+        table.append(("kept for backward, 16-bit", f"{answer['activation_bytes']:,} B"))
     print_table(table)
     return answer
 

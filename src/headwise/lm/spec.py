@@ -145,7 +145,7 @@ class Pretraining:
             raise UsageError(
                 f"a decoder has tokens in and tokens out and no other parts, got {given}"
             )
-        if shape.positions != "none" and shape.num_positions < self.length:
+        if shape.positions in ("additive", "concatenated") and shape.num_positions < self.length:
             raise UsageError(
                 f"num_positions must be at least length {self.length}, got {shape.num_positions}"
             )
@@ -182,7 +182,7 @@ class Pretraining:
 
     def spec(self) -> dict[str, Any]:
         """The run as plain values; `Pretraining.of` is its inverse."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"shape": self.shape.spec()}
 
     @classmethod
     def of(cls, spec: dict[str, Any]) -> Pretraining:

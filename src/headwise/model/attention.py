@@ -31,7 +31,7 @@ from headwise.model.fused import KERNELS, fused
 from headwise.model.layers import Linear, Norm, Rotary, linear, rotate
 from headwise.model.plans import Operands, Plan, plans
 from headwise.model.reference import blocked, mask_of, plain, repeat_kv, weights_of
-from headwise.shape import Shape
+from headwise.shape import Shape, not_built
 
 # ---- the function
 
@@ -145,6 +145,8 @@ class Attention(nn.Module):
             raise UsageError(
                 f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"
             )
+        if missing := not_built(shape):
+            raise UsageError(missing)
         self.shape = shape
         self.window = shape.window(layer)
         self.hard = hard

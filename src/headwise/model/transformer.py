@@ -21,7 +21,7 @@ from headwise.model import decode
 from headwise.model.attention import Attention, HeadGroups
 from headwise.model.cache import Cache, LayerCache
 from headwise.model.layers import FeedForward, Linear, Norm, Rotary, linear, rotary_table, uniform
-from headwise.shape import Shape
+from headwise.shape import Shape, not_built
 
 
 class Block(nn.Module):
@@ -125,6 +125,8 @@ class Transformer(nn.Module):
                 "a model with parameters outside its blocks can be costed but not built, got "
                 f"extras {names}"
             )
+        if missing := not_built(shape):
+            raise UsageError(missing)
         lead = () if models is None else (models,)
         self.shape, self.models = shape, models
         self.rotary: Rotary | None = None  # of sequences of the length given to `prepare`
