@@ -51,12 +51,14 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "lm", "store"),
     },
     "show": {"headwise", "errors", "files", "rows", "progress"},
+    "planning": {"errors", "device", "shape", "model", "execute"},
     "experiments": {
         *("errors", "files", "rows", "seeds", "stats", "device", "shape", "policies"),
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
     },
     "cli": {
-        *("headwise", "errors", "signals", "rows", "progress", "device", "shape", "policies"),
+        *("headwise", "errors", "files", "signals", "rows", "progress", "device", "shape"),
+        *("policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
     },
     "__main__": {"signals", "cli"},
@@ -68,12 +70,14 @@ EXTRAS = {  # what is not always installed: inside functions only
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
     "integrations": {"transformers"},
     "lm": {"tokenizers"},
+    "planning": {"torch", "pandas"},
     "seeds": {"torch"},
     "show": {"jinja2", "markupsafe", "matplotlib", "plotly"},
     "store": {"duckdb"},
     "tasks": {"PIL", "datasets"},
 }
 TRAINING = {"torch", "numpy", "safetensors"}  # always installed
+WITH_NUMPY = {"planning"}  # numpy at the top of its modules, torch inside functions only
 WITH_TORCH = {
     *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files")
 }
@@ -82,7 +86,7 @@ LIGHT = (
     *("errors", "signals", "digests", "files", "policies", "progress", "rows", "seeds", "device"),
     *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
     *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
-    *("experiments.runner",),
+    *("experiments.runner", "planning.limits", "planning.costs", "planning.space"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 
@@ -167,6 +171,8 @@ def faults(module: str, source: str) -> list[str]:
                 wrong.append(f"{module} imports triton")
         elif package in TRAINING and folder in WITH_TORCH:
             continue
+        elif package == "numpy" and folder in WITH_NUMPY:
+            continue
         elif top or package not in EXTRAS.get(folder, set()):
             wrong.append(f"{module} imports {package}{' at its top' if top else ''}")
     return wrong
@@ -211,6 +217,7 @@ def test_flow_allows_only_what_is_used() -> None:
     against: set[tuple[str, str]] = set()
     extras: dict[str, set[str]] = {}
     training: set[str] = set()
+    counting: set[str] = set()
     launching: set[str] = set()
     for module, source in SOURCES.items():
         folder = folder_of(module)
@@ -223,6 +230,8 @@ def test_flow_allows_only_what_is_used() -> None:
                     against.add((folder, other))
             elif package in TRAINING and folder in WITH_TORCH:
                 training.add(folder)
+            elif package == "numpy" and folder in WITH_NUMPY:
+                counting.add(folder)
             elif package == "triton":
                 launching.add(module.rpartition(".")[2])
             elif package not in {"__future__", *sys.stdlib_module_names}:
@@ -231,6 +240,7 @@ def test_flow_allows_only_what_is_used() -> None:
     assert against == AGAINST
     assert extras == EXTRAS
     assert training == WITH_TORCH
+    assert counting == WITH_NUMPY
     assert {name for name in launching if "_triton" not in name} == NEEDS_TRITON
 
 
@@ -365,6 +375,12 @@ def test_command_on_a_store_loads_no_torch(command: str, tiny_store: Path) -> No
     words = [*command.split(), str(tiny_store)]
     loaded = run_python(f"from headwise.cli import main\nassert main({words!r}) == 0")
     assert "torch" not in loaded
+
+
+@pytest.mark.parametrize("words", ["--params 30M --kv-bytes 8KiB", "--params 30M --only-pareto"])
+def test_plan_loads_numpy_and_no_torch(words: str) -> None:
+    code = f"from headwise.cli import main\nassert main({['plan', *words.split()]!r}) == 0"
+    assert run_python(code) & HEAVY == {"numpy"}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ PUBLIC = [
     "Farthest",
     "Model",
     "Nearest",
+    "Plan",
     "Recipe",
     "Run",
     "Shape",
@@ -25,6 +26,7 @@ PUBLIC = [
     "UsageError",
     "attend",
     "explain",
+    "plan",
     "run",
     "train",
 ]

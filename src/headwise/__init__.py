@@ -23,6 +23,7 @@ __all__ = [
     "Farthest",
     "Model",
     "Nearest",
+    "Plan",
     "Recipe",
     "Run",
     "Shape",
@@ -32,6 +33,7 @@ __all__ = [
     "UsageError",
     "attend",
     "explain",
+    "plan",
     "run",
     "train",
 ]
@@ -50,6 +52,8 @@ _HOME = {
     "Model": "model.own",
     "Farthest": "tasks",
     "Nearest": "tasks",
+    "plan": "planning.plan",
+    "Plan": "planning.result",
     "Recipe": "training.run",
     "Run": "training.run",
     "run": "experiments.runner",
@@ -65,6 +69,8 @@ if TYPE_CHECKING:
     from headwise.model.dispatch import attend
     from headwise.model.own import Model
     from headwise.model.transformer import Decoder, Encoder
+    from headwise.planning.plan import plan
+    from headwise.planning.result import Plan
     from headwise.shape import Shape
     from headwise.store import Store
     from headwise.tasks import Farthest, Nearest

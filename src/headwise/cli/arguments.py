@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
+from headwise.cli.parser import Parser
+from headwise.cli.plan_arguments import EXAMPLE, add_options
 from headwise.cli.values import number, seconds, whole, wholes
-from headwise.errors import UsageError
 
 DEFAULT_STORE = "headwise-store"
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are UsageErrors: one line, exit code 2, nearest names."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
 
 
 # Makes a command of its name, what it does and an example.
@@ -51,6 +45,7 @@ def parser() -> Parser:
     _add_draw(add)
     _add_cost(add)
     _add_policies(add)
+    _add_plan(add)
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
@@ -355,6 +350,15 @@ def _add_policies(add: Add) -> None:
     _add_wide(command)
 
 
+def _add_plan(add: Add) -> None:
+    command = add(
+        "plan",
+        "List every shape that meets limits on parameters, FLOPs and memory, with exact costs.",
+        EXAMPLE,
+    )
+    add_options(command, _add_device)
+
+
 def _add_explain(add: Add) -> None:
     command = add(
         "explain",
@@ -430,7 +434,7 @@ def _add_wide(parser: Parser) -> None:
     parser.add_argument("--wide", action="store_true", help=text)
 
 
-def _add_device(parser: Parser) -> None:
+def _add_device(parser: Any) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
 
 

@@ -29,7 +29,9 @@ class At:
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", LONG.get(self.dtype, self.dtype))
         if self.dtype not in DTYPE_BITS:
-            raise UsageError(f"unknown dtype {shown(self.dtype)}; {nearest(str(self.dtype), DTYPE_BITS)}")
+            raise UsageError(
+                f"unknown dtype {shown(self.dtype)}; {nearest(str(self.dtype), DTYPE_BITS)}"
+            )
 
     @property
     def kept_bytes(self) -> int:

@@ -47,7 +47,9 @@ class Straight:
 class Counter:
     """Costs of one family's candidates."""
 
-    def __init__(self, family: Mapping[str, Any], solved: str, at: At, names: Sequence[str]) -> None:
+    def __init__(
+        self, family: Mapping[str, Any], solved: str, at: At, names: Sequence[str]
+    ) -> None:
         self.family, self.solved, self.at, self.names = family, solved, at, tuple(names)
         pattern = tuple(family.get("windows", (0,)))
         self.pattern = pattern
@@ -116,9 +118,7 @@ class Counter:
         for i, depth, width in places:
             sizes = {name: rows[name][i] for name in (*HEADS, "dim")}
             try:
-                found.append(
-                    Shape.of(shape_fields(self.family, sizes, depth, width, self.solved))
-                )
+                found.append(Shape.of(shape_fields(self.family, sizes, depth, width, self.solved)))
             except UsageError:
                 found.append(None)
         return found
@@ -212,7 +212,6 @@ class Counter:
                     slope = high - low
                     found += [low - slope * widths[0], slope]
         return found
-
 
     def _whole(self, sizes: Mapping[str, int], widths: Sequence[int]) -> list[int]:
         """The same of a stack that is all ends."""

@@ -153,7 +153,9 @@ def chunks(space: Space, family: Mapping[str, Any], heads: Columns) -> Iterator[
     inner = heads["num_heads"] * heads["head_dim"]
     for dim in space.values("dim"):
         allowed = depths[_within(np.full_like(depths, dim), depths, space.ratios.get("dim/depth"))]
-        rows = np.flatnonzero(_within(inner, np.full_like(inner, dim), space.ratios.get("inner/dim")))
+        rows = np.flatnonzero(
+            _within(inner, np.full_like(inner, dim), space.ratios.get("inner/dim"))
+        )
         widths = ffn
         if widths is not None:
             ratio = space.ratios.get("ffn/dim") if len(widths) > 1 else None
@@ -171,9 +173,7 @@ def _within(a: Ints, b: Ints, ratio: tuple[Fraction, Fraction] | None) -> np.nda
     if ratio is None:
         return np.ones(len(a), bool)
     low, high = ratio
-    return (a * low.denominator >= b * low.numerator) & (
-        a * high.denominator <= b * high.numerator
-    )
+    return (a * low.denominator >= b * low.numerator) & (a * high.denominator <= b * high.numerator)
 
 
 def _chunk(heads: Columns, rows: Ints, dim: int, depths: Ints, widths: Ints | None) -> Chunk:

@@ -41,9 +41,7 @@ class Limit:
         >>> limit_of("params", "<=350M").holds(350_000_001)
         False
         """
-        return (self.low is None or value >= self.low) and (
-            self.high is None or value <= self.high
-        )
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
     def distance(self, value: float) -> float:
         """How far a cost is outside, as a share of the end it misses; 0 within."""
@@ -151,7 +149,9 @@ def _amount(name: str, text: str, kind: str, base: int | None) -> Fraction:
             raise UsageError(f"{name} must keep more than 0 % of the model, got {shown(text)}")
         return base * (1 + change)
     if "%" in text:
-        raise UsageError(f"{name} takes a percentage with its sign, -50% or +10%, got {shown(text)}")
+        raise UsageError(
+            f"{name} takes a percentage with its sign, -50% or +10%, got {shown(text)}"
+        )
     if not text or text[0] in "+-":
         raise UsageError(f"{name} takes {_forms(kind)}, got {shown(text)}")
     return read_amount(name, text, kind)

@@ -201,7 +201,9 @@ class Plan:
         lines.append(f"costs at {at}; --set changes the space, --set vocab_size=N its vocabulary")
         lines.append(f"{self.considered:,} candidates")
         lines += [f"  {count:,} removed by {limit}" for limit, count in self.removed]
-        kept = f"{len(self.found):,} meet the limits" if self.limits else f"{len(self.found):,} left"
+        kept = (
+            f"{len(self.found):,} meet the limits" if self.limits else f"{len(self.found):,} left"
+        )
         if len(self) < len(self.found) and not self.times:
             kept += f", {len(self):,} of them chosen"
         if len(self):
@@ -216,7 +218,8 @@ class Plan:
             shape = _short(one.fields, self.space.solved)
             if one.limit is None:
                 costs = ", ".join(
-                    f"{name} {written(value, COSTS[name].kind)}" for name, value in one.costs.items()
+                    f"{name} {written(value, COSTS[name].kind)}"
+                    for name, value in one.costs.items()
                 )
                 lines.append(
                     f"no single limit can be relaxed; the nearest shape misses them together by "
@@ -226,8 +229,7 @@ class Plan:
             name = one.limit.cost
             value = written(one.costs[name], COSTS[name].kind)
             lines.append(
-                f"relax {one.limit} by {one.outside:.2%}, to {value} "
-                f"({one.costs[name]:,}): {shape}"
+                f"relax {one.limit} by {one.outside:.2%}, to {value} ({one.costs[name]:,}): {shape}"
             )
         return lines
 
@@ -321,7 +323,7 @@ def _cell(row: Row, name: str) -> str:
         if name not in row.costs:
             return "-"
         text = written(row.costs[name], COSTS[name].kind)
-        return f"{text} {row.change[name]:+.0%}" if name in row.change else text
+        return f"{text} {_percent(row.change[name])}" if name in row.change else text
     if name in ("backend", "waste"):
         if row.backend is None:
             return "-"
@@ -330,6 +332,12 @@ def _cell(row: Row, name: str) -> str:
         value = None if row.measured is None else getattr(row.measured, name)
         return "-" if value is None else f"{value:.3g}"
     return str(getattr(row.shape, name))
+
+
+def _percent(change: float) -> str:
+    if not change:
+        return "="
+    return f"{change:+.0%}" if abs(change) >= 0.0095 else f"{change:+.1%}"
 
 
 def _short(fields: Mapping[str, Any], solved: str) -> str:
