@@ -155,6 +155,7 @@ def needs_triton(module: str) -> bool:
 def faults(module: str, source: str) -> list[str]:
     """What a module's source imports against the rules."""
     folder, wrong = folder_of(module), []
+    installed = TRAINING if folder in WITH_TORCH else {"numpy"} if folder in WITH_NUMPY else set()
     for name, top in imports(source):
         package = name.partition(".")[0]
         if package == "__future__" or package in sys.stdlib_module_names:
@@ -169,9 +170,7 @@ def faults(module: str, source: str) -> list[str]:
         elif package == "triton":
             if not needs_triton(module):
                 wrong.append(f"{module} imports triton")
-        elif package in TRAINING and folder in WITH_TORCH:
-            continue
-        elif package == "numpy" and folder in WITH_NUMPY:
+        elif package in installed:
             continue
         elif top or package not in EXTRAS.get(folder, set()):
             wrong.append(f"{module} imports {package}{' at its top' if top else ''}")

@@ -1,5 +1,7 @@
-"""What a shape costs, by name: the columns of a plan and what its limits are about. Standard library
-only."""
+"""What a shape costs, by name: the columns of a plan and what its limits are about.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 

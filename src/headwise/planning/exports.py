@@ -227,7 +227,7 @@ def megatron_arguments(shape: Shape, context: int = 2048) -> list[str]:
 
     >>> shape = Shape(dim=64, depth=2, num_heads=4, num_kv_heads=2, head_dim=32, ffn_dim=96,
     ...               qk_rope_head_dim=32, activation="swiglu", causal=True, vocab_size=128)
-    >>> " ".join(megatron_arguments(shape)).partition(" --normalization")[0][-46:]
+    >>> " ".join(megatron_arguments(shape)).partition(" --normalization")[0][-44:]
     '--group-query-attention --num-query-groups 2'
     """
     s = shape

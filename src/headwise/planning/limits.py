@@ -67,7 +67,7 @@ def limit_of(
     *,
     kind: str = "count",
     tolerance: Fraction = Fraction(1, 100),
-    base: int | None = None,
+    base: Fraction | int | None = None,
     flag: str = "",
 ) -> Limit:
     """The limit that a text or a number stands for; `base` is what the model of --like costs.
@@ -111,7 +111,7 @@ def _inwards(value: Fraction, fine: Fraction, rounding: object) -> int:
 
 
 def _ends(
-    name: str, text: str, kind: str, tolerance: Fraction, base: int | None
+    name: str, text: str, kind: str, tolerance: Fraction, base: Fraction | int | None
 ) -> tuple[Fraction | None, Fraction | None, Fraction]:
     """The low and the high end of a limit, and its target."""
 
@@ -134,7 +134,7 @@ def _ends(
     return target * (1 - tolerance), target * (1 + tolerance), target
 
 
-def _amount(name: str, text: str, kind: str, base: int | None) -> Fraction:
+def _amount(name: str, text: str, kind: str, base: Fraction | int | None) -> Fraction:
     percent = _PERCENT.fullmatch(text)
     if percent or text in SAME:
         if base is None:

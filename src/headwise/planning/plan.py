@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -114,8 +115,6 @@ def _plan_of(
 
 
 def _with_columns(made: Plan, names: Iterable[str]) -> Plan:
-    import dataclasses
-
     return dataclasses.replace(made, columns=made.column_names([n.strip() for n in names]))
 
 

@@ -8,6 +8,7 @@ model's.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -243,7 +244,7 @@ def _written(given: Choices | str) -> str:
     if len(given) == 1:
         return _one(given[0])
     ints = all(isinstance(v, int) and not isinstance(v, bool) for v in given)
-    steps = {b - a for a, b in zip(given, given[1:], strict=False)} if ints else set()
+    steps = {b - a for a, b in itertools.pairwise(given)} if ints else set()
     if len(given) > 2 and len(steps) == 1:
         step = steps.pop()
         return f"{given[0]}..{given[-1]}" + (f":{step}" if step != 1 else "")
