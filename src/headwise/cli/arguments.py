@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from headwise.cli.parser import Parser
-from headwise.cli.plan_arguments import EXAMPLE, add_options
+from headwise.cli.plan_arguments import add_plan
 from headwise.cli.values import number, seconds, whole, wholes
 
 DEFAULT_STORE = "headwise-store"
-
 
 # Makes a command of its name, what it does and an example.
 Add = Callable[[str, str, str], Parser]
@@ -45,7 +44,7 @@ def parser() -> Parser:
     _add_draw(add)
     _add_cost(add)
     _add_policies(add)
-    _add_plan(add)
+    add_plan(add, _add_device)
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
@@ -348,15 +347,6 @@ def _add_policies(add: Add) -> None:
         help="of the feed-forward's width; default 1",
     )
     _add_wide(command)
-
-
-def _add_plan(add: Add) -> None:
-    command = add(
-        "plan",
-        "List every shape that meets limits on parameters, FLOPs and memory, with exact costs.",
-        EXAMPLE,
-    )
-    add_options(command, _add_device)
 
 
 def _add_explain(add: Add) -> None:

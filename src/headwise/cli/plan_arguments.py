@@ -1,4 +1,4 @@
-"""The options of `headwise plan`."""
+"""`headwise plan` and its options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ limits: 350M (about), <=350M, >=300M, 300M..400M; of the model of --like: -50%, 
 fields: --set dim=1024 depth=12..32 num_kv_heads=1,2,4 activation=gelu windows=512/512/0"""
 
 
-def add_options(command: Any, add_device: Callable[[Any], None]) -> None:
-    """All options, by group."""
+def add_plan(add: Callable[[str, str, str], Any], add_device: Callable[[Any], None]) -> None:
+    """The command with all its options, by group."""
+    command = add(
+        "plan",
+        "List every shape that meets limits on parameters, FLOPs and memory, with exact costs.",
+        EXAMPLE,
+    )
     limits = command.add_argument_group("limits")
     for cost in COSTS.values():
         limits.add_argument(cost.flag, dest=cost.name, metavar="LIMIT", help=cost.about)

@@ -229,9 +229,13 @@ def rotate(
     # The other coordinates pass by; these turn in pairs (a_i, b_i).
     table = table or rotary_table(x.shape[-2], width, theta, x, start)
     cos, sin = (t.to(x.dtype) for t in table)
-    sin = -sin if back else sin
+    half, others = width // 2, x.shape[-1] - width
     if at == "first":
-        a, b, rest = x.split((width // 2, width // 2, x.shape[-1] - width), -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-    rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)
-    return torch.cat((rest, a * cos - b * sin, b * cos + a * sin), -1)
+        a, b, rest = x.split((half, half, others), -1)
+    else:
+        rest, a, b = x.split((others, half, half), -1)
+    if back:
+        turned = a * cos + b * sin, b * cos - a * sin
+    else:
+        turned = a * cos - b * sin, b * cos + a * sin
+    return torch.cat((*turned, rest) if at == "first" else (rest, *turned), -1)
