@@ -25,6 +25,7 @@ def not_built(shape: Shape) -> str:
         ("o_lora_rank", (0,)),
         ("attn_gate", ("none",)),
         ("rope_at", ("last",)),
+        ("lm_head", (True,)),
         ("qk_norm", ("none", "head", "free")),
         ("norm_at", ("post", "pre", "sandwich", "parallel")),
     ):
