@@ -55,7 +55,7 @@ def alone(fields: Fields, where: Sequence[int]) -> Fields:
     kept = {name: value for name, value in fields.items() if name in _OF_ATTENTION}
     windows, rows = fields.get("windows", (0,)), fields.get("layers", ({},))
     picked = [
-        {k: v for k, v in rows[i % len(rows)].items() if k in _OF_ATTENTION + ("reuses_kv",)}
+        {k: v for k, v in rows[i % len(rows)].items() if k in (*_OF_ATTENTION, "reuses_kv")}
         for i in where
     ]
     kept |= {"depth": len(where), "windows": tiled([windows[i % len(windows)] for i in where])}
@@ -96,7 +96,7 @@ def _where(full: Callable[[int], bool]) -> Callable[[int], str]:
 def qwen3_next(c: Config) -> Attention:
     """Gated attention: a second map as wide as the queries."""
     step = whole(c, "full_attention_interval", 4)
-    fields = decoder({**c, "intermediate_size": 0}) | attention_bias(c)
+    fields = decoder({**c, "intermediate_size": None}) | attention_bias(c)
     fields |= {"qk_norm": "head", "attn_gate": "value"}
     fields |= partly_rotary(c, fields, 0.25)
     return _never_whole(_of_kinds(c, fields, _every(step), _LINEAR))
@@ -109,21 +109,14 @@ def _never_whole(found: Attention) -> Attention:
 
 
 def kimi_linear(c: Config) -> Attention:
-    fields = experts.latent({**c, "intermediate_size": 0})
+    fields = experts.latent({**c, "intermediate_size": None})
     listed = c.get("linear_attn_config")
-    if isinstance(listed, dict) and c.get("layer_types") is None:
+    if isinstance(listed, Mapping) and c.get("layer_types") is None:
         full = listed.get("full_attn_layers")
         if not isinstance(full, list) or not all(isinstance(i, int) for i in full):
             raise UsageError(f"full_attn_layers must list layers from 1, got {shown(full)}")
-        kinds = [
-            "full_attention" if i + 1 in full else "linear_attention"
-            for i in range(fields["depth"])
-        ]
-        c = {**c, "layer_types": kinds}
-    first: Callable[[int], str] = lambda i: (
-        "linear_attention" if i % 4 or not i else "full_attention"
-    )
-    return _never_whole(_of_kinds(c, fields, first, _LINEAR))
+        return _never_whole(_of_kinds(c, fields, _where(lambda i: i + 1 in full), _LINEAR))
+    return _never_whole(_of_kinds(c, fields, _where(lambda i: i > 0 and i % 4 == 0), _LINEAR))
 
 
 def olmo_hybrid(c: Config) -> Attention:
@@ -141,9 +134,7 @@ def lfm2(c: Config) -> Attention:
     listed = c.get("full_attn_idxs")
     if listed is not None and not isinstance(listed, list | tuple):
         raise UsageError(f"full_attn_idxs must be a list of layers, got {shown(listed)}")
-    default: Callable[[int], str] = lambda i: (
-        "full_attention" if listed is None or i in listed else "conv"
-    )
+    chosen = _where(lambda i: listed is None or i in listed)
     fields = decoder({**c, "hidden_act": "silu", "head_dim": None}) | {"qk_norm": "head"}
     return _never_whole(_of_kinds(c, fields, chosen, "convolutions"))
 
