@@ -123,10 +123,8 @@ def mpt(c: Config) -> Fields:
     inner = table_of(c, "attn_config")
     if not flag(inner, "alibi", True):
         raise UsageError("mpt needs attn_config.alibi true, got False")
-    ratio = whole(c, "expansion_ratio", 4)
-    fields = _by_distance(
-        {**c, "intermediate_size": ratio * whole(c, "hidden_size"), "hidden_act": "gelu"}
-    )
+    width = 4 * whole(c, "hidden_size")  # whatever its expansion_ratio
+    fields = _by_distance({**c, "intermediate_size": width, "hidden_act": "gelu"})
     fields |= {"norm": "layer-nobias"}
     scale = inner.get("softmax_scale")
     return fields if scale is None else fields | {"logit_scale": number("softmax_scale", scale)}
@@ -145,9 +143,9 @@ def _tied(c: Config) -> bool:
 def falcon(c: Config) -> Fields:
     new, parallel = flag(c, "new_decoder_architecture"), flag(c, "parallel_attn", True)
     heads = whole(c, "num_attention_heads")
-    kv_heads = optional(c, "num_kv_heads") or heads
-    if not new and flag(c, "multi_query", True):
-        kv_heads = 1
+    kv_heads = 1 if flag(c, "multi_query", True) else heads
+    if new:
+        kv_heads = optional(c, "num_kv_heads") or heads
     sizes = {"num_key_value_heads": kv_heads, "head_dim": None, "tie_word_embeddings": _tied(c)}
     if c.get("intermediate_size") is None:
         sizes["intermediate_size"] = 4 * whole(c, "hidden_size")

@@ -156,6 +156,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "deepseek_v2": _row(102400, 4096, 11008, 32, 32, first_k_dense_replace=0)
     | _experts(1407, 64, None, 2) | _latent(512, 1536, 64, 128, 128),
     "deepseek_v3": _V3,
+    "kimi_k2": _V3,
     "glm4_moe_lite": _row(154880, 2048, 10240, 47, 20, 20, first_k_dense_replace=1)
     | _experts(1536, 64, 4, 1) | _latent(512, 768, 64, 192, 256),
     "mistral4": _row(131072, 4096, 12288, 36, 32, 32, first_k_dense_replace=0)

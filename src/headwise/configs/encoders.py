@@ -61,11 +61,17 @@ def distilbert(c: Config) -> Fields:
 
 def electra(c: Config) -> Fields:
     """Where its embeddings are narrower than the stack, they come in as vectors through a map."""
+    if whole(c, "embedding_size", 128) != whole(c, "hidden_size"):
+        return _narrow(c)
     fields = bert(c)
-    dim, width = fields["dim"], whole(c, "embedding_size", 128)
+    pooled = ("pooler",)
+    return fields | extras(*(pair for pair in fields["extras"] if pair[0] not in pooled))
+
+
+def _narrow(c: Config) -> Fields:
+    """Embeddings of another width, and a map to that of the stack."""
+    fields, width = bert(c), whole(c, "embedding_size", 128)
     types = whole(c, "type_vocab_size", 2, least=0)
-    if width == dim:
-        return fields | extras(("token types", types * dim), ("embedding norm", 2 * dim))
     rows = fields["vocab_size"] + types + fields["num_positions"]
     fields |= {"vocab_size": 0, "lm_head": True, "input_dim": width}
     fields |= {"positions": "none", "num_positions": 0}
@@ -81,7 +87,7 @@ def albert(c: Config) -> Fields:
             f"parameters of {groups * inner}; num_hidden_layers {groups} gives those, and "
             f"{depth // groups} times its FLOPs are the model's"
         )
-    fields = electra(c)
+    fields = _narrow(c)  # the map is there even where the widths are equal
     dim = fields["dim"]
     return fields | extras(*fields["extras"], ("pooler", dim * dim + dim))
 

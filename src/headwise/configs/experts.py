@@ -20,6 +20,7 @@ from headwise.configs.stacks import (
     optional_count,
     partly_rotary,
     typed_windows,
+    unbiased,
     unrotated,
     where,
 )
@@ -195,8 +196,10 @@ def exaone_moe(c: Config) -> Fields:
 
 
 def solar_open(c: Config) -> Fields:
-    fields = decoder(c) | attention_bias(c)
-    return fields | partly_rotary(c, fields) | _routed(c)
+    """Experts in every layer."""
+    fields = decoder(c) | {"qkv_bias": flag(c, "attention_bias"), "out_bias": False}
+    routed = _routed({**c, "first_k_dense_replace": 0, "mlp_layer_types": None})
+    return fields | partly_rotary(c, fields) | routed
 
 
 def ernie4_5_moe(c: Config) -> Fields:
@@ -210,7 +213,9 @@ def ernie4_5_moe(c: Config) -> Fields:
     sparse = [(i + 1) % step == 0 and start <= i <= last for i in range(depth)]
     fields |= experts(c, whole(c, "moe_intermediate_size"), _shared(c), lambda i: sparse[i])
     corrections = sum(sparse) * optional_count(c, "num_experts")
-    return fields | extras(("router corrections", corrections))
+    head = fields["vocab_size"] if bias else 0
+    fields |= extras(("router corrections", corrections), ("head bias", head))
+    return _biased_beside(fields)
 
 
 # ---- latents
@@ -230,7 +235,24 @@ def latent(c: Config) -> Fields:
 
 
 def deepseek_v2(c: Config) -> Fields:
-    return deepseek_v3(c) | ffn_bias(c)
+    return _biased_beside(deepseek_v3(c) | ffn_bias(c))
+
+
+def _biased_beside(fields: Fields) -> Fields:
+    """Biases of the dense and shared feed-forwards, where experts have none: counted apart."""
+    if not fields["ffn_bias"] or not fields.get("num_experts"):
+        return fields
+    depth, rows = fields["depth"], fields.get("layers", ({},))
+    dense = sum(rows[i % len(rows)].get("num_experts") == 0 for i in range(depth))
+    dim, ffn, shared = fields["dim"], fields["ffn_dim"], fields.get("shared_ffn_dim", 0)
+    biases = dense * (2 * ffn + dim) + (depth - dense) * (2 * shared + dim if shared else 0)
+    others = fields.get("extras", ())
+    return fields | {"ffn_bias": False} | extras(*others, ("feed-forward biases", biases))
+
+
+def glm4_moe_lite(c: Config) -> Fields:
+    """One dense layer, whatever first_k_dense_replace says."""
+    return deepseek_v3({**c, "first_k_dense_replace": 1})
 
 
 def deepseek_v3(c: Config) -> Fields:
@@ -263,7 +285,7 @@ def step3p7(c: Config) -> Fields:
         c = {**c, "num_key_value_heads": c["num_attention_groups"]}
     if isinstance(c.get("rope_theta"), list | tuple):  # by layer
         c = {**c, "rope_theta": next(iter(c["rope_theta"]), None)}
-    fields = decoder(c) | attention_bias(c) | {"qk_norm": "head", "attn_gate": "head"}
+    fields = decoder(c) | unbiased(c) | {"qk_norm": "head", "attn_gate": "head"}
     fields |= {"windows": windows_of(c, lambda layer: False)}
     heads = optional(table_of(c, "attention_other_setting"), "num_attention_heads")
     heads = optional(c, "num_sliding_attention_heads") or heads or fields["num_heads"]

@@ -17,6 +17,7 @@ from headwise.configs.stacks import (
     optional_count,
     partly_rotary,
     typed_windows,
+    unbiased,
 )
 from headwise.configs.values import (
     LAYER_TYPES,
@@ -207,7 +208,7 @@ def glm5_next(c: Config) -> Attention:
 def muse_spark(c: Config) -> Attention:
     """Gated, windowed attention; its experts read a narrower stream."""
     depth = layers(c, "num_hidden_layers")
-    fields = decoder(c) | {"qk_norm": "free", "attn_gate": "value"}
+    fields = decoder(c) | unbiased(c) | {"qk_norm": "free", "attn_gate": "value"}
     fields |= {"rope_theta": number("rope_theta", c.get("rope_theta", 500_000.0))}
     fields |= typed_windows(c, lambda layer: (depth - 1 - layer) % 4 > 0)
     return Attention(fields, range(depth), "its experts read a narrower stream of their own")

@@ -21,6 +21,7 @@ from headwise.configs.values import (
     whole,
     windows_of,
 )
+from headwise.errors import UsageError
 
 BIASED = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
 MULTI_HEAD = {"num_key_value_heads": None, "head_dim": None}  # keys that GPT-2 and BERT do not have
@@ -85,6 +86,16 @@ def rotated_first(rope: int, head_dim: int) -> Fields:
 def attention_bias(c: Config) -> Fields:
     bias = flag(c, "attention_bias")
     return {"qkv_bias": bias, "out_bias": bias}
+
+
+def unbiased(c: Config) -> Fields:
+    """For gated heads: biases of the projections that the gate does not have are not described."""
+    if flag(c, "attention_bias"):
+        raise UsageError(
+            f"a {c.get('model_type')} whose gates have no biases but its projections do cannot be "
+            "expressed: attention_bias must be false, got True"
+        )
+    return {}
 
 
 def ffn_bias(c: Config) -> Fields:
