@@ -19,7 +19,7 @@ from headwise.errors import (
 )
 from headwise.lm.text_files import find_text, find_tokenizer, vocab_of
 from headwise.rows import Work, columns_of, id_of
-from headwise.shape import Shape
+from headwise.shape import Shape, not_built
 
 OPTIMISERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "trapezoid")
@@ -140,6 +140,8 @@ class Pretraining:
                 "a decoder's shape must be causal, because later tokens are the answers; got "
                 "causal False"
             )
+        if missing := not_built(shape):
+            raise UsageError(missing)
         if shape.output_dim or shape.extras:
             given = f"output_dim {shape.output_dim}, extras {shape.extras}"
             raise UsageError(

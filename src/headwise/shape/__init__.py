@@ -6,7 +6,7 @@ d = `dim`, H = `num_heads`, r = `head_dim` (the query/key rank of one head), L =
 has that differs.
 """
 
-from headwise.shape.built import not_built
+from headwise.shape.built import beyond_plain, not_built
 from headwise.shape.costs import DTYPE_BITS
 from headwise.shape.fields import LATER, Shape
 from headwise.shape.layers import SIZES as BY_LAYER
@@ -42,6 +42,7 @@ __all__ = [
     "WIDENING",
     "Layer",
     "Shape",
+    "beyond_plain",
     "field_of",
     "not_built",
 ]

@@ -31,20 +31,33 @@ def kept_per_token(s: Shape) -> int:
     inputs = s.dim * (2 if s.ffn_dim and s.norm_at != "parallel" else 1)
     values = {"relu": 1, "relu2": 2, "gelu": 2, "swiglu": 4, "geglu": 4}[s.activation]
     norms = norms_per_layer(s) * _norm_keeps(s.norm, s.dim)
+    if s.norm_at == "parallel-2" and s.ffn_dim and s.norm != "scalar":
+        norms -= s.dim  # both divide the same
     heads = _kept_by_latent(s) if s.latent else _kept_by_projection(s)
     return inputs + values * s.ffn_dim + norms + heads
 
 
 def _kept_by_projection(s: Shape) -> int:
-    H, R, V, KV = s.num_heads, s.head_dim, s.v_head_dim, s.num_kv_heads
+    H, R, V, KV, Q = s.num_heads, s.head_dim, s.v_head_dim, s.num_kv_heads, s.q_lora_rank
+    normed = s.qk_norm != "none"
     # New tensors for q and k, where they are not views of the projection.
-    new_qk = bool(s.qk_rope_head_dim or s.qk_norm != "none" or R < V)
+    new_qk = bool(s.qk_rope_head_dim or normed or R < V)
     kept = (H + KV) * max(R, V) if new_qk else 0
-    if s.qk_norm != "none":
+    if s.qk_norm == "all":
+        kept += 2 + (H + KV) * R
+    elif normed:
         kept += (H + KV) * (1 + (R if s.qk_norm == "head" else 0))
-    if not new_qk or V >= R or s.qk_norm != "none":
-        kept += H * R + KV * (R + V)
-    return kept + _kept_by_kernel(s, new_qk)
+    # The projection, where any view of it is kept: of values, or of what a norm divides.
+    queries, keys_values = H * R, KV * (R if s.shared_kv else R + V)
+    of_values = not s.shared_kv and V >= R
+    if not new_qk or of_values or normed:
+        kept += keys_values
+    if not new_qk or (of_values and not Q) or normed:
+        kept += queries
+    if Q:
+        kept += _norm_keeps("rms", Q) + Q
+    by_head = bool(s.qk_rope_head_dim or s.qk_norm in ("head", "free") or R < V)
+    return kept + _kept_by_kernel(s, by_head) + _kept_by_output(s)
 
 
 def _kept_by_latent(s: Shape) -> int:
@@ -56,16 +69,28 @@ def _kept_by_latent(s: Shape) -> int:
         kept += H * (R - rope + V)  # keys and values as they grow from the latent
     if normed:  # what the norms divide, unless it is a part of what has grown
         kept += H * (2 + R * (2 if rope else 1))
-    return kept + (2 if new_qk else 1) * H * max(R, V) + _kept_by_kernel(s, new_qk)
+    kept += (2 if new_qk else 1) * H * max(R, V)
+    return kept + _kept_by_kernel(s, new_qk) + _kept_by_output(s)
 
 
-def _kept_by_kernel(s: Shape, new_q: bool) -> int:
+def _kept_by_kernel(s: Shape, by_head: bool) -> int:
     """Padded values, output, log-sum-exp; and the output again where its heads do not lie side
-    by side as asked."""
+    by side as asked, because queries lie head by head, or where it is turned back."""
     H, R, V = s.num_heads, s.head_dim, s.v_head_dim
     padded = s.num_kv_heads * R if V < R else 0
-    copied = H * V if H > 1 and (new_q or V < R) else 0
+    turned = s.shared_kv and s.qk_rope_head_dim
+    apart = by_head or V < R
+    if V == 1:  # numbers of heads side by side: a product copies them, a gate does not
+        apart = by_head and s.attn_gate == "none"
+    copied = H * V if turned or (H > 1 and apart) else 0
     return padded + H * max(R, V) + H + copied
+
+
+def _kept_by_output(s: Shape) -> int:
+    """A gate's sigmoid and what it leaves of the outputs; the latents of groups of heads."""
+    H, V = s.num_heads, s.v_head_dim
+    gate = {"none": 0, "head": H + H * V, "value": 2 * H * V}[s.attn_gate]
+    return gate + (s.o_groups * s.o_lora_rank if s.o_lora_rank else 0)
 
 
 def kept_at_ends(shape: Shape) -> int:
@@ -77,9 +102,11 @@ def kept_at_ends(shape: Shape) -> int:
         final += shape.dim
     if shape.input_dim:
         return final + shape.input_dim + shape.out_dim
-    if shape.norm_at != "post" and shape.positions == "none" and shape.norm != "scalar":
-        # The first norm has nothing to send back to given vectors.
-        final -= shape.dim + (2 if shape.norm.startswith("layer") else 1)
+    before = shape.norm_at not in ("post", "output")
+    if before and shape.positions == "none" and shape.norm != "scalar":
+        # The first norm has nothing to send back to given vectors, of two beside each other both.
+        first = norms_per_layer(shape.layer(0)) if shape.norm_at == "parallel-2" else 1
+        final -= shape.dim + first * (2 if shape.norm.startswith("layer") else 1)
     return final + (shape.output_dim or shape.dim - shape.position_dim)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwise.shape.fields import Shape
@@ -10,36 +10,33 @@ if TYPE_CHECKING:
 
 def not_built(shape: Shape) -> str:
     """Why headwise has no module of this shape, in one line; empty: it has one."""
-    for name, needed, what in (
-        ("num_experts", 0, "experts"),
-        ("sinks", False, "learned scores beside those of the keys"),
-    ):
-        value = getattr(shape, name)
-        if value != needed:
-            return _line(name, needed, value, what)
+    if shape.num_experts:
+        return _line("num_experts", 0, shape.num_experts, "experts")
+    if shape.sinks:
+        return _line("sinks", False, True, "sinks")
     if shape.positions == "alibi":
-        return _line("another positions", "", "alibi", "scores that fall with distance")
-    for name, choices in (
-        ("layers", ((),)),
-        ("shared_kv", (False,)),
-        ("o_lora_rank", (0,)),
-        ("attn_gate", ("none",)),
-        ("rope_at", ("last",)),
-        ("lm_head", (True,)),
-        ("qk_norm", ("none", "head", "free")),
-        ("norm_at", ("post", "pre", "sandwich", "parallel")),
-    ):
-        if getattr(shape, name) not in choices:
-            return _line(name, choices[0], getattr(shape, name), name)
-    if shape.q_lora_rank and not shape.latent:
-        return _line("q_lora_rank", 0, shape.q_lora_rank, "low-rank queries without a latent")
+        return _line("positions", "none", "alibi", "scores that fall with distance")
+    if not shape.lm_head:
+        return _line("lm_head", True, False, "tokens that are not read out")
+    if shape.split_kv_cache:
+        return _line("split_kv_cache", False, True, "two caches of one projection")
     if any(layer.reuses_kv for layer in shape.layers):
-        return _line("layers with reuses_kv", False, True, "keys and values of other layers")
+        return _line("reuses_kv", False, True, "keys and values of other layers")
     return ""
 
 
-def _line(name: str, needed: object, value: object, what: str) -> str:
+def _line(name: str, needed: Any, value: Any, what: str) -> str:
     return (
         f"needs {name}={needed!r}, this shape has {name}={value!r}: headwise counts the costs of "
         f"{what} but does not train them"
     )
+
+
+def beyond_plain(shape: Shape) -> str:
+    """What a shape has that fused kernels and theory of plain heads do not know, as they say it;
+    empty: nothing. Plain: all layers equal; queries, keys and values by a projection each, or keys
+    and values from a latent; outputs straight to dim."""
+    found = [f"{name}={value!r}" for name, value in shape.later().items()]
+    if shape.q_lora_rank and not shape.latent:
+        found.append(f"q_lora_rank={shape.q_lora_rank} without a latent of keys and values")
+    return ", ".join(found)

@@ -11,6 +11,7 @@ from typing import Any
 
 from headwise.errors import LARGEST, UsageError, nearest
 from headwise.shape import activations, costs, names, parameters
+from headwise.shape.built import beyond_plain
 from headwise.shape.layers import SIZES, Layer, derived_head_dim, settled
 from headwise.shape.rules import GATED, check, is_int
 
@@ -241,16 +242,20 @@ class Shape:
     def widths_key(self) -> Any:
         """Shapes with equal keys differ only in how the same widths are cut into heads, so that
         their models train in one ensemble."""
-        if self.latent or self.qk_norm != "none" or self.qk_rope_head_dim or self._is_new():
+        if self.latent or self.qk_norm != "none" or self.qk_rope_head_dim or beyond_plain(self):
             return self
         fields = dataclasses.asdict(self)
         H, KV = fields.pop("num_heads"), fields.pop("num_kv_heads")
         R, V = fields.pop("head_dim"), fields.pop("v_head_dim")
         return H * R, KV * R, KV * V, H * V, *fields.items()
 
-    def _is_new(self) -> bool:
-        """Whether any field that came later is used."""
-        return any(getattr(self, name) != default for name, default in LATER.items())
+    def later(self) -> dict[str, Any]:
+        """The fields that came later and are used."""
+        return {
+            name: value
+            for name, default in LATER.items()
+            if (value := getattr(self, name)) != default
+        }
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Shape:

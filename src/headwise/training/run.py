@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headwise.errors import LARGEST, UsageError, check_seed, nearest, shown
 from headwise.model import INITS
 from headwise.rows import Row, Work, columns_of, id_of
-from headwise.shape import Shape
+from headwise.shape import Shape, not_built
 from headwise.tasks import PACKAGE, TASKS, task_of
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ class Run:
                 f"{self.recipe.init}"
             )
         check_seed(self.seed)
+        if self.model is None and (missing := not_built(shape)):
+            raise UsageError(missing)
         if self.recipe.protocol == "original" and not task.has_original:
             raise UsageError(
                 "protocol original is the rank paper's own data: farthest of uniform points; "
