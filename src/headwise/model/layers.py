@@ -76,6 +76,7 @@ class Norm(nn.Module):
 
     layer         (x - mean) / std * g + b
     layer-nobias  (x - mean) / std * g
+    layer-free    (x - mean) / std
     rms           x / rms * g
     rms-free      x / rms
     scalar        s x / ||x||, one learned s
@@ -89,7 +90,7 @@ class Norm(nn.Module):
         self.eps = eps
         self.ensemble = models is not None
         # How many gains a model has: one per coordinate, one in all, or none.
-        gains = {"layer": dim, "layer-nobias": dim, "rms": dim, "rms-free": 0, "scalar": 1}[kind]
+        gains = {"layer": dim, "layer-nobias": dim, "rms": dim, "scalar": 1}.get(kind, 0)
         self.weight = nn.Parameter(torch.ones(*lead, gains)) if gains else None
         self.bias = nn.Parameter(torch.zeros(*lead, dim)) if kind == "layer" else None
 

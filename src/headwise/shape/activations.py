@@ -18,7 +18,7 @@ def step_bytes(shape: Shape, tokens: int, batch: int, bytes_per: int) -> int:
     missing = not_built(shape)
     if missing:
         raise UsageError(f"activation bytes are those of headwise's own modules: {missing}")
-    ids = 16 if shape.vocab_size else 0  # inputs and labels, 64 bits each
+    ids = 8 * (1 + shape.lm_head) if shape.vocab_size else 0  # inputs and labels, 64 bits each
     # cosines and sines, one set for all layers of one width and the batch
     angles = sum({s.qk_rope_head_dim for s, _, _ in shape.kinds()})
     layers = sum(count * kept_per_token(s) for s, _, count in shape.kinds())
@@ -97,7 +97,7 @@ def kept_at_ends(shape: Shape) -> int:
     """Numbers that inputs, outputs and the loss keep of one token."""
     final = _norm_keeps(shape.norm, shape.dim) if shape.norm_at != "post" else 0
     if shape.vocab_size:
-        return final + shape.dim + (shape.output_dim or shape.vocab_size)
+        return final + shape.dim * shape.lm_head + shape.out_dim
     if shape.output_dim:
         final += shape.dim
     if shape.input_dim:

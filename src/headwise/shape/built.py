@@ -16,6 +16,10 @@ def not_built(shape: Shape) -> str:
         return _line("sinks", False, True, "sinks")
     if shape.positions == "alibi":
         return _line("positions", "none", "alibi", "scores that fall with distance")
+    if not shape.lm_head:
+        return _line("lm_head", True, False, "tokens that are not read out")
+    if shape.split_kv_cache:
+        return _line("split_kv_cache", False, True, "two caches of one projection")
     if any(layer.reuses_kv for layer in shape.layers):
         return _line("reuses_kv", False, True, "keys and values of other layers")
     return ""

@@ -69,7 +69,7 @@ def _input_weights(shape: Shape) -> int:
 
 
 def _output_weights(shape: Shape) -> int:
-    return (shape.output_dim or shape.vocab_size) * shape.dim
+    return (shape.output_dim or shape.vocab_size * shape.lm_head) * shape.dim
 
 
 # ---- bytes
@@ -81,7 +81,8 @@ def kv_width(s: Shape, inputs: bool) -> int:
         return 0
     width = s.kv_lora_rank + s.qk_rope_head_dim
     if not s.latent:
-        width = s.num_kv_heads * (s.head_dim + (0 if s.shared_kv else s.v_head_dim))
+        one = s.shared_kv and not s.split_kv_cache
+        width = s.num_kv_heads * (s.head_dim + (0 if one else s.v_head_dim))
     return min(width, s.dim) if inputs else width
 
 

@@ -87,6 +87,8 @@ class Shape:
     shared_ffn_dim: int = 0  # of all shared experts together
     shared_gate: bool = False  # one sigmoid gate on the shared experts (Qwen2-MoE)
     router_bias: bool = False
+    split_kv_cache: bool = False  # shared_kv keeps keys and values apart all the same (Gemma 4)
+    lm_head: bool = True  # False: tokens come in and are not read out, as in an encoder
 
     def __post_init__(self) -> None:
         self._derive()
@@ -154,7 +156,7 @@ class Shape:
     @property
     def out_dim(self) -> int:
         """Width of the vectors that come out."""
-        return self.output_dim or self.vocab_size or self.dim
+        return self.output_dim or self.vocab_size * self.lm_head or self.dim
 
     # ---- its layers
 
@@ -280,15 +282,16 @@ class Shape:
             raise UsageError(names.as_typed(str(e), typed)) from None
 
     @classmethod
-    def from_hf(cls, config: str | Path | Mapping[str, Any]) -> Shape:
+    def from_hf(cls, config: str | Path | Mapping[str, Any], *, part: str | None = None) -> Shape:
         """The shape of a Hugging Face (or nanochat) config: a config.json, its folder, or its dict.
 
         The parameter count equals the public model's, or this refuses and says what it cannot
-        express.
+        express. `part` takes one model of several, "text" or "vision", or the "attention" layers
+        alone, with exact cache bytes, where a model has other kinds of layers too.
         """
         from headwise.configs import read_config, to_shape_fields
 
-        return cls.of(to_shape_fields(read_config(config)))
+        return cls.of(to_shape_fields(read_config(config), part))
 
     def spec(self, unless_used: Collection[str] = ()) -> dict[str, Any]:
         """All fields as plain values, the inverse of `of`. Left out where they have their defaults:
@@ -413,6 +416,6 @@ LATER = {
     in (
         *("layers", "shared_kv", "o_lora_rank", "o_groups", "attn_gate", "sinks", "rope_at"),
         *("num_experts", "num_experts_per_tok", "expert_ffn_dim", "shared_ffn_dim"),
-        *("shared_gate", "router_bias"),
+        *("shared_gate", "router_bias", "split_kv_cache", "lm_head"),
     )
 }

@@ -97,7 +97,7 @@ def settled(own: Sizes, layers: Any, depth: int, dim: int) -> tuple[Sizes, tuple
         mine = single | {name: values[i % len(values)] for name, values in listed.items()}
         sizes = _derived(mine | layer.given(), dim, f"layer {i}: ")
         rows.append((tuple(sizes.items()), layer.reuses_kv))
-    rows = rows[: shortest_run(rows)]
+    rows = rows[: _run_over(rows, depth)]
     # The most common layer gives the shape its own sizes.
     counts: dict[tuple[tuple[str, Any], ...], int] = {}
     for i, (sizes, _) in enumerate(rows):
@@ -108,7 +108,12 @@ def settled(own: Sizes, layers: Any, depth: int, dim: int) -> tuple[Sizes, tuple
     if experts and dense:
         base["ffn_dim"] = dict(max(dense, key=counts.__getitem__))["ffn_dim"]
     found = tuple(_difference(dict(sizes), base, reuses) for sizes, reuses in rows)
-    return base, () if set(found) == {Layer()} else found[: shortest_run(found)]
+    return base, () if set(found) == {Layer()} else found[: _run_over(found, depth)]
+
+
+def _run_over(rows: Sequence[Any], depth: int) -> int:
+    """The length of the shortest run that tiles the depth as these rows do."""
+    return shortest_run([rows[i % len(rows)] for i in range(depth)])
 
 
 def _layers(layers: Any, depth: int) -> tuple[Layer, ...]:

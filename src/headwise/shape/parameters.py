@@ -30,7 +30,8 @@ def table(shape: Shape, active: bool = False) -> dict[str, int]:
             counts[name] += layers * count
     if shape.norm_at != "post":  # post-norm blocks end in a norm already
         counts["norms"] += norm_params(shape)
-    counts["head"] = 0 if shape.tied or shape.output_dim else vocab * D
+    own_head = shape.lm_head and not shape.tied and not shape.output_dim
+    counts["head"] = vocab * D if own_head else 0
     counts["read-out"] = (D + 1) * shape.output_dim
     for name, count in shape.extras:
         counts[name] = counts.get(name, 0) + count
@@ -132,7 +133,8 @@ def feed_forward_weights(s: Shape) -> int:
 def norm_params(s: Shape) -> int:
     """Parameters of one norm of the width of the model."""
     D = s.dim
-    return {"layer": 2 * D, "layer-nobias": D, "rms": D, "rms-free": 0, "scalar": 1}[s.norm]
+    gains = {"layer": 2 * D, "layer-nobias": D, "rms": D, "scalar": 1}
+    return gains.get(s.norm, 0)
 
 
 def norms_per_layer(s: Shape) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = ("relu", "relu2", "gelu", "swiglu", "geglu")
 GATED = ("swiglu", "geglu")
-NORMS = ("layer", "layer-nobias", "rms", "rms-free", "scalar")
+NORMS = ("layer", "layer-nobias", "layer-free", "rms", "rms-free", "scalar")
 NORM_PLACES = ("post", "pre", "sandwich", "output", "parallel", "parallel-2")
 QK_NORMS = ("none", "head", "free", "all")
 POSITIONS = ("none", "additive", "concatenated", "room", "alibi")
@@ -49,7 +49,7 @@ SMALL = 1 << 14  # where no size is larger, parameters can be counted in 64 bits
 
 def check(shape: Shape) -> None:
     """Refuse what is wrong with a shape, with the first fault."""
-    for rule in (_types, _sizes, _heads_of_layers, _reuse, _experts, _positions, _counts):
+    for rule in (_types, _sizes, _heads_of_layers, _split, _reuse, _experts, _positions, _counts):
         for fault in rule(shape):
             raise UsageError(fault)
 
@@ -86,6 +86,8 @@ def _sizes(s: Shape) -> Iterator[str]:
     if s.vocab_size and s.input_dim:
         got = f"got vocab_size {s.vocab_size}, input_dim {s.input_dim}"
         yield f"a shape takes tokens or vectors: vocab_size excludes input_dim, {got}"
+    if not s.lm_head and not s.vocab_size:
+        yield "lm_head must be true where no tokens come in, got lm_head False, vocab_size 0"
     ok = isinstance(s.windows, tuple) and all(is_int(w) and 0 <= w <= MOST_SIZE for w in s.windows)
     if not ok or not 1 <= len(s.windows) <= s.depth:
         yield (
@@ -164,6 +166,11 @@ def _output(s: Shape) -> Iterator[str]:
     if s.num_heads % s.o_groups:
         got = f"num_heads {s.num_heads}, o_groups {s.o_groups}"
         yield f"num_heads must be a multiple of o_groups, got {got}"
+
+
+def _split(s: Shape) -> Iterator[str]:
+    if s.split_kv_cache and not any(s.layer(i).shared_kv for i in range(len(s.layers) or 1)):
+        yield "split_kv_cache needs shared_kv, got split_kv_cache True, shared_kv False"
 
 
 def _reuse(s: Shape) -> Iterator[str]:
