@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headwise.errors import UsageError
-from headwise.planning.space import INNER, MOST_HEADS, ROTATED, Space
+from headwise.planning.space import MOST_HEADS, ROTATED, Space
 from headwise.planning.straight import Ints
 
 # Sizes of a head; each is a straight line of every cost.
@@ -96,7 +96,7 @@ def heads_of(space: Space, family: Mapping[str, Any]) -> Columns:
         kept &= V == R
     if space.rule("num_heads") == "free":
         own = () if space.like is None else (space.like.num_heads * space.like.head_dim,)
-        kept &= ((H * R) % INNER == 0) | np.isin(H * R, own)
+        kept &= ((H * R) % space.inner == 0) | np.isin(H * R, own)
     found = [column[kept] for column in (H, R, V, C, Q, P)]
     H, R, V, C, Q, P, KV = _with_kv_heads(space, family, found)
     columns = (H, KV, R, V, C, Q, P)
@@ -158,7 +158,7 @@ def chunks(space: Space, family: Mapping[str, Any], heads: Columns) -> Iterator[
         )
         widths = ffn
         if widths is not None:
-            ratio = space.ratios.get("ffn/dim") if len(widths) > 1 else None
+            ratio = space.ratios.get("ffn/dim")
             widths = widths[_within(widths, np.full_like(widths, dim), ratio)]
         per_row = len(allowed) * (1 if widths is None else len(widths))
         if not per_row or not len(rows):

@@ -209,6 +209,9 @@ class Plan:
         if len(self):
             kept += f", sorted by {self.sorted_by}; Pareto: {', '.join(self.pareto_costs)}"
         lines.append(kept)
+        if self.like is not None and self.like.extras:
+            names = ", ".join(name for name, _ in self.like.extras)
+            lines.append(f"parameters beside the stack stay those of the model: {names}")
         return [*lines, *self.advice(), *self.notes]
 
     def advice(self) -> list[str]:
@@ -337,6 +340,8 @@ def _cell(row: Row, name: str) -> str:
 def _percent(change: float) -> str:
     if not change:
         return "="
+    if abs(change) < 0.0005:
+        return "~"
     return f"{change:+.0%}" if abs(change) >= 0.0095 else f"{change:+.1%}"
 
 

@@ -28,6 +28,10 @@ USUAL = {True: Fraction(8, 3), False: Fraction(4)}  # feed-forward over width, w
 MOST_KEPT = 2_000_000
 MOST_ASKED = 100_000
 ASPECT = "ffn/dim"
+NO_HEADS = (
+    "no heads have these sizes: num_heads must be a multiple of num_kv_heads (equal to it with a "
+    "latent), head_dim even where it is rotated and no smaller than qk_rope_head_dim"
+)
 SIZES = (*HEADS, "dim", "depth", "ffn")
 
 
@@ -181,6 +185,7 @@ def _parts(
     for number, family in enumerate(all_families):
         heads = heads_of(space, family)
         if not len(heads["num_heads"]):
+            faults.append(NO_HEADS)
             continue
         names = _countable(space, family, heads, at, counted, limits, faults)
         if names is None:

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from headwise.errors import UsageError, nearest, shown
+from headwise.errors import MOST_SIZE, UsageError, nearest, shown
 from headwise.planning.fields import KINDS, RATIOS, Choices, choices_of, ratio_of
 from headwise.shape import Shape
 from headwise.shape.names import field_of
 
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+SMALL_HEAD_DIMS = (4, 8, 16, 32, 64)  # where no width is above SMALL
+SMALL = 256
 DECODER = {
     "vocab_size": 32_768,
     "tied": True,
@@ -33,10 +35,20 @@ ASPECTS = {
     "inner/dim": (Fraction(1, 2), Fraction(2)),
     "ffn/dim": (Fraction(1), Fraction(8)),
 }
+EXPERT_ASPECT = Fraction(1, 8), Fraction(4)  # of an expert's width
+OF_ASPECTS = {
+    "dim/depth": ("dim", "depth"),
+    "inner/dim": ("num_heads", "head_dim"),
+    "ffn/dim": ("ffn_dim",),
+}
+DEPTHS_TRIED = (*range(1, 48), *range(48, 96, 2), *range(96, 257, 4))
 NEIGHBOURS = Fraction(3, 4), Fraction(5, 4)  # of the width of the model that --like names
 DEPTHS = Fraction(1, 2), Fraction(3, 2)  # of its depth
 ROTATED = 64  # coordinates of a head, at most, where a latent's part of a key is shared
-INNER = 64  # heads times rank is a multiple of it, where heads are free
+# Heads times rank is a multiple of the second number where no width is above the first.
+INNER = ((SMALL, 8), (2560, 64), (6144, 256), (MOST_SIZE, 512))
+WIDTHS = (16, 32, 48, *range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 8192, 256))
+WIDTHS += tuple(range(8192, 32_769, 1024))
 MOST_HEADS = 256
 
 
@@ -54,7 +66,7 @@ class Space:
     rotated: Fraction | None
     solved: str = "ffn_dim"
     multiple: int = 64
-    chosen: tuple[str, ...] = ()  # fields that the user gave
+    inner: int = 64  # heads times rank is a multiple of it, where heads are free
     like: Shape | None = field(default=None, compare=False)
 
     def values(self, name: str) -> Choices:
@@ -79,7 +91,7 @@ def space_of(
     """The space of what the user gave, and else the default; `largest` and `smallest` are the
     budget in parameters, which bounds widths that were not given."""
     given: dict[str, Choices | str] = {}
-    ratios = {} if like is not None else dict(ASPECTS)
+    ratios: dict[str, tuple[Fraction, Fraction]] = {}
     known = sorted({*KINDS, *RATIOS})
     for typed, value in fields.items():
         name = field_of(typed)
@@ -91,8 +103,13 @@ def space_of(
             given[name] = choices_of(name, value)
         else:
             raise UsageError(f"unknown field {shown(name)}; {nearest(str(name), known)}")
+    ratios_given = dict(ratios)
+    # An aspect bounds what was not given: two sizes that were stand as they are.
+    usual = ASPECTS if like is None else {"inner/dim": _around_inner(like)}
+    for name, sizes in OF_ASPECTS.items():
+        if name in usual and not all(size in given for size in sizes):
+            ratios.setdefault(name, usual[name])
     if like is not None:
-        ratios = {"inner/dim": _around_inner(like), **ratios}
         default, fixed, rotated = _neighbours(like, solvable)
     else:
         default, fixed, rotated = _decoders(given, solvable)
@@ -103,10 +120,15 @@ def space_of(
     solved = "expert_ffn_dim" if any(experts) else "ffn_dim"
     if solved == "expert_ffn_dim" and solved not in given:
         choices[solved] = "solved" if solvable else _experts_width(like)
-        if like is not None:
-            del choices["ffn_dim"]
+        if like is None:
+            ratios["ffn/dim"] = ratios_given.get("ffn/dim", EXPERT_ASPECT)
+    if solved == "expert_ffn_dim" and "ffn_dim" not in given:  # the width of dense layers
+        choices["ffn_dim"] = (0 if like is None else like.ffn_dim,)
     if "dim" not in choices:
         choices["dim"] = _widths(choices, ratios, fixed, smallest, largest)
+    small = like is None and max(choices["dim"]) <= SMALL
+    if small and "head_dim" not in given:
+        choices["head_dim"] = SMALL_HEAD_DIMS
     for name in list(choices):
         fixed.pop(name, None)
     if "depth" not in choices:
@@ -118,7 +140,7 @@ def space_of(
         rotated=rotated,
         solved=solved,
         multiple=multiple,
-        chosen=tuple(fields),
+        inner=next(step for width, step in INNER if max(choices["dim"]) <= width),
         like=like,
     )
 
@@ -186,26 +208,28 @@ def _widths(
     smallest: int | None,
     largest: int | None,
 ) -> tuple[int, ...]:
-    """Widths that a budget leaves possible at the aspects allowed: multiples of 64 to 4,096, then
-    of 256. Bounds are generous: what is outside cannot meet the budget."""
+    """Widths that a budget leaves possible at the aspects allowed. Bounds are generous: what is
+    outside cannot meet the budget."""
     if smallest is None and largest is None:
         return tuple(128 * times for times in (2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64))
-    grid = (*range(64, 4096, 64), *range(4096, 32_769, 256))
-    thin, thick = ratios["dim/depth"]
+    thin, thick = ratios.get("dim/depth", ASPECTS["dim/depth"])
     depths = choices.get("depth")
-    found = []
-    for dim in grid:
+    found, counts = [], choices.get("num_experts", ())
+    experts = max([1, *(n for n in counts if isinstance(n, int))])
+    for dim in WIDTHS:
         shallow, deep = max(1, -(-dim // thick)), max(1, dim // thin)
         if depths and not isinstance(depths, str):
             allowed = [d for d in depths if shallow <= d <= deep]
             if not allowed:
                 continue
             shallow, deep = min(allowed), max(allowed)
-        inner, ffn = ratios["inner/dim"], ratios["ffn/dim"]
+        inner = ratios.get("inner/dim", (Fraction(0), Fraction(100)))
+        ffn = ratios.get("ffn/dim", (Fraction(0), Fraction(1000)))
         vocabulary = choices.get("vocab_size") or (fixed.get("vocab_size", 0),)
         tables = [v for v in vocabulary if isinstance(v, int)] or [0]
         least = dim * min(tables) + shallow * dim * dim * (inner[0] + 2 * ffn[0])
-        most = 2 * dim * max(tables) + deep * dim * dim * (8 * inner[1] + 3 * ffn[1] + 4)
+        most = 2 * dim * max(tables)
+        most += deep * dim * dim * (8 * inner[1] + 3 * ffn[1] * experts + 4)
         if (largest is None or least <= largest) and (smallest is None or most >= smallest):
             found.append(dim)
     if not found:
@@ -218,9 +242,9 @@ def _widths(
 
 def _depths(dims: Choices | str, aspect: tuple[Fraction, Fraction] | None) -> tuple[int, ...]:
     if aspect is None or isinstance(dims, str):
-        return tuple(range(1, 129))
+        return DEPTHS_TRIED
     low, high = max(1, -(-min(dims) // aspect[1])), max(1, max(dims) // aspect[0])
-    return tuple(range(int(low), min(int(high), 256) + 1))
+    return tuple(d for d in DEPTHS_TRIED if low <= d <= high) or (int(low),)
 
 
 def said(space: Space) -> str:
