@@ -46,6 +46,7 @@ RULES = {  # a field that follows from others
 }
 RATIOS = ("dim/depth", "inner/dim", "ffn/dim")
 MOST_CHOICES = 1_000_000
+FINEST = 1_000_000  # denominator of a ratio, so that it can be compared in 64 bits
 
 
 def choices_of(name: str, given: Any) -> Choices | str:
@@ -151,9 +152,10 @@ def ratio_of(name: str, given: Any) -> tuple[Fraction, Fraction]:
     """
     ends = str(given).split("..") if isinstance(given, str | int | float) else list(given)
     try:
-        low, high = (Fraction(str(end)) for end in (ends if len(ends) == 2 else (*ends, *ends)))
+        both = ends if len(ends) == 2 else (*ends, *ends)
+        low, high = (Fraction(str(end)).limit_denominator(FINEST) for end in both)
     except (ValueError, ZeroDivisionError):
         low, high = Fraction(1), Fraction(0)
-    if not 0 <= low <= high <= MOST_SIZE:
+    if not (0 <= low <= high <= MOST_SIZE and high > 0):
         raise UsageError(f"{name} takes low..high, such as 0.5..2, got {shown(given)}")
     return low, high
