@@ -217,7 +217,10 @@ def _widths(
     found, counts = [], choices.get("num_experts", ())
     experts = max([1, *(n for n in counts if isinstance(n, int))])
     for dim in WIDTHS:
-        shallow, deep = max(1, -(-dim // thick)), max(1, int(dim // thin) if thin else DEPTHS_TRIED[-1])
+        shallow, deep = (
+            max(1, -(-dim // thick)),
+            max(1, int(dim // thin) if thin else DEPTHS_TRIED[-1]),
+        )
         if depths and not isinstance(depths, str):
             allowed = [d for d in depths if shallow <= d <= deep]
             if not allowed:
