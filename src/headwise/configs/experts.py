@@ -33,12 +33,14 @@ from headwise.configs.values import (
     optional,
     rope_setting,
     table_of,
+    tiled,
     whole,
     windows_of,
 )
 from headwise.errors import UsageError, shown
 
 _KINDS = ("dense", "sparse")
+_CHUNKS = ("full_attention", "chunked_attention")
 
 
 def _indices(c: Config, name: str) -> frozenset[int]:
@@ -310,5 +312,9 @@ def llama4(c: Config) -> Fields:
     fields |= attention_bias(c)
     if flag(c, "use_qk_norm", True):
         fields |= {"qk_norm": "free"}
+    kinds = kinds_of(c, lambda i: _CHUNKS[rotates[i]], _CHUNKS)
+    chunk = whole(c, "attention_chunk_size", 8192)
+    fields |= {"windows": tiled([chunk if kind == _CHUNKS[1] else 0 for kind in kinds])}
+    fields |= {"chunked": any(fields["windows"])}
     bare = unrotated(lambda layer: not rotates[layer])
     return fields | experts(c, width, width, lambda i: i in sparse, [bare])

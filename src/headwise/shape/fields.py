@@ -88,6 +88,7 @@ class Shape:
     shared_gate: bool = False  # one sigmoid gate on the shared experts (Qwen2-MoE)
     router_bias: bool = False
     split_kv_cache: bool = False  # shared_kv keeps keys and values apart all the same (Gemma 4)
+    chunked: bool = False  # windows are chunks: a query sees the keys of its own (Llama 4)
     lm_head: bool = True  # False: tokens come in and are not read out, as in an encoder
 
     def __post_init__(self) -> None:
@@ -416,6 +417,7 @@ LATER = {
     in (
         *("layers", "shared_kv", "o_lora_rank", "o_groups", "attn_gate", "sinks", "rope_at"),
         *("num_experts", "num_experts_per_tok", "expert_ffn_dim", "shared_ffn_dim"),
-        *("shared_gate", "router_bias", "split_kv_cache", "lm_head"),
+        *("shared_gate", "router_bias", "split_kv_cache"),
+        *("chunked", "lm_head"),
     )
 }
