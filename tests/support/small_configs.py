@@ -197,7 +197,10 @@ SMALL = {
     "persimmon": (TEXT, [*no("qk_layernorm"), *TIED]),
     "phi": (BASE, yes("qk_layernorm")),
     "phi3": (BASE, [WINDOW, *TIED]),
-    "phimoe": (BASE | LOCAL | {"num_experts_per_tok": 2}, [*yes("attention_bias", "lm_head_bias"), WINDOW]),
+    "phimoe": (
+        BASE | LOCAL | {"num_experts_per_tok": 2},
+        [*yes("attention_bias", "lm_head_bias"), WINDOW],
+    ),
     "qwen2": (BASE | HEAD_DIM, LATE_WINDOWS),
     "qwen2_5_vl_text": (BASE | {"rope_parameters": sections(2, 1, 1)}, LATE_WINDOWS),
     "qwen2_moe": (
