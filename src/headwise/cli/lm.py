@@ -25,7 +25,7 @@ def _pretraining(args: argparse.Namespace, device: str) -> Any:
     fields, values = PRESETS[args.preset]
     vocab = -(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64
     shape = (
-        shape_of(args.changes, args.config)
+        shape_of(args.changes, args.config, args.part)
         if args.config
         else _decoder(args.changes, fields, vocab)
     )

@@ -102,6 +102,7 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "qwen3_moe": experts.qwen3_moe,
     "qwen3_vl_moe_text": experts.qwen3_moe,
     "solar_open": experts.solar_open,
+    "step3p5": experts.step3p7,
     "step3p7_text": experts.step3p7,
     # ---- encoders
     "albert": encoders.albert,
@@ -171,7 +172,7 @@ _REFUSED = {
     "add_cross_attention": "cross-attention",
     "per_layer_config": "sizes that differ between layers",
 }
-_BY_LAYER = ("gemma4_text", "step3p7_text")  # families that read per_layer_config
+_BY_LAYER = ("gemma4_text", "step3p5", "step3p7_text")  # families that read per_layer_config
 _TWO_STACKS = ("encoder_layers", "num_decoder_layers")  # keys of encoder-decoders
 
 
@@ -202,7 +203,7 @@ def to_shape_fields(config: Config, part: str | None = None) -> Fields:
     if name in HYBRIDS:
         return _of_hybrid(HYBRIDS[name](with_defaults(config, name)), name, part)
     if name not in FAMILIES:
-        raise UsageError(f"unknown model_type {name!r}; {_known(name)}{_kin(config)}")
+        raise UsageError(f"unknown model_type {name!r}{_kin(config)}; {_known(name)}")
     fields = FAMILIES[name](with_defaults(config, name))
     if fields.get("causal") and config.get("is_causal") is False:
         raise UsageError(
@@ -302,7 +303,7 @@ def _kin(config: Config) -> str:
     keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     if not all(key in config for key in keys):
         return ""
-    return "; where its layers are Llama's, model_type llama counts it"
+    return " (where its layers are Llama's, model_type llama counts it)"
 
 
 def text_of(config: Mapping[str, Any]) -> str | None:

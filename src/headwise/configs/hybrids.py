@@ -105,7 +105,7 @@ def qwen3_next(c: Config) -> Attention:
 
 def _never_whole(found: Attention) -> Attention:
     """Without another kind of layer, there still is a feed-forward that is not described here."""
-    beside = found.missing or "its feed-forwards are not read"
+    beside = found.missing or "its feed-forwards are of another kind"
     return Attention(found.fields, found.where, beside)
 
 
