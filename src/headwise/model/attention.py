@@ -262,7 +262,9 @@ class Attention(nn.Module):
         part = self.kv if s.q_lora_rank else self.qkv
         sizes = self.kv_rows if s.q_lora_rank else (s.num_heads * s.head_dim, *self.kv_rows)
         weights = list(part.weight.split(sizes))
-        biases = [None] * len(sizes) if part.bias is None else list(part.bias.split(sizes))
+        biases: list[Tensor | None] = [None] * len(sizes)
+        if part.bias is not None:
+            biases = list(part.bias.split(sizes))
         if s.shared_kv:
             weights, biases = [*weights, weights[-1]], [*biases, biases[-1]]
         return weights, biases

@@ -140,8 +140,7 @@ class Transformer(nn.Module):
             raise UsageError(missing)
         lead = () if models is None else (models,)
         self.shape, self.models = shape, models
-        widths = {s.qk_rope_head_dim for s, _, _ in shape.kinds()} - {0}
-        self.rotary_widths = tuple(sorted(widths))
+        self.rotated = tuple(shape.layer(i).qk_rope_head_dim for i in range(shape.depth))
         self.rotary: Tables = {}  # of sequences of the length given to `prepare`
 
         def table(rows: int, width: int) -> nn.Parameter:
@@ -174,8 +173,7 @@ class Transformer(nn.Module):
         h = self.embed(x)
         tables = self._rotary(h)  # one for all blocks that rotate as many coordinates
         for i, block in enumerate(self.blocks):
-            width = block.attention.shape.qk_rope_head_dim
-            h, kept = block(h, keep, rotary=tables.get(width))
+            h, kept = block(h, keep, rotary=tables.get(self.rotated[i]))
             if keep:
                 out[f"layer {i}"] = kept
         return self.unembed(h), out
@@ -196,8 +194,8 @@ class Transformer(nn.Module):
         self.rotary = self._tables(tokens, next(self.parameters()))
 
     def _tables(self, tokens: int, like: Tensor) -> Tables:
-        theta = self.shape.rope_theta
-        return {width: rotary_table(tokens, width, theta, like) for width in self.rotary_widths}
+        theta, widths = self.shape.rope_theta, sorted({*self.rotated} - {0})
+        return {width: rotary_table(tokens, width, theta, like) for width in widths}
 
     def _rotary(self, h: Tensor) -> Tables:
         # Prepared tables serve sequences of their own length, device and precision only.

@@ -234,10 +234,10 @@ class Shape:
         A size that may differ by layer is that of all layers when it is given as one number.
         """
         values, typed = names.fields_of(changes)
-        fields = dataclasses.asdict(self)
-        if "layers" not in values:
-            kept = [{k: v for k, v in own.items() if k not in values} for own in fields["layers"]]
-            fields["layers"] = tuple(kept)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        dropped = dict.fromkeys(set(SIZES) & set(values))
+        if "layers" not in values and dropped:
+            fields["layers"] = tuple(dataclasses.replace(own, **dropped) for own in self.layers)
         return Shape._of(fields | values, typed)
 
     def widths_key(self) -> Any:

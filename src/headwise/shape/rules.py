@@ -192,7 +192,8 @@ def _experts(s: Shape) -> Iterator[str]:
     if not s.num_experts:
         for name in _OF_EXPERTS:
             if getattr(s, name):
-                yield f"{name} needs num_experts above 0, got {name} {getattr(s, name)}"
+                got = f"got {name} {getattr(s, name)}, num_experts 0"
+                yield f"{name} needs num_experts above 0, {got}"
         for name in ("shared_gate", "router_bias"):
             if getattr(s, name):
                 yield f"{name} needs num_experts above 0, got {name} True, num_experts 0"
