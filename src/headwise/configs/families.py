@@ -8,6 +8,7 @@ encoders.py) or to its attention layers (hybrids.py), one line here, and one in 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -178,6 +179,21 @@ _TWO_STACKS = ("encoder_layers", "num_decoder_layers")  # keys of encoder-decode
 
 def to_shape_fields(config: Config, part: str | None = None) -> Fields:
     """The keyword arguments of the `Shape` that a config describes, or of a part of it."""
+    try:
+        return _fields_of(config, part)
+    except UsageError as e:
+        raise UsageError(_as_typed(str(e), config)) from None
+
+
+def _as_typed(message: str, config: Config) -> str:
+    """A message about keys in the names under which the config has them."""
+    for typed, name in ALIASES.items():
+        if typed in config:
+            message = re.sub(rf"\b{name}\b", typed, message)
+    return message
+
+
+def _fields_of(config: Config, part: str | None) -> Fields:
     if part is not None and part not in PARTS:
         raise UsageError(f"unknown part {shown(part)}; choices: {', '.join(PARTS)}")
     name = config.get("model_type")
@@ -249,9 +265,7 @@ def _of_wrapper(config: Config, name: str, part: str | None) -> Fields:
     parts = parts_of(config)
     if part is None and not is_text_alone(config):
         ways = " or ".join(f"part={one!r} (--part {one})" for one in parts)
-        raise UsageError(
-            f"a {name} is several models in one: {ways} gives one of them, without the rest"
-        )
+        raise UsageError(f"a {name} is several models in one: {ways} takes one of them alone")
     kind = "vision" if part == "vision" else "text"
     if kind not in parts:
         raise UsageError(f"a {name} has no part {kind!r}; choices: {', '.join(parts)}, attention")
@@ -265,7 +279,7 @@ def _of_wrapper(config: Config, name: str, part: str | None) -> Fields:
                 f"the {kind}_config of a {name} has no model_type; {_known(name)}: give it one"
             )
         inner = {**inner, "model_type": found}
-    return to_shape_fields(inner, "attention" if part == "attention" else None)
+    return _fields_of(inner, "attention" if part == "attention" else None)
 
 
 def _refuse_two_stacks(config: Config, name: str) -> None:
