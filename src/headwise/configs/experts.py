@@ -246,7 +246,8 @@ def _biased_beside(fields: Fields) -> Fields:
         return fields
     depth, rows = fields["depth"], fields.get("layers", ({},))
     dense = sum(rows[i % len(rows)].get("num_experts") == 0 for i in range(depth))
-    dim, ffn, shared = fields["dim"], fields["ffn_dim"], fields.get("shared_ffn_dim", 0)
+    dim, shared = fields["dim"], fields.get("shared_ffn_dim", 0)
+    ffn = fields["ffn_dim"] or 4 * dim
     biases = dense * (2 * ffn + dim) + (depth - dense) * (2 * shared + dim if shared else 0)
     others = fields.get("extras", ())
     return fields | {"ffn_bias": False} | extras(*others, ("feed-forward biases", biases))

@@ -307,7 +307,7 @@ def _refuse_two_stacks(config: Config, name: str) -> None:
 def _known(name: str) -> str:
     """The families whose names are near in spelling, and all of them."""
     known = sorted({**FAMILIES, **HYBRIDS})
-    close = difflib.get_close_matches(name[:80], known, n=3, cutoff=0.8)
+    close = difflib.get_close_matches(name[:80], known, n=3, cutoff=0.85)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}choices: {', '.join(known)}"
 
