@@ -18,7 +18,7 @@ from headwise.shape.rules import GATED, check, is_int
 _DERIVED: Any = None  # a size that follows from the others unless given
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Shape:
     """The whole stack: attention, feed-forward, norms, embeddings.
 
@@ -121,6 +121,12 @@ class Shape:
             real = isinstance(value, int | float) and not isinstance(value, bool)
             if real and abs(value) <= LARGEST:
                 put(self, name, float(value))  # 1 and 1.0 are one shape
+
+    def __repr__(self) -> str:
+        """Without the fields that came later, where they have their defaults."""
+        shown = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        shown = {name: v for name, v in shown.items() if name not in LATER or v != LATER[name]}
+        return f"Shape({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     # ---- what it is
 
