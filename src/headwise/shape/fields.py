@@ -97,10 +97,11 @@ class Shape:
         put = object.__setattr__
         if self.layers == []:
             put(self, "layers", ())
-        own = {name: getattr(self, name) for name in SIZES}
-        by_layer = self.layers != () or any(isinstance(v, list | tuple) for v in own.values())
+        by_layer = self.layers != () or any(
+            isinstance(getattr(self, name), list | tuple) for name in SIZES
+        )
         if by_layer and is_int(self.dim) and is_int(self.depth):
-            sizes, layers = settled(own, self.layers, self.depth, self.dim)
+            sizes, layers = settled(self.own_sizes(), self.layers, self.depth, self.dim)
             for name, value in (sizes | {"layers": layers}).items():
                 put(self, name, value)
         if self.head_dim is None and is_int(self.dim) and is_int(self.num_heads):
