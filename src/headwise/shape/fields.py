@@ -168,7 +168,7 @@ class Shape:
     @property
     def uniform(self) -> bool:
         """Whether all layers have the same sizes; their windows may differ."""
-        return not self.layers
+        return not self.layers or self.depth == 1
 
     def window(self, layer: int) -> int:
         """How many keys a query of this layer sees, itself included; 0 is all."""
@@ -239,7 +239,7 @@ class Shape:
         """
         values, typed = names.fields_of(changes)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        dropped = dict.fromkeys(set(SIZES) & set(values))
+        dropped: dict[str, Any] = dict.fromkeys(set(SIZES) & set(values))
         if "layers" not in values and dropped:
             fields["layers"] = tuple(dataclasses.replace(own, **dropped) for own in self.layers)
         return Shape._of(fields | values, typed)
