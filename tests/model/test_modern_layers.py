@@ -193,7 +193,7 @@ def test_layers_of_a_shape_are_its_blocks():
 
 
 @pytest.mark.parametrize("name", MODERN)
-def test_every_parameter_gets_a_gradient(name):
+def test_gradients_reach_every_parameter(name):
     shape = MODERN[name].replace(windows=(0,))
     model = filled(build(shape)).double()
     x = ids(3, 7)
@@ -226,7 +226,7 @@ NOT_BUILT = {
 
 
 @pytest.mark.parametrize("has", NOT_BUILT)
-def test_what_is_not_built_is_refused_by_all_that_would_build_it(has, tmp_path):
+def test_shapes_that_are_not_built_are_refused_by_all_that_would_build_them(has, tmp_path):
     shape = BASE.replace(**NOT_BUILT[has])
     makers = (
         lambda: Decoder(shape),

@@ -161,6 +161,7 @@ def test_layers_that_reuse_keys_and_values_have_none():
     assert plain.flops(7) - shape.flops(7) == 3 * 2 * 7 * 22 * 2 * 3 * 4
     assert [shape.layer(i).reuses_kv for i in range(5)] == [False, False, True, True, True]
     assert shape.layer(3).layer(0) == shape.layer(3)
+    assert shape.layer(3).uniform
     assert shape.layer(3).kv_bytes(7) == 0
     assert shape.kv_width(layer=3) == 0
 

@@ -1,12 +1,14 @@
 """Names as people type them."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
 from headwise.cli.shapes import shape_of
 from headwise.errors import UsageError
-from headwise.shape import ALIASES, Shape
+from headwise.shape import ALIASES, BY_LAYER, Shape
 
 FIELDS = {f.name for f in dataclasses.fields(Shape)}
 
@@ -64,3 +66,20 @@ def test_command_line_takes_typed_names_and_lists_by_layer():
         others = ["depth=2", "dim=64"] if "head" in change else ["depth=2", "num_heads=8"]
         with pytest.raises(UsageError, match=f"^{message}"):
             shape_of([*others, change])
+
+
+def test_page_lists_every_field_and_name():
+    page = (Path(__file__).parents[2] / "docs" / "shapes.md").read_text()
+    fields, names = page.split("## Names as people type them")
+    rows = [line for line in fields.splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(FIELDS)
+    by_layer = fields.split("What may differ by layer:")[1].split(". ")[0]
+    assert re.findall(r"`(\w+)`", by_layer) == list(BY_LAYER)
+    typed = {
+        name: row.split("`")[1]
+        for row in names.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[2])
+    }
+    assert typed == {**ALIASES, "layers": "depth"}

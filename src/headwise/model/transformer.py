@@ -141,6 +141,7 @@ class Transformer(nn.Module):
         lead = () if models is None else (models,)
         self.shape, self.models = shape, models
         self.rotated = tuple(shape.layer(i).qk_rope_head_dim for i in range(shape.depth))
+        self.rotary_widths = tuple(sorted({*self.rotated} - {0}))
         self.rotary: Tables = {}  # of sequences of the length given to `prepare`
 
         def table(rows: int, width: int) -> nn.Parameter:
@@ -194,10 +195,12 @@ class Transformer(nn.Module):
         self.rotary = self._tables(tokens, next(self.parameters()))
 
     def _tables(self, tokens: int, like: Tensor) -> Tables:
-        theta, widths = self.shape.rope_theta, sorted({*self.rotated} - {0})
-        return {width: rotary_table(tokens, width, theta, like) for width in widths}
+        theta = self.shape.rope_theta
+        return {width: rotary_table(tokens, width, theta, like) for width in self.rotary_widths}
 
     def _rotary(self, h: Tensor) -> Tables:
+        if not self.rotary_widths:
+            return {}
         # Prepared tables serve sequences of their own length, device and precision only.
         tokens = h.shape[-2]
         exact = torch.promote_types(h.dtype, torch.float32)
