@@ -334,7 +334,7 @@ def refusal(config):
         ({"model_type": "mixtrall"}, ("model_type 'mixtrall'", "did you mean mixtral", "choices")),
         ({"model_type": "a\nb"}, ("'a\\nb'", "choices")),
         ({"model_type": ["llama"]}, ("['llama']", "choices")),
-        ({}, ("no model_type", "window_pattern", "choices", "llama")),
+        ({}, ("no model_type", "window_pattern", "choices", "FAMILIES")),
         ({"n_layer": 3, "n_embd": 8}, ("no model_type", "n_kv_head")),
         (
             {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},

@@ -18,7 +18,7 @@ def plain(model_type, values):
     return {"model_type": model_type} | {k: v for k, v in values.items() if k not in SPECIAL}
 
 
-def test_every_family_is_checked():
+def test_families_are_all_checked():
     assert set(SMALL) == {*FAMILIES, "gemma4_text"} - {"kimi_k2", "step3p5"}
     assert not set(FAMILIES) & set(HYBRIDS)
 

@@ -3,6 +3,7 @@ is said of the rest."""
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def attention_params(model):
     )
 
 
-def test_every_hybrid_is_checked():
+def test_hybrids_are_all_checked():
     assert set(MIXED) == set(HYBRIDS)
 
 
@@ -167,6 +168,17 @@ def test_attention_of_a_plain_decoder_keeps_windows_and_cache():
     assert (part.windows, part.ffn_dim, part.vocab_size) == (whole.windows, 0, 0)
 
 
+def test_page_lists_all_families():
+    page = (Path(__file__).parents[2] / "docs" / "configs.md").read_text(encoding="utf-8")
+    table = [line.split("|")[2] for line in page.splitlines() if line.startswith("| ")]
+    named = {name.strip() for cell in table for name in cell.split(",")}
+    assert {*FAMILIES, *HYBRIDS} <= named
+    read = len({*FAMILIES, *HYBRIDS})
+    for name in ("CHANGELOG.md", "docs/integrations.md"):
+        text = (Path(__file__).parents[2] / name).read_text(encoding="utf-8")
+        assert f"{read} families" in text
+
+
 # ---- models around models
 
 WRAPPERS = (
@@ -192,7 +204,7 @@ def test_text_part_of_wrappers(model_type):
     assert attention.kv_bytes(TOKENS) == shape.kv_bytes(TOKENS)
 
 
-def test_both_parts_of_clip():
+def test_parts_of_clip():
     config = CONFIG_MAPPING["clip"]()
     with torch.device("meta"):
         from transformers import CLIPModel

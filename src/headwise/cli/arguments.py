@@ -439,11 +439,8 @@ def _add_config(parser: Parser, role: str = "") -> None:
     if role:
         text = f"{role}: {text}"
     parser.add_argument("config", nargs="?", help=text)
-    parser.add_argument(
-        "--part",
-        help="of a model with several: text, vision, or its attention layers alone; default all "
-        "of it, or text where it wraps a text model",
-    )
+    text = "of a model with several: text, vision, or its attention layers alone"
+    parser.add_argument("--part", help=f"{text}; default all, or text where it wraps that")
 
 
 def _add_set(parser: Parser, text: str) -> None:

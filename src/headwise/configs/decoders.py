@@ -94,7 +94,7 @@ def opt(c: Config) -> Fields:
     if width is not None and width != whole(c, "hidden_size"):
         raise UsageError(
             "embeddings of another width than the stack cannot be expressed: word_embed_proj_dim "
-            f"must be hidden_size {c['hidden_size']}, got {width}; with it, the stack alone is told"
+            f"must be hidden_size {c['hidden_size']}, got {width}; set so, it gives the stack alone"
         )
     if not flag(c, "layer_norm_elementwise_affine", True):
         raise UsageError(
@@ -238,7 +238,7 @@ def starcoder2(c: Config) -> Fields:
 
 
 def nemotron(c: Config) -> Fields:
-    fields = plain_decoder(c, "relu2") | attention_bias(c) | ffn_bias(c)
+    fields = jais2(c)
     return fields | partly_rotary(c, fields, 0.5)
 
 
@@ -330,8 +330,7 @@ def ministral(c: Config) -> Fields:
 
 
 def cwm(c: Config) -> Fields:
-    fields = decoder(c) | ffn_bias(c)
-    return fields | typed_windows(c, lambda layer: layer % 4 > 0)
+    return decoder(c) | ffn_bias(c) | typed_windows(c, lambda layer: layer % 4 > 0)
 
 
 def smollm3(c: Config) -> Fields:
@@ -404,8 +403,7 @@ def olmo3(c: Config) -> Fields:
 
 
 def exaone4(c: Config) -> Fields:
-    fields = decoder(c) | {"qk_norm": "head", "norm_at": "output"}
-    return fields | exaone_windows(c)
+    return decoder(c) | {"qk_norm": "head", "norm_at": "output"} | exaone_windows(c)
 
 
 def exaone_windows(c: Config) -> Fields:

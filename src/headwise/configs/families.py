@@ -200,7 +200,7 @@ def _fields_of(config: Config, part: str | None) -> Fields:
     if name is None and is_nanochat(config):
         return _whole_or_attention(nanochat_own(config), part, "nanochat")
     if not isinstance(name, str):
-        raise UsageError(f"unknown model_type {shown(name)}; {_known('')}")
+        raise UsageError(f"unknown model_type {shown(name)}; {known_families('')}")
     if name in NOT_EXPRESSED:
         raise UsageError(f"{name} cannot be expressed: {NOT_EXPRESSED[name]}")
     if is_wrapper(config):
@@ -219,7 +219,7 @@ def _fields_of(config: Config, part: str | None) -> Fields:
     if name in HYBRIDS:
         return _of_hybrid(HYBRIDS[name](with_defaults(config, name)), name, part)
     if name not in FAMILIES:
-        raise UsageError(f"unknown model_type {name!r}{_kin(config)}; {_known(name)}")
+        raise UsageError(f"unknown model_type {name!r}{_kin(config)}; {known_families(name)}")
     fields = FAMILIES[name](with_defaults(config, name))
     if fields.get("causal") and config.get("is_causal") is False:
         raise UsageError(
@@ -276,7 +276,7 @@ def _of_wrapper(config: Config, name: str, part: str | None) -> Fields:
         found = next((guess for guess in guesses if guess in known), None)
         if found is None:
             raise UsageError(
-                f"the {kind}_config of a {name} has no model_type; {_known(name)}: give it one"
+                f"the {kind}_config of a {name} has no model_type; {known_families(name)}: give it one"
             )
         inner = {**inner, "model_type": found}
     return _fields_of(inner, "attention" if part == "attention" else None)
@@ -304,12 +304,12 @@ def _refuse_two_stacks(config: Config, name: str) -> None:
 # ---- names that are not known
 
 
-def _known(name: str) -> str:
-    """The families whose names are near in spelling, and all of them."""
+def known_families(name: str) -> str:
+    """The families whose names are near in spelling, and where all of them are."""
     known = sorted({**FAMILIES, **HYBRIDS})
     close = difflib.get_close_matches(name[:80], known, n=3, cutoff=0.85)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}choices: {', '.join(known)}"
+    return f"{hint}choices: the {len(known)} of headwise.configs.FAMILIES and HYBRIDS"
 
 
 def _kin(config: Config) -> str:
