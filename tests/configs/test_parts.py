@@ -259,7 +259,7 @@ def test_part_is_checked():
         ({"model_type": "llama"}, "tail", "choices: text, vision, attention"),
         ({"model_type": "llama"}, "text", "one stack"),
         ({"model_type": "llava", "text_config": {}}, "vision", "no part 'vision'"),
-        ({"model_type": "newvl", "text_config": {}}, "text", "no model_type"),
+        ({"model_type": "newvl", "text_config": {}}, "text", "must have a model_type"),
     ):
         with pytest.raises(UsageError, match=words):
             Shape.from_hf(config, part=part)

@@ -21,7 +21,7 @@ SHORT = {
     "positions": "max_position_embeddings",
     "types": "type_vocab_size",
 }
-# name, model_type, the columns, other keys, which may go on in the next line
+# name, model_type, the columns, other keys, some in the lines below
 ROWS = """
 Mixtral-8x7B         mixtral          32000  4096 14336 32 32 8  - local=8 chosen=2
 Mixtral-8x22B        mixtral          32768  6144 16384 56 48 8  - local=8 chosen=2

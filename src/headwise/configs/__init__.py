@@ -1,8 +1,8 @@
 """Public model configs as shapes. Standard library only.
 
 The parameter count is that of the class people mean by the family's name: the `ForCausalLM` of a
-decoder, the `Model` of an encoder (BERT with its pooler), `ViTForImageClassification`, and `GPT` for
-nanochat's own config. A key that config.json leaves out takes the default of the transformers
+decoder, the `Model` of an encoder (BERT with its pooler), `ViTForImageClassification`, and `GPT`
+for nanochat's own config. A key that config.json leaves out takes the default of the transformers
 library. docs/configs.md lists the families.
 
 Ignored, because neither the sizes nor the costs depend on them: dropout, softcaps, rope scaling

@@ -275,9 +275,8 @@ def _of_wrapper(config: Config, name: str, part: str | None) -> Fields:
         guesses = (NAMED_TEXT.get(name), f"{name}_{kind}", f"{name}_{kind}_model")
         found = next((guess for guess in guesses if guess in known), None)
         if found is None:
-            raise UsageError(
-                f"the {kind}_config of a {name} has no model_type; {known_families(name)}: give it one"
-            )
+            rule = f"the {kind}_config of a {name} must have a model_type, got none"
+            raise UsageError(f"{rule}; {known_families('')}")
         inner = {**inner, "model_type": found}
     return _fields_of(inner, "attention" if part == "attention" else None)
 
