@@ -94,7 +94,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     | _TIED | _GELU,
     "gptj": _ROTARY_GPT,
     "codegen": _ROTARY_GPT,
-    "gpt_neox": _row(50432, 6144, 24576, 44, 64, partial_rotary_factor=0.25) | _GELU,
+    "gpt_neox": _row(50432, 6144, 24576, 44, 64) | _GELU,
     "phi": _row(51200, 2048, 8192, 24, 32) | _NEW,
     "persimmon": _row(262144, 4096, 16384, 36, 64, hidden_act="relu2", qk_layernorm=True),
     "stablelm": _row(50304, 2560, 6912, 32, 32, 32, partial_rotary_factor=0.25),

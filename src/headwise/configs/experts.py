@@ -4,6 +4,7 @@ library only."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from headwise.configs.decoders import exaone_windows, granite
 from headwise.configs.stacks import (
@@ -109,14 +110,18 @@ def granitemoe(c: Config) -> Fields:
 
 def hunyuan_moe(c: Config) -> Fields:
     fields = decoder(c) | attention_bias(c) | {"qk_norm": "head"}
-    for name in ("num_experts", "num_experts_per_tok"):
-        if isinstance(c.get(name), list | tuple):
-            raise UsageError(
-                f"{name} by layer cannot be expressed in a hunyuan_v1_moe: give one number, got "
-                f"{shown(c[name])}"
-            )
+    names = ("num_experts", "num_experts_per_tok")
+    c = {**c, **{name: _one(c, name) for name in names}}
     width = whole(c, "intermediate_size")
     return fields | experts(c, width, shared=width)
+
+
+def _one(c: Config, name: str) -> Any:
+    """A number that a config may list by layer."""
+    value = c.get(name)
+    if isinstance(value, list | tuple) and value and all(one == value[0] for one in value):
+        return value[0]
+    return value
 
 
 def dbrx(c: Config) -> Fields:
@@ -288,6 +293,13 @@ def step3p7(c: Config) -> Fields:
         c = {**c, "num_key_value_heads": c["num_attention_groups"]}
     if isinstance(c.get("rope_theta"), list | tuple):  # by layer
         c = {**c, "rope_theta": next(iter(c["rope_theta"]), None)}
+    depth = layers(c, "num_hidden_layers")
+    for name in ("layer_types", "mlp_layer_types"):  # layers that predict further tokens, too
+        if isinstance(c.get(name), list | tuple):
+            c = {**c, name: c[name][:depth]}
+    if isinstance(c.get("moe_layers_enum"), str) and c.get("mlp_layer_types") is None:
+        listed = {part.strip() for part in c["moe_layers_enum"].split(",")}
+        c = {**c, "mlp_layer_types": [_KINDS[str(i) in listed] for i in range(depth)]}
     fields = decoder(c) | unbiased(c) | {"qk_norm": "head", "attn_gate": "head"}
     fields |= {"windows": windows_of(c, lambda layer: False)}
     heads = optional(table_of(c, "attention_other_setting"), "num_attention_heads")

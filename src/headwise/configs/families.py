@@ -1,8 +1,9 @@
 """Public model families by `model_type`, and what is said of those that a `Shape` does not
 describe. Standard library only.
 
-A family is one function, from its config to the fields of a `Shape` (decoders.py, experts.py,
-encoders.py) or to its attention layers (hybrids.py), one line here, and one in defaults.py.
+A family is one function, from its config to the fields of a `Shape` (decoders.py, gpts.py,
+experts.py, encoders.py) or to its attention layers (hybrids.py), one line here, and one in
+defaults.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headwise.configs import decoders, encoders, experts, hybrids
+from headwise.configs import decoders, encoders, experts, gpts, hybrids
 from headwise.configs.defaults import ALIASES, DEFAULTS
 from headwise.configs.hybrids import Attention
 from headwise.configs.nanochat import nanochat, nanochat_own
@@ -25,24 +26,24 @@ PARTS = ("text", "vision", "attention")
 FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "apertus": decoders.apertus,
     "arcee": decoders.arcee,
-    "biogpt": decoders.biogpt,
-    "bloom": decoders.bloom,
+    "biogpt": gpts.biogpt,
+    "bloom": gpts.bloom,
     "codegen": decoders.gptj,
     "cohere": decoders.cohere,
     "cohere2": decoders.cohere2,
     "cwm": decoders.cwm,
     "ernie4_5": decoders.ernie4_5,
     "exaone4": decoders.exaone4,
-    "falcon": decoders.falcon,
+    "falcon": gpts.falcon,
     "gemma": decoders.gemma,
     "gemma2": decoders.gemma2,
     "gemma3_text": decoders.gemma3_text,
     "glm": decoders.glm,
     "glm4": decoders.glm4,
     "glm4v_text": decoders.glm4v,
-    "gpt2": decoders.gpt2,
-    "gpt_bigcode": decoders.gpt_bigcode,
-    "gpt_neo": decoders.gpt_neo,
+    "gpt2": gpts.gpt2,
+    "gpt_bigcode": gpts.gpt_bigcode,
+    "gpt_neo": gpts.gpt_neo,
     "gpt_neox": decoders.gpt_neox,
     "gptj": decoders.gptj,
     "granite": decoders.granite,
@@ -55,14 +56,14 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "ministral": decoders.ministral,
     "ministral3": decoders.mistral,
     "mistral": decoders.mistral,
-    "mpt": decoders.mpt,
+    "mpt": gpts.mpt,
     "nanochat": nanochat,
     "nemotron": decoders.nemotron,
     "olmo": decoders.olmo,
     "olmo2": decoders.olmo2,
     "olmo3": decoders.olmo3,
-    "openai-gpt": decoders.openai_gpt,
-    "opt": decoders.opt,
+    "openai-gpt": gpts.openai_gpt,
+    "opt": gpts.opt,
     "persimmon": decoders.persimmon,
     "phi": decoders.phi,
     "phi3": decoders.phi3,

@@ -37,8 +37,6 @@ from headwise.errors import UsageError, shown
 # Other names of layers that attend to all keys, or to none.
 FULL = ("full_attention", "attention", "indexed_attention", "hybrid")
 OTHER = ("linear_attention", "mamba", "conv", "moe", "mlp", "recurrent")
-
-
 _LINEAR = "linear attention"
 
 
