@@ -6,6 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.errors import UsageError
+from headwise.model.generate import generate
 from headwise.model.layers import Norm
 from headwise.model.transformer import Decoder, Encoder
 from headwise.shape import Layer, Shape
@@ -35,6 +36,12 @@ def test_tokens_that_are_not_read_out(tied, norm_at):
 def test_head_needs_tokens():
     with pytest.raises(UsageError, match="lm_head must be true where no tokens come in"):
         Shape(dim=42, depth=3, num_heads=3, lm_head=False)
+
+
+def test_stack_without_head_generates_nothing():
+    model = Decoder(Shape(**ENCODER, causal=True, lm_head=False))
+    with pytest.raises(UsageError, match="reads tokens out"):
+        generate(model, torch.zeros(1, 2, dtype=torch.int64), 3)
 
 
 @pytest.mark.parametrize("tokens", [1, 6, 7, 8, 20, 21, 22])

@@ -102,11 +102,13 @@ def pick(
 
 def _check_sampling(model: Decoder | Encoder, tokens: int, temperature: float, top_k: int) -> None:
     shape = model.shape
-    if not shape.vocab_size or shape.output_dim or not shape.lm_head:
+    if not shape.vocab_size or shape.output_dim:
         raise UsageError(
             f"only tokens can be generated, got vocab_size {shape.vocab_size}, output_dim "
-            f"{shape.output_dim}, lm_head {shape.lm_head}"
+            f"{shape.output_dim}"
         )
+    if not shape.lm_head:
+        raise UsageError("only a model that reads tokens out generates them, got lm_head False")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise UsageError(f"tokens to generate must be a whole number of at least 1, got {tokens!r}")
     if not 0 <= temperature < float("inf"):
