@@ -1,6 +1,8 @@
 """Every family against its public class: parameters on the meta device, FLOPs and cache of small
 models that run."""
 
+import math
+
 import pytest
 import torch
 from support.public_classes import build, count, without_head
@@ -31,6 +33,37 @@ def test_parameters_are_those_of_the_public_class(model_type):
         assert Shape.from_hf(plain(model_type, values)).params == expected, values
         saved = {**config.to_dict(), "model_type": model_type}
         assert Shape.from_hf(saved).params == expected, values
+
+
+def attention_scales(model):
+    """The factors of the scores that attention modules hold, under any of their names."""
+    names = ("scaling", "scale", "softmax_scale", "inv_norm_factor", "norm_factor")
+    modules = [m for name, m in model.named_modules() if "att" in name.lower()]
+    found = {getattr(m, name, None) for m in modules for name in names}
+    return {scale for scale in found if isinstance(scale, float)}
+
+
+def rotated_widths(model):
+    """How many coordinates each table of frequencies turns."""
+    tables = [b for n, b in model.named_buffers() if n.endswith("inv_freq") and "original" not in n]
+    return {2 * table.numel() for table in tables}
+
+
+# Of YaRN's factor nothing depends; Gemma 4 has frequencies of zero; these have no module for it.
+OWN_SCALE = ("mistral4",)
+OWN_ROTARY = ("gemma4_text", "gptj", "codegen")
+
+
+@pytest.mark.parametrize("model_type", SMALL)
+def test_scale_and_rotary_width_are_those_of_the_public_class(model_type):
+    values = list(variants(model_type))[-1]
+    _, model = build(model_type, **values)
+    shape = Shape.from_hf(plain(model_type, values))
+    if model_type not in OWN_SCALE:
+        assert all(math.isclose(x, shape.scale, rel_tol=1e-6) for x in attention_scales(model))
+    rotated = {shape.layer(i).qk_rope_head_dim for i in range(shape.depth)} - {0}
+    if model_type not in OWN_ROTARY and rotated:
+        assert rotated_widths(model) == rotated
 
 
 # ---- models that run
