@@ -72,7 +72,8 @@ def _check_name(name: str, choices: Any) -> None:
 @contextlib.contextmanager
 def tracking(given: str | None, store: Store, enabled: bool = True) -> Iterator[Also]:
     """What `--track NAME` or `--track NAME=DEST` asks for, while the body makes rows; the body says
-    which of those it found belong to it. A tracker that cannot be used is refused before anything is trained."""
+    which of those it found belong to it. A tracker that cannot be used is refused before anything
+    is trained."""
     if given is None or not enabled:
         yield lambda ids: None
         return

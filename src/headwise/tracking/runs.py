@@ -74,7 +74,7 @@ def tracked(row: Row, spec: Mapping[str, Any] | None = None, group: str = "") ->
         config = {
             key: value
             for key, value in summary.items()
-            if isinstance(value, plain) and key not in MEASURED
+            if isinstance(value, plain) and key not in MEASURED | {"status"}
         }
     return TrackedRun(
         id=str(row["id"]),

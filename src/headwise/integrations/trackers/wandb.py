@@ -1,14 +1,15 @@
 """Weights & Biases, online or offline as its own settings say (WANDB_MODE, WANDB_DIR).
 
-A run's id there is its id here. Offline, a run that is complete has a mark beside its file, and
-`wandb sync` sends it; half a run, left by a kill, is written again. Online the server is asked
-which runs have finished, and half a run is continued at the step it has reached.
+A run's id there is its id here, and the last entry of its summary says that it is complete. Offline
+its file is looked at, and half a run, left by a kill, is written again; `wandb sync` sends them.
+Online the server is asked, and half a run is continued at the step it has reached.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ from headwise.errors import UsageError
 if TYPE_CHECKING:
     from headwise.tracking import TrackedRun
 
-COMPLETE = "headwise.complete"  # in the folder of an offline run
+EXPORTED = "headwise_exported"  # the last key of the summary of a run that is complete
+BLOCK, HEADER = 32768, 7  # bytes of a block of an offline file, and of the header it begins with
+PATIENCE = 60.0  # seconds until a file that was finished is there
 OFFLINE = ("offline", "dryrun")
 
 
@@ -70,18 +73,22 @@ class WeightsAndBiases:
             if step >= reached:
                 made.log(dict(values), step=step)
         made.summary.update(dict(run.summary))
+        made.summary.update({EXPORTED: True})
         folder = Path(made.dir).parent
         made.finish()
-        if self.offline:
-            (folder / COMPLETE).touch()
+        # The file is written by another process, now and then after `finish` has returned.
+        end = time.monotonic() + PATIENCE
+        while self.offline and not _is_complete(folder):
+            if time.monotonic() > end:
+                raise RuntimeError(f"wandb has not written {folder} in {PATIENCE:.0f} seconds")
+            time.sleep(0.01)
         return True
 
     def _complete_offline(self, run_id: str) -> bool:
         """Whether a run is complete; half ones are removed."""
         found = list((self.folder / "wandb").glob(f"offline-run-*-{run_id}"))
-        for folder in found:
-            if (folder / COMPLETE).exists():
-                return True
+        if any(map(_is_complete, found)):
+            return True
         for folder in found:
             shutil.rmtree(folder)
         return False
@@ -91,6 +98,19 @@ class WeightsAndBiases:
 
         path = "/".join(filter(None, (self.entity, self.project, run_id)))
         try:
-            return wandb.Api().run(path).state == "finished"
+            return EXPORTED in dict(wandb.Api().run(path).summary)
         except (ValueError, wandb.errors.CommError):  # there is no such run, or no such project
             return False
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether an offline run's file has the last entry, which may lie across two blocks."""
+    for file in folder.glob("run-*.wandb"):
+        data = file.read_bytes()
+        text = b"".join(
+            data[start + HEADER * (start > 0) : start + BLOCK]
+            for start in range(0, len(data), BLOCK)
+        )
+        if EXPORTED.encode() in text:
+            return True
+    return False
