@@ -105,7 +105,7 @@ def following(
         while not done.wait(every) and watch.look():
             pass
 
-    # A daemon does not keep a command alive that was told to stop.
+    # A daemon does not keep a stopped command alive.
     thread = threading.Thread(target=look, daemon=True, name="headwise tracking")
     thread.start()
     try:

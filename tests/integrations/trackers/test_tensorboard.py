@@ -157,6 +157,7 @@ def test_file_begins_with_its_version_and_has_the_configuration(folder: Path) ->
     assert config["task"] == (3, b"farthest")
     assert config["windows"] == (3, b"[0]")
     assert dict(start)[5] == FINISHED - 7.5
+    assert dict(start)[4].decode().endswith(SMALL.id)  # a group of its own
 
 
 def test_run_exported_again_is_the_same_file(folder: Path, tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def _start(run: TrackedRun) -> bytes:
     for key, value in run.config.items():
         values += _bytes(1, _text(1, key) + _bytes(2, _value(value)))
     started = run.finished - float(run.results.get("seconds", 0.0))
-    return values + _text(4, run.group) + _double(5, started)
+    # Runs of one group would be shown as their mean.
+    return values + _text(4, run.name) + _double(5, started)
 
 
 def _value(value: Any) -> bytes:
