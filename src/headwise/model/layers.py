@@ -210,17 +210,32 @@ def rotary_table(tokens: int, width: int, theta: float, like: Tensor, start: int
 
 
 def rotate(
-    x: Tensor, width: int, theta: float, start: int = 0, table: Rotary | None = None
+    x: Tensor,
+    width: int,
+    theta: float,
+    start: int = 0,
+    table: Rotary | None = None,
+    *,
+    at: str = "last",
+    back: bool = False,
 ) -> Tensor:
-    """Rotary positions on the last `width` coordinates of x (..., tokens, rank): coordinate i
-    turns with coordinate i + width / 2.
+    """Rotary positions on the last `width` coordinates of x (..., tokens, rank), or the first:
+    coordinate i turns with coordinate i + width / 2, `back` the other way.
 
     `table` is `rotary_table(...)` of the same tokens, where the caller has it.
     """
     if not width:
         return x
-    # The coordinates before the last `width` pass by; the others turn in pairs (a_i, b_i).
+    # The other coordinates pass by; these turn in pairs (a_i, b_i).
     table = table or rotary_table(x.shape[-2], width, theta, x, start)
     cos, sin = (t.to(x.dtype) for t in table)
-    rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)
-    return torch.cat((rest, a * cos - b * sin, b * cos + a * sin), -1)
+    half, others = width // 2, x.shape[-1] - width
+    if at == "first":
+        a, b, rest = x.split((half, half, others), -1)
+    else:
+        rest, a, b = x.split((others, half, half), -1)
+    if back:
+        turned = a * cos + b * sin, b * cos - a * sin
+    else:
+        turned = a * cos - b * sin, b * cos + a * sin
+    return torch.cat((*turned, rest) if at == "first" else (rest, *turned), -1)
