@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from headwise.cli.tracking_arguments import add_export, add_track
 from headwise.cli.values import number, seconds, whole, wholes
 from headwise.errors import UsageError
 
@@ -49,6 +50,7 @@ def parser() -> Parser:
     _add_list(add)
     _add_report(add)
     _add_draw(add)
+    add_export(add, DEFAULT_STORE)
     _add_cost(add)
     _add_policies(add)
     _add_explain(add)
@@ -114,11 +116,10 @@ def _add_run(add: Add) -> None:
         "--keep-weights", action="store_true", help="keep every trained model in the store"
     )
     command.add_argument(
-        "--no-train",
-        action="store_true",
-        help="show what is in the store and in --rows; make nothing",
+        "--no-train", action="store_true", help="show what is there, in --rows too; make nothing"
     )
     command.add_argument("--no-report", action="store_true", help="only train and print")
+    add_track(command)
     _add_wide(command)
 
 
@@ -207,9 +208,7 @@ def _add_pretrain(add: Add) -> None:
         help="under torchrun: ddp (a copy each) or fsdp (shards); default ddp",
     )
     command.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the model; with several processes block by block",
+        "--compile", action="store_true", help="compile the model; with several, block by block"
     )
     command.add_argument(
         "--compile-blocks",
@@ -231,6 +230,7 @@ def _add_pretrain(add: Add) -> None:
         metavar="SECONDS",
         help="how often it is saved; 0: at every step; default 60",
     )
+    add_track(command)
 
 
 def _add_list(add: Add) -> None:

@@ -79,9 +79,8 @@ class Shape:
     attn_gate: str = "none"  # sigmoid of a linear map of x: on each head's output, or each value's
     sinks: bool = False  # one learned score per head, beside those of the keys
     rope_at: str = "last"  # which coordinates a partial rotary turns; first: NeoX, Phi, GLM
-    num_experts: int = (
-        0  # > 0: experts in the place of the feed-forward; ffn_dim is of dense layers
-    )
+    # > 0: experts in the place of the feed-forward; ffn_dim is that of dense layers
+    num_experts: int = 0
     num_experts_per_tok: int = 0
     expert_ffn_dim: int = 0
     shared_ffn_dim: int = 0  # of all shared experts together
