@@ -57,6 +57,18 @@ def test_plan_is_sorted_filtered_and_has_the_columns_asked_for() -> None:
     assert {row.pareto for row in found.only_pareto().rows} == {True}
 
 
+def test_plan_measures_and_explains_its_first_rows() -> None:
+    found = plan(dim=32, depth=1, num_heads=(2, 4), head_dim=8, vocab_size=31, context=24)
+    measured = found.with_backends(2, "cpu").measure(rows=2, seconds=9, device="cpu")
+    for row in measured.rows[:2]:
+        assert row.measured is not None
+        assert row.backend is not None
+        assert row.measured.train_ms > 0
+        assert row.backend.backend == "flash"
+    assert "train ms" in measured.table()
+    assert len(found.measure(rows=1, seconds=9, device="cpu", train_ms="<=1us")) == 0
+
+
 def test_front_is_of_the_costs_that_no_limit_holds() -> None:
     found = plan(**SMALL)
     assert "params" not in found.pareto_costs

@@ -14,7 +14,7 @@ import numpy as np
 
 from headwise.errors import UsageError, nearest, shown
 from headwise.planning.costs import COSTS, MEASURED, At
-from headwise.planning.limits import Limit
+from headwise.planning.limits import Limit, limit_of
 from headwise.planning.search import Found, Nearest
 from headwise.planning.space import Space, said
 from headwise.planning.units import written
@@ -184,6 +184,31 @@ class Plan:
                 raise UsageError(f"unknown column {name!r}; {nearest(name, known)}")
             kept &= np.isin(self.column(name), choices_of(name, given))
         return dataclasses.replace(self, order=self.order[kept])
+
+    def with_backends(self, rows: int = SHOWN, device: str = "auto") -> Plan:
+        """The same with the attention backend of the first rows, and what is padded for it."""
+        from headwise.planning.backends import with_backends
+
+        return with_backends(self, rows, device)
+
+    def measure(
+        self,
+        *,
+        train_ms: str | float | None = None,
+        decode_ms: str | float | None = None,
+        rows: int = SHOWN,
+        seconds: float = 60.0,
+        device: str = "auto",
+    ) -> Plan:
+        """The same with the times of the first rows on this device; with limits on them, only those
+        rows that are within."""
+        from headwise.planning.measure import with_times
+
+        given = {"train_ms": train_ms, "decode_ms": decode_ms}
+        limits = [
+            limit_of(name, text, kind="time") for name, text in given.items() if text is not None
+        ]
+        return with_times(self, rows=rows, seconds=seconds, device=device, limits=limits)
 
     def column(self, name: str) -> np.ndarray:
         """One size or cost of every row, in order; a cost as its exact total."""
