@@ -32,6 +32,9 @@ from headwise.stats import tail_point
 
 LOOKS = (3, 4, 6, 8, 12, 16, 20)  # seeds; doubled by halves beyond
 PRIOR = 4.0  # degrees of freedom that the pool counts for
+# Of the degrees of freedom of each further arm, how many the pool is taken to have: differences from
+# one leader share its noise, and variances differ between arms.
+SHARED = 0.25
 MOST_SEEDS = 10_000
 SEEDS_TOLD = 1_000  # more seeds than that are not counted out
 Losses = Mapping[str, Mapping[int, float]]  # arm -> seed -> loss; diverged is infinite
@@ -157,7 +160,9 @@ def race(losses: Losses, arms: Sequence[str], rule: Rule | None = None) -> Race:
     """
     rule = rule or Rule()
     if not arms or len(set(arms)) < len(arms):
-        raise UsageError(f"arms must be there and differ, got {', '.join(map(str, arms)) or 'none'}")
+        raise UsageError(
+            f"arms must be there and differ, got {', '.join(map(str, arms)) or 'none'}"
+        )
     point_level = rule.delta / 2 / max(1, len(arms) - 1) / len(rule.looks)
     left, looks = tuple(arms), list[Look]()
     if len(arms) == 1:
@@ -195,7 +200,8 @@ def _look(values: Mapping[str, Sequence[float]], rule: Rule, level: float) -> Lo
     # Each arm's variance is moved towards the mean of all of them.
     own = {arm: _variance(differences) for arm, differences in compared.items()}
     pool = math.fsum(own.values()) / len(own) if own else 0.0
-    freedom = rule.prior + n - 1
+    prior = min(rule.prior, (len(own) - 1) * (n - 1) * SHARED) if own else 0.0
+    freedom = prior + n - 1
     point = tail_point(level, freedom)
     gaps = []
     for arm in others:
@@ -206,7 +212,7 @@ def _look(values: Mapping[str, Sequence[float]], rule: Rule, level: float) -> Lo
                             diverged=lost[arm]))  # fmt: skip
             continue
         mean = math.fsum(compared[arm]) / n
-        error = math.sqrt((rule.prior * pool + (n - 1) * own[arm]) / freedom / n)
+        error = math.sqrt((prior * pool + (n - 1) * own[arm]) / freedom / n)
         half = point * error
         gaps.append(Gap(arm=arm, mean=mean, low=mean - half, high=mean + half, error=error))
     gaps.sort(key=lambda gap: gap.mean)

@@ -278,9 +278,7 @@ def _windows(ids: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
 # ---- rows for evaluation
 
 
-def held_out_starts(
-    corpus: Corpus, length: int, limit: int, evaluated_on: str = ""
-) -> np.ndarray:
+def held_out_starts(corpus: Corpus, length: int, limit: int, evaluated_on: str = "") -> np.ndarray:
     """Where windows of the held-out part begin: adjacent, or `limit` of them, evenly spread. All of
     it, or of its first half ("validation") or second half ("test")."""
     # Where there are more windows than wanted, every (windows / count)-th is taken.

@@ -1,0 +1,100 @@
+"""Limits -> shapes: what is raced when no shapes are given.
+
+One width, several depths, numbers of heads and ranks; what the heads do not use goes into the
+feed-forward, so that every shape has the same number of parameters, as in the budget map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from headwise.choosing.trainings import OnText, Training, decoder
+from headwise.errors import UsageError
+from headwise.experiments.shapes import shape_for
+from headwise.shape import Shape
+
+ASPECT = 32  # width per layer of the shape in the middle
+LEAST_RANK = 4
+MOST = 12  # shapes that are raced unless more are asked for
+
+
+def candidates(
+    training: Training,
+    params: int,
+    *,
+    dim: int | None = None,
+    depths: Sequence[int] = (),
+    heads: Sequence[int] = (),
+    ranks: Sequence[int] = (),
+    most: int = MOST,
+) -> tuple[Shape, ...]:
+    """Shapes of `params` parameters, to the nearest whole feed-forward, for a task or text.
+
+    Unless they are said: the width whose layers have four widths of feed-forward, half as many
+    layers, as many and twice as many, and heads that share the width between them.
+    """
+    if params < 1:
+        raise UsageError(f"params must be at least 1, got {params}")
+    middle = max(1, round((params / (12 * ASPECT**2)) ** (1 / 3)))
+    if dim is None:
+        dim = max(8, round(math.sqrt(params / (12 * middle)) / 8) * 8)
+    depths = depths or sorted({max(1, middle // 2), middle, 2 * middle})
+    powers = [1 << i for i in range(12)]
+    if heads or ranks:
+        pairs = [
+            (h, r)
+            for h in (heads or powers)
+            for r in (ranks or (max(1, dim // h),))
+            if heads and ranks or h * r <= 2 * dim
+        ]
+    else:
+        pairs = [(h, dim // h) for h in powers if dim % h == 0 and dim // h >= LEAST_RANK]
+    build = _builder(training, dim)
+    found = [
+        shape
+        for depth in depths
+        for h, r in dict.fromkeys(pairs)
+        if (shape := _at(build, params, dim, depth, h, r)) is not None
+    ]
+    if len(found) < 2:
+        raise UsageError(
+            f"{'only one shape' if found else 'no shape'} of {params:,} parameters, width {dim}, "
+            f"{_words(depths)} layers leaves a quarter of the width for the feed-forward; give "
+            "another dim, depths, heads or ranks"
+        )
+    return tuple(_spread(found, most))
+
+
+def _words(values: Sequence[int]) -> str:
+    return " or ".join(map(str, values))
+
+
+def _builder(training: Training, dim: int) -> Callable[..., Shape]:
+    """depth, heads, rank, feed-forward -> a shape of this width."""
+    if isinstance(training, OnText):
+        tokenizer = training.pretraining.tokenizer
+        return lambda depth, h, r, f: decoder(
+            tokenizer, dim=dim, depth=depth, heads=h, rank=r, ffn_dim=f
+        )
+    return lambda depth, h, r, f: shape_for(training.task, dim, depth, h, r, f)
+
+
+def _at(
+    build: Callable[..., Shape], params: int, dim: int, depth: int, heads: int, rank: int
+) -> Shape | None:
+    """The shape whose feed-forward brings it nearest to the budget; None: nothing worth the name is
+    left for it."""
+    narrow = build(depth, heads, rank, 1)
+    step = narrow.replace(ffn_dim=2).params - narrow.params
+    ffn_dim = round(1 + (params - narrow.params) / step)
+    return build(depth, heads, rank, ffn_dim) if ffn_dim >= max(1, dim // 4) else None
+
+
+def _spread(found: list[Shape], most: int) -> list[Shape]:
+    """At most so many of them, evenly over the list."""
+    if most < 2:
+        raise UsageError(f"at least 2 shapes can be compared, got {most}")
+    if len(found) <= most:
+        return found
+    return [found[round(i * (len(found) - 1) / (most - 1))] for i in range(most)]
