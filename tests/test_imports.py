@@ -55,14 +55,20 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "files", "rows", "seeds", "stats", "device", "shape", "policies"),
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
     },
+    "choosing": {
+        *("errors", "signals", "rows", "stats", "device", "shape"),
+        *("training", "lm", "store", "execute", "show", "experiments"),
+    },
     "cli": {
         *("headwise", "errors", "signals", "rows", "progress", "device", "shape", "policies"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
+        "choosing",
     },
     "__main__": {"signals", "cli"},
 }
 AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a public config
 EXTRAS = {  # what is not always installed: inside functions only
+    "choosing": {"jinja2", "plotly"},
     "cli": {"torch"},
     "device": {"torch"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
@@ -82,7 +88,7 @@ LIGHT = (
     *("errors", "signals", "digests", "files", "policies", "progress", "rows", "seeds", "device"),
     *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
     *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
-    *("experiments.runner",),
+    *("experiments.runner", "choosing.recommend"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 

@@ -24,6 +24,7 @@ PUBLIC = [
     "Task",
     "UsageError",
     "attend",
+    "choose",
     "explain",
     "run",
     "train",

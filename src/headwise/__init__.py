@@ -31,6 +31,7 @@ __all__ = [
     "Task",
     "UsageError",
     "attend",
+    "choose",
     "explain",
     "run",
     "train",
@@ -53,11 +54,13 @@ _HOME = {
     "Recipe": "training.run",
     "Run": "training.run",
     "run": "experiments.runner",
+    "choose": "choosing.recommend",
     "train": "training.engine",
     "Store": "store",
 }
 
 if TYPE_CHECKING:
+    from headwise.choosing.recommend import choose
     from headwise.errors import UsageError
     from headwise.experiments.runner import run
     from headwise.model.attention import Attention, attend

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from headwise.choosing.trainings import OnText, Training, decoder
 from headwise.errors import UsageError
+from headwise.experiments.points import plural
 from headwise.experiments.shapes import shape_for
 from headwise.shape import Shape
 
+T = TypeVar("T")
 ASPECT = 32  # width per layer of the shape in the middle
 LEAST_RANK = 4
 MOST = 12  # shapes that are raced unless more are asked for
@@ -36,7 +39,7 @@ def candidates(
     """
     if params < 1:
         raise UsageError(f"params must be at least 1, got {params}")
-    middle = max(1, round((params / (12 * ASPECT**2)) ** (1 / 3)))
+    middle = _layers(params)
     if dim is None:
         dim = max(8, round(math.sqrt(params / (12 * middle)) / 8) * 8)
     depths = depths or sorted({max(1, middle // 2), middle, 2 * middle})
@@ -46,7 +49,7 @@ def candidates(
             (h, r)
             for h in (heads or powers)
             for r in (ranks or (max(1, dim // h),))
-            if heads and ranks or h * r <= 2 * dim
+            if (heads and ranks) or h * r <= 2 * dim
         ]
     else:
         pairs = [(h, dim // h) for h in powers if dim % h == 0 and dim // h >= LEAST_RANK]
@@ -64,6 +67,45 @@ def candidates(
             "another dim, depths, heads or ranks"
         )
     return tuple(_spread(found, most))
+
+
+def designs(
+    training: Training,
+    sizes: Sequence[int],
+    *,
+    depths: Sequence[int] = (),
+    heads: Sequence[int] = (),
+    most: int = MOST,
+) -> dict[int, dict[str, Shape]]:
+    """For every size the shapes of the same numbers of layers and heads, by name; the last size is
+    the one whose width sets the depths. Designs that cannot be built at some size are left out."""
+    middle = _layers(sizes[-1])
+    depths = depths or sorted({max(1, middle // 2), middle, 2 * middle})
+    found: dict[int, dict[str, Shape]] = {}
+    for size in sizes:
+        centre = depths[len(depths) // 2]
+        dim = max(8, round(math.sqrt(size / (12 * centre)) / 8) * 8)
+        build = _builder(training, dim)
+        found[size] = {
+            f"{plural(h, 'head')} in {plural(depth, 'layer')}": shape
+            for depth in depths
+            for h in heads or (1, 2, 4, 8)
+            if dim % h == 0 and dim // h >= 2
+            if (shape := _at(build, size, dim, depth, h, dim // h)) is not None
+        }
+    everywhere = [n for n in found[sizes[-1]] if all(n in found[size] for size in sizes)]
+    if len(everywhere) < 2:
+        raise UsageError(
+            f"{plural(len(everywhere), 'design')} can be built at all of "
+            f"{', '.join(f'{size:,}' for size in sizes)} parameters; give other depths or heads"
+        )
+    chosen = _spread(everywhere, most)
+    return {size: {name: found[size][name] for name in chosen} for size in sizes}
+
+
+def _layers(params: int) -> int:
+    """Layers of a shape of this size whose width is so many times them."""
+    return max(1, round((params / (12 * ASPECT**2)) ** (1 / 3)))
 
 
 def _words(values: Sequence[int]) -> str:
@@ -91,7 +133,7 @@ def _at(
     return build(depth, heads, rank, ffn_dim) if ffn_dim >= max(1, dim // 4) else None
 
 
-def _spread(found: list[Shape], most: int) -> list[Shape]:
+def _spread(found: list[T], most: int) -> list[T]:
     """At most so many of them, evenly over the list."""
     if most < 2:
         raise UsageError(f"at least 2 shapes can be compared, got {most}")

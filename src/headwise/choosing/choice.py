@@ -222,20 +222,21 @@ class Choice:
         head = ["shape", "stands", self.unit, "from the leader", "rate", "seeds", "parameters",
                 "FLOPs per token", "KV bytes per token"]  # fmt: skip
         rest = [arm for arm in self.arms if arm not in self.band and arm.out is None]
-        lines = []
-        for arm in (*self.band, *self.ruled_out, *rest):
-            lines.append([
-                arm.name,
-                self._stands(arm),
-                _number(arm.loss),
-                "" if arm.gap is None else _gap_in_words(arm.gap),
-                ("" if arm.lr is None else f"{arm.lr:g}") + (" (edge)" if arm.edge else ""),
-                f"{arm.seeds}" + (f", {arm.diverged} diverged" if arm.diverged else ""),
-                f"{arm.params:,}",
-                "-" if arm.flops is None else f"{arm.flops:,}",
-                "-" if arm.kv_bytes is None else f"{arm.kv_bytes:,}",
-            ])  # fmt: skip
-        return [head, *lines]
+        arms = (*self.band, *self.ruled_out, *rest)
+        return [head, *(self._cells(arm) for arm in arms)]
+
+    def _cells(self, arm: Arm) -> list[str]:
+        return [
+            arm.name,
+            self._stands(arm),
+            _number(arm.loss),
+            "" if arm.gap is None else _gap_in_words(arm.gap),
+            ("" if arm.lr is None else f"{arm.lr:g}") + (" (edge)" if arm.edge else ""),
+            f"{arm.seeds}" + (f", {arm.diverged} diverged" if arm.diverged else ""),
+            f"{arm.params:,}",
+            "-" if arm.flops is None else f"{arm.flops:,}",
+            "-" if arm.kv_bytes is None else f"{arm.kv_bytes:,}",
+        ]
 
     def _stands(self, arm: Arm) -> str:
         if arm.out is not None:

@@ -16,6 +16,7 @@ and the number is too small rather than too large. Standard library only.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def _line(points: Sequence[tuple[float, float]], floor: float) -> Curve:
         floor=floor, height=math.exp(my + slope * mx), slope=slope, scatter=0.0, first=points[0][0]
     )
     squares = math.fsum((loss - curve.at(share)) ** 2 for share, loss in points)
-    return Curve(**{**vars(curve), "scatter": math.sqrt(squares / len(points))})
+    return dataclasses.replace(curve, scatter=math.sqrt(squares / len(points)))
 
 
 def worth(

@@ -28,6 +28,8 @@ class Question:
     shapes: tuple[Shape, ...]
     rates: tuple[float, ...]
     trials: int
+    label: str = ""  # tells questions about one task apart that share a store
+    named: tuple[str, ...] = ()  # the shapes' names, where they do not follow from their sizes
 
     def __post_init__(self) -> None:
         if len(self.shapes) < 2:
@@ -40,12 +42,12 @@ class Question:
     @cached_property
     def names(self) -> dict[str, Shape]:
         """The shapes by name."""
-        return dict(zip(names_of(self.shapes), self.shapes, strict=True))
+        return dict(zip(self.named or names_of(self.shapes), self.shapes, strict=True))
 
     @property
     def note(self) -> str:
         """Under which name a store keeps it."""
-        return f"choose-{self.training.name}"
+        return f"choose-{self.training.name}" + (f"-{self.label}" if self.label else "")
 
     def spec(self) -> dict[str, Any]:
         """As plain values: what another question in the same store would differ in."""

@@ -32,8 +32,8 @@ from headwise.stats import tail_point
 
 LOOKS = (3, 4, 6, 8, 12, 16, 20)  # seeds; doubled by halves beyond
 PRIOR = 4.0  # degrees of freedom that the pool counts for
-# Of the degrees of freedom of each further arm, how many the pool is taken to have: differences from
-# one leader share its noise, and variances differ between arms.
+# Of the degrees of freedom of each further arm, how many the pool is taken to have: differences
+# from one leader share its noise, and variances differ between arms.
 SHARED = 0.25
 MOST_SEEDS = 10_000
 SEEDS_TOLD = 1_000  # more seeds than that are not counted out
@@ -172,7 +172,7 @@ def race(losses: Losses, arms: Sequence[str], rule: Rule | None = None) -> Race:
         missing = tuple((arm, s) for s in seeds for arm in left if s not in losses.get(arm, {}))
         if missing:
             return Race(rule=rule, arms=tuple(arms), looks=tuple(looks), end="", missing=missing)
-        look = _look({arm: [losses[arm][s] for s in seeds] for arm in left}, rule, point_level)
+        look = look_at({arm: [losses[arm][s] for s in seeds] for arm in left}, rule, point_level)
         looks.append(look)
         left = look.left
         end = _end(look, rule, n)
@@ -181,8 +181,8 @@ def race(losses: Losses, arms: Sequence[str], rule: Rule | None = None) -> Race:
     raise AssertionError("the last look ends the race")
 
 
-def _look(values: Mapping[str, Sequence[float]], rule: Rule, level: float) -> Look:
-    """One look at arms that all have the same seeds."""
+def look_at(values: Mapping[str, Sequence[float]], rule: Rule, level: float) -> Look:
+    """One look at arms that all have the same seeds; `level` is what may lie above an interval."""
     arms, n = list(values), len(next(iter(values.values())))
     # An arm with a diverged run has an infinite mean. Where all have one, those with the fewest
     # lead, by the mean of their other runs, and nothing more can be said.

@@ -11,6 +11,7 @@ the answer that an undisturbed one would have given.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import sys
@@ -23,6 +24,7 @@ from headwise.choosing.candidates import MOST, candidates
 from headwise.choosing.choice import Arm, Choice, Spent
 from headwise.choosing.clock import Deadline, Pace, end_of, times
 from headwise.choosing.learning_curve import worth
+from headwise.choosing.limits import amount
 from headwise.choosing.page import note_of
 from headwise.choosing.question import (
     Question,
@@ -33,7 +35,7 @@ from headwise.choosing.question import (
 )
 from headwise.choosing.race import Rule, seeds_needed
 from headwise.choosing.rates import GRID, TRIALS, at_edge, check_grid
-from headwise.choosing.trainings import AnyRun, Training, training_of
+from headwise.choosing.trainings import Training, training_of
 from headwise.errors import UsageError, nearest
 from headwise.experiments import own_mistakes
 from headwise.experiments.pages import write_report
@@ -58,7 +60,7 @@ def choose(
     task: str | Task | Pretraining,
     *,
     shapes: Sequence[Shape] | None = None,
-    params: int | None = None,
+    params: int | str | None = None,
     dim: int | None = None,
     depths: Sequence[int] = (),
     heads: Sequence[int] = (),
@@ -103,14 +105,14 @@ def choose(
     began = time.monotonic()
     if on not in PLACES:
         raise UsageError(f"unknown place to run {on!r}; {nearest(on, PLACES)}")
-    limit = _limit(seconds, hours)
+    limit = limit_of(seconds, hours)
     rule = Rule(delta=delta, epsilon=epsilon, seeds=seeds)
     training = training_of(task, model, recipe, steps, batch)
     chosen = _shapes(training, shapes, params, dim, depths, heads, ranks, most)
     trials = (len(rates) if len(rates) == 1 else TRIALS) if trials is None else trials
     check_grid(rates, trials)
     question = Question(training, chosen, tuple(map(float, rates)), trials)
-    return answer(
+    choice, _ = answer(
         question,
         rule,
         store if isinstance(store, Store) else Store(store),
@@ -122,9 +124,11 @@ def choose(
         stop=stop,
         command=command or f'headwise.choose("{training.name}", ...)',
     )
+    return choice
 
 
-def _limit(seconds: float | None, hours: float | None) -> float | None:
+def limit_of(seconds: float | None, hours: float | None) -> float | None:
+    """The time there is, in seconds; None: no limit."""
     if seconds is not None and hours is not None:
         raise UsageError(f"time is given in seconds or in hours, got {seconds:g} and {hours:g}")
     limit = seconds if hours is None else 3600 * hours
@@ -136,7 +140,7 @@ def _limit(seconds: float | None, hours: float | None) -> float | None:
 def _shapes(
     training: Training,
     shapes: Sequence[Shape] | None,
-    params: int | None,
+    params: int | str | None,
     dim: int | None,
     depths: Sequence[int],
     heads: Sequence[int],
@@ -151,7 +155,8 @@ def _shapes(
         return tuple(shapes)
     if params is None:
         raise UsageError("choose needs shapes, or the parameters that they are to have (params)")
-    return candidates(training, params, dim=dim, depths=depths, heads=heads, ranks=ranks, most=most)
+    size = amount("params", params)
+    return candidates(training, size, dim=dim, depths=depths, heads=heads, ranks=ranks, most=most)
 
 
 # ---- the loop
@@ -169,7 +174,7 @@ def answer(
     say: Say,
     stop: Stop | None,
     command: str,
-) -> Choice:
+) -> tuple[Choice, Standing]:
     """Have the rows made that the answer needs, as far as time allows, and give it."""
     from headwise.device import pick_device
     from headwise.execute.sources import edited
@@ -192,7 +197,7 @@ def answer(
     ended = ""
     with _listening(stop, end_of(seconds, began)) as deadline:
         while at.next and not ended:
-            todo = sum(map(question.training.work, at.next))  # type: ignore[arg-type]
+            todo = sum(map(question.training.work, at.next))
             expected = pace.seconds(todo)
             left = deadline.end - time.monotonic()
             if left <= 0 or (expected is not None and expected > left):
@@ -205,7 +210,7 @@ def answer(
             since = time.monotonic()
             try:
                 with own_mistakes("choose"):
-                    question.training.make(at.next, store, stop=deadline, **given)  # type: ignore[arg-type]
+                    question.training.make(at.next, store, stop=deadline, **given)
             except Stopped:
                 if deadline.signals.asked():
                     raise
@@ -216,7 +221,7 @@ def answer(
             store.note(question.note, note_of(question, at, command, None))
     choice = _choice(question, rule, at, ended or at.race.end, store, command,
                      time.monotonic() - began)  # fmt: skip
-    return _reported(choice, question, at, store, report, say)
+    return _reported(choice, question, at, store, report, say), at
 
 
 @contextlib.contextmanager
@@ -302,10 +307,8 @@ def _choice(
                     grid=len(arms) * rule.seeds, seconds=round(seconds, 1)),
         store=store.path, command=command,
     )  # fmt: skip
-    values: dict[str, Any] = {
-        "worth": _worth(choice, at), "changes": tuple(_changes(choice, question, at))
-    }  # fmt: skip
-    return Choice(**{**vars(choice), **values})
+    lead, changes = _worth(choice, at), tuple(_changes(choice, question, at))
+    return dataclasses.replace(choice, worth=lead, changes=changes)
 
 
 def _mean(gap: Any, looks: Sequence[Any], name: str) -> Mean:
@@ -380,4 +383,4 @@ def _reported(
     except ModuleNotFoundError as e:
         say(f"no page: {e.name} is not installed (pip install 'headwise[report]')")
         return choice
-    return Choice(**{**vars(choice), "page": write_report(store)})
+    return dataclasses.replace(choice, page=write_report(store))

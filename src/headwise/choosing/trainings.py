@@ -73,8 +73,9 @@ class OnTask:
         """Infinite where the run diverged."""
         return row["held_out"] if row["status"] == "done" else math.inf
 
-    def work(self, run: Run) -> float:
+    def work(self, run: AnyRun) -> float:
         """A number that goes with the time of a run."""
+        assert isinstance(run, Run)
         size = run.params if run.model else run.shape.flops(self.tokens, training=True)
         return float(size) * self.recipe.batch * self.steps
 
@@ -84,7 +85,7 @@ class OnTask:
         own = {} if self.model is None else {"model": self.model.spec()}
         return {"task": self.task.spec(), **own, "recipe": {**recipe, "lr": None}}
 
-    def make(self, runs: Sequence[Run], store: Store, **how: Any) -> None:
+    def make(self, runs: Sequence[Any], store: Store, **how: Any) -> None:
         """Have every run's row in the store."""
         from headwise.execute.sweep import sweep
 
@@ -133,8 +134,9 @@ class OnText:
         """Infinite where the run diverged."""
         return row["bits_per_byte"] if row["status"] == "done" else math.inf
 
-    def work(self, run: Pretraining) -> float:
+    def work(self, run: AnyRun) -> float:
         """A number that goes with the time of a run."""
+        assert isinstance(run, Pretraining)
         return float(run.flops) * run.steps
 
     def spec(self) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class OnText:
 
     def make(
         self,
-        runs: Sequence[Pretraining],
+        runs: Sequence[Any],
         store: Store,
         *,
         device: str = "auto",
@@ -230,12 +232,13 @@ def text(
     >>> text(steps=10, length=32, batch_tokens=64).steps
     10
     """
+    kept: dict[str, Any] = {"evals": min(EVALS, steps), **more}
     try:
         shape = decoder(tokenizer, dim=32, depth=1, heads=2, rank=16, ffn_dim=64)
         return Pretraining(
             shape=shape, source=str(source), steps=steps, length=length,
             batch_tokens=batch_tokens, tokenizer=tokenizer, precision=precision,
-            **{"evals": min(EVALS, steps), **more},
+            **kept,
         )  # fmt: skip
     except TypeError as e:
         raise UsageError(f"a text cannot be described so: {one_line(e)}") from None

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from headwise.cli.arguments_choose import add_choose
 from headwise.cli.values import number, seconds, whole, wholes
 from headwise.errors import UsageError
 
@@ -44,6 +45,7 @@ def parser() -> Parser:
         return command
 
     _add_run(add)
+    add_choose(add)
     _add_theory(add)
     _add_pretrain(add)
     _add_list(add)

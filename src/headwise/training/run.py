@@ -214,7 +214,7 @@ class Run:
         for name in ADDED:
             if not shape[name]:
                 del shape[name]
-        recipe = dataclasses.asdict(self.recipe)
+        recipe: dict[str, Any] = dataclasses.asdict(self.recipe)
         for name in ADDED_TO_RECIPES:
             if not recipe[name]:
                 del recipe[name]
