@@ -11,7 +11,7 @@ same stream of initial weights. Three questions per rule:
     cost      runs in both, as a share of 24 shapes x 20 seeds
 
 The rules: `race` (headwise.choosing.race, the same function that `headwise choose` calls), a t-test
-against the leader at every look, and the rule of Optuna's WilcoxonPruner at its default p of 0.1
+against the leader after every seed, and the rule of Optuna's WilcoxonPruner at its default p of 0.1
 (implemented here: a shape is compared with the best one so far, seed by seed, on common seeds).
 2 CPU cores, about two minutes. docs/choose.md has the table.
 """
@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from headwise.choosing.race import LOOKS, Rule, race
+from headwise.choosing.race import Rule, race
 from headwise.stats import mean
 
 SHAPES, SEEDS = 24, 20
@@ -92,10 +92,10 @@ def runs_of(looks: Sequence[object], arms: int) -> int:
 
 
 def by_t_test(table: Table) -> Outcome:
-    """A paired t-test against the leader at every look, p < 0.05."""
-    left, runs, before = set(range(len(table))), 0, 0
-    for n in (2, *LOOKS):
-        runs, before = runs + len(left) * (n - before), n
+    """A paired t-test against the leader after every seed, p < 0.05."""
+    left, runs = set(range(len(table))), len(table)
+    for n in range(2, SEEDS + 1):
+        runs += len(left)
         leader = min(left, key=lambda i: sum(table[i][:n]))
         gaps = {i: mean([a - b for a, b in zip(table[i][:n], table[leader][:n], strict=True)])
                 for i in left if i != leader}  # fmt: skip
@@ -151,7 +151,7 @@ def rank_sums(n: int) -> list[int]:
 
 
 RULES: dict[str, Callable[[Table], Outcome]] = {
-    "t-test at every look": by_t_test,
+    "t-test after every seed": by_t_test,
     "WilcoxonPruner's rule, p = 0.1": by_wilcoxon,
     "race": by_race,
 }

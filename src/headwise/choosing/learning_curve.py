@@ -74,12 +74,13 @@ def fit(points: Sequence[tuple[float, float]]) -> Curve | str:
     least = min(loss for _, loss in used)
     # A floor near the last losses is tried in small steps, one far below in large ones.
     floors = [least - fall * 10 ** (4 * i / FLOORS - 2.5) for i in range(FLOORS)]
-    found = min(
-        (_line(used, floor) for floor in (0.0, *floors) if 0 <= floor < least),
-        key=lambda curve: curve.scatter,
-        default=None,
-    )
-    if found is None or found.slope < 0.01:
+    tried = sorted({0.0, *(floor for floor in floors if 0 < floor < least)})
+    for _ in range(2):  # a second time between the neighbours of the best one
+        found = min((_line(used, floor) for floor in tried), key=lambda curve: curve.scatter)
+        i = tried.index(found.floor)
+        low, high = tried[max(0, i - 1)], tried[min(len(tried) - 1, i + 1)]
+        tried = [found.floor, *(low + (high - low) * k / FLOORS for k in range(FLOORS))]
+    if found.slope < 0.01:
         return "the leader's error does not fall like a power of its training"
     if found.scatter > MOST_SCATTER * fall:
         return "the leader's evaluations scatter too much around a curve"
