@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "lm", "store"),
     },
     "show": {"headwise", "errors", "files", "rows", "progress"},
+    "planning": {"errors", "device", "shape", "model", "execute"},
     "experiments": {
         *("errors", "files", "rows", "seeds", "stats", "device", "shape", "policies"),
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
@@ -60,7 +61,8 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "lm", "store", "execute", "show", "experiments"),
     },
     "cli": {
-        *("headwise", "errors", "signals", "rows", "progress", "device", "shape", "policies"),
+        *("headwise", "errors", "files", "signals", "rows", "progress", "device", "shape"),
+        *("policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
         "choosing",
     },
@@ -74,12 +76,14 @@ EXTRAS = {  # what is not always installed: inside functions only
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
     "integrations": {"transformers"},
     "lm": {"tokenizers"},
+    "planning": {"torch", "pandas"},
     "seeds": {"torch"},
     "show": {"jinja2", "markupsafe", "matplotlib", "plotly"},
     "store": {"duckdb"},
     "tasks": {"PIL", "datasets"},
 }
 TRAINING = {"torch", "numpy", "safetensors"}  # always installed
+WITH_NUMPY = {"planning"}  # numpy at the top of its modules, torch inside functions only
 WITH_TORCH = {
     *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files")
 }
@@ -89,6 +93,7 @@ LIGHT = (
     *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
     *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
     *("experiments.runner", "choosing.recommend"),
+    *("planning.limits", "planning.costs", "planning.space"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 
@@ -157,6 +162,7 @@ def needs_triton(module: str) -> bool:
 def faults(module: str, source: str) -> list[str]:
     """What a module's source imports against the rules."""
     folder, wrong = folder_of(module), []
+    installed = TRAINING if folder in WITH_TORCH else {"numpy"} if folder in WITH_NUMPY else set()
     for name, top in imports(source):
         package = name.partition(".")[0]
         if package == "__future__" or package in sys.stdlib_module_names:
@@ -171,7 +177,7 @@ def faults(module: str, source: str) -> list[str]:
         elif package == "triton":
             if not needs_triton(module):
                 wrong.append(f"{module} imports triton")
-        elif package in TRAINING and folder in WITH_TORCH:
+        elif package in installed:
             continue
         elif top or package not in EXTRAS.get(folder, set()):
             wrong.append(f"{module} imports {package}{' at its top' if top else ''}")
@@ -217,6 +223,7 @@ def test_flow_allows_only_what_is_used() -> None:
     against: set[tuple[str, str]] = set()
     extras: dict[str, set[str]] = {}
     training: set[str] = set()
+    counting: set[str] = set()
     launching: set[str] = set()
     for module, source in SOURCES.items():
         folder = folder_of(module)
@@ -229,6 +236,8 @@ def test_flow_allows_only_what_is_used() -> None:
                     against.add((folder, other))
             elif package in TRAINING and folder in WITH_TORCH:
                 training.add(folder)
+            elif package == "numpy" and folder in WITH_NUMPY:
+                counting.add(folder)
             elif package == "triton":
                 launching.add(module.rpartition(".")[2])
             elif package not in {"__future__", *sys.stdlib_module_names}:
@@ -237,6 +246,7 @@ def test_flow_allows_only_what_is_used() -> None:
     assert against == AGAINST
     assert extras == EXTRAS
     assert training == WITH_TORCH
+    assert counting == WITH_NUMPY
     assert {name for name in launching if "_triton" not in name} == NEEDS_TRITON
 
 
@@ -371,6 +381,12 @@ def test_command_on_a_store_loads_no_torch(command: str, tiny_store: Path) -> No
     words = [*command.split(), str(tiny_store)]
     loaded = run_python(f"from headwise.cli import main\nassert main({words!r}) == 0")
     assert "torch" not in loaded
+
+
+@pytest.mark.parametrize("words", ["--params 30M --kv-bytes 8KiB", "--params 30M --only-pareto"])
+def test_plan_loads_numpy_and_no_torch(words: str) -> None:
+    code = f"from headwise.cli import main\nassert main({['plan', *words.split()]!r}) == 0"
+    assert run_python(code) & HEAVY == {"numpy"}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ PUBLIC = [
     "Farthest",
     "Model",
     "Nearest",
+    "Plan",
     "Recipe",
     "Run",
     "Shape",
@@ -26,6 +27,7 @@ PUBLIC = [
     "attend",
     "choose",
     "explain",
+    "plan",
     "run",
     "train",
 ]

@@ -180,6 +180,37 @@ def test_pipe_or_a_file_without_end_in_a_store_is_not_read(
     assert capsys.readouterr().err.count("it is not a regular file") == 2
 
 
+@pytest.mark.parametrize("name", ["lock", "rows.jsonl"])
+@pytest.mark.parametrize("what", ["link", "link to itself", "folder", "pipe"])
+def test_run_is_not_begun_where_its_row_cannot_be_written(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    """A link in somebody's store leads a writer anywhere."""
+    made, run, outside = Store(tmp_path / "store"), make(), tmp_path / "outside"
+    path = made.runs_path / run.id / name
+    path.parent.mkdir(parents=True)
+    match what:
+        case "link":
+            path.symlink_to(outside)
+        case "link to itself":
+            path.symlink_to(name)
+        case "folder":
+            path.mkdir()
+        case _:
+            os.mkfifo(path)
+    made.open()
+    with pytest.raises(UsageError, match=f"{name} cannot be written, it is"), made.claim([run]):
+        pass
+    assert not outside.exists()
+
+
+def test_store_is_no_link_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / "loop", tmp_path / "loop" / "inside"):
+        with pytest.raises(UsageError, match="a link that leads nowhere"):
+            Store(path)
+
+
 def test_rows_of_a_file_are_checked_by_their_digests_too(tmp_path: Path) -> None:
     made = {**row("a"), "status": "done"}
     path = tmp_path / "rows.jsonl"

@@ -23,6 +23,7 @@ __all__ = [
     "Farthest",
     "Model",
     "Nearest",
+    "Plan",
     "Recipe",
     "Run",
     "Shape",
@@ -33,6 +34,7 @@ __all__ = [
     "attend",
     "choose",
     "explain",
+    "plan",
     "run",
     "train",
 ]
@@ -41,7 +43,7 @@ _HOME = {
     "Shape": "shape",
     "UsageError": "errors",
     "Attention": "model.attention",
-    "attend": "model.attention",
+    "attend": "model.dispatch",
     "explain": "model.backends",
     "Encoder": "model.transformer",
     "Decoder": "model.transformer",
@@ -51,6 +53,8 @@ _HOME = {
     "Model": "model.own",
     "Farthest": "tasks",
     "Nearest": "tasks",
+    "plan": "planning.plan",
+    "Plan": "planning.result",
     "Recipe": "training.run",
     "Run": "training.run",
     "run": "experiments.runner",
@@ -63,10 +67,13 @@ if TYPE_CHECKING:
     from headwise.choosing.recommend import choose
     from headwise.errors import UsageError
     from headwise.experiments.runner import run
-    from headwise.model.attention import Attention, attend
+    from headwise.model.attention import Attention
     from headwise.model.backends import explain
+    from headwise.model.dispatch import attend
     from headwise.model.own import Model
     from headwise.model.transformer import Decoder, Encoder
+    from headwise.planning.plan import plan
+    from headwise.planning.result import Plan
     from headwise.shape import Shape
     from headwise.store import Store
     from headwise.tasks import Farthest, Nearest

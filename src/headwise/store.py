@@ -25,6 +25,7 @@ import fcntl
 import json
 import math
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +76,9 @@ class Store:
         there = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not there.is_dir():
             raise UsageError(f"a store is a folder, got {self.path} where {there} is a file")
+        for path in (self.path, *self.path.absolute().parents):
+            if path.is_symlink() and not path.exists():
+                raise UsageError(f"a store is a folder, got {path}, a link that leads nowhere")
         # a mark in the making is a hidden file beside its place
         strange = self.path.exists() and not all(
             p.name.startswith(f".{MARK}.") for p in self.path.iterdir()
@@ -183,7 +187,10 @@ class Store:
             for run in runs:
                 folder = self.runs_path / run.id
                 folder.mkdir(parents=True, exist_ok=True)
-                handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+                # Both are written in place. A link in somebody's store could lead anywhere.
+                for name in ("lock", ROWS_FILE):
+                    _check_regular(folder / name)
+                handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 held.callback(os.close, handle)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -327,11 +334,20 @@ def _row_of(line: bytes, run_id: str, spec: Mapping[str, Any], broken: bool) -> 
     return row
 
 
+def _check_regular(path: Path) -> None:
+    """Refuse to write in the place of a link, a folder, a pipe or a device."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise UsageError(f"{path} cannot be written, it is {what}: remove it")
+
+
 def append_line(path: Path, line: str) -> None:
     """Add one line in one write; a torn line left by a kill is closed off first, so it spoils
     itself alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # a line that is being written is not a torn one
         size = os.fstat(handle).st_size

@@ -45,6 +45,8 @@ def lay_out(case: Case, folder: Path) -> None:
     """Write a case's files."""
     for name, content in case.files.items():
         path = folder / name
+        if any(f"{above}" in case.files for above in Path(name).parents):
+            continue  # another file of the case lies in the place of its folder
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path) and not path.is_dir():
             path.unlink()

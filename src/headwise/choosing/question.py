@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ class Question:
 
     def spec(self) -> dict[str, Any]:
         """As plain values: what another question in the same store would differ in."""
-        shapes = [dataclasses.asdict(shape) for shape in self.shapes]
+        shapes = [shape.spec() for shape in self.shapes]
         plain = {**self.training.spec(), "shapes": shapes, "rates": self.rates,
                  "trials": self.trials}  # fmt: skip
         return json.loads(json.dumps(plain))

@@ -1,5 +1,5 @@
 """The command line: `headwise run | choose | theory | pretrain | list | report | draw | cost |
-policies | explain | infer | check`.
+policies | plan | explain | infer | check`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line.
 Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage; 130, 143 and
@@ -38,6 +38,7 @@ COMMANDS = {
     "draw": ("store", "draw"),
     "cost": ("shapes", "cost"),
     "policies": ("shapes", "policies"),
+    "plan": ("plan", "plan"),
     "explain": ("shapes", "explain"),
     "infer": ("shapes", "infer"),
     "check": ("check", "check"),

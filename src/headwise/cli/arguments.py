@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from headwise.cli.arguments_choose import add_choose
+from headwise.cli.choose_arguments import add_choose
+from headwise.cli.parser import Parser
+from headwise.cli.plan_arguments import add_plan
 from headwise.cli.values import number, seconds, whole, wholes
-from headwise.errors import UsageError
 
 DEFAULT_STORE = "headwise-store"
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are UsageErrors: one line, exit code 2, nearest names."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
-
 
 # Makes a command of its name, what it does and an example.
 Add = Callable[[str, str, str], Parser]
@@ -45,7 +38,7 @@ def parser() -> Parser:
         return command
 
     _add_run(add)
-    add_choose(add)
+    add_choose(add, _add_store, _add_device, _add_wide)
     _add_theory(add)
     _add_pretrain(add)
     _add_list(add)
@@ -53,6 +46,7 @@ def parser() -> Parser:
     _add_draw(add)
     _add_cost(add)
     _add_policies(add)
+    add_plan(add, _add_device)
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
@@ -432,7 +426,7 @@ def _add_wide(parser: Parser) -> None:
     parser.add_argument("--wide", action="store_true", help=text)
 
 
-def _add_device(parser: Parser) -> None:
+def _add_device(parser: Any) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda; default auto")
 
 

@@ -45,8 +45,8 @@ def measure(
             f"steps must be more than {WARM} and fewer than the {tokens} tokens, got {steps}"
         )
     # Inputs instead of keys and values are measured only where they are fewer numbers.
-    model, inputs = _model(shape, device, dtype), _inputs(shape, batch, tokens, device, dtype)
-    kept = [False, True] if shape.kv_width(True) < shape.kv_width() else [False]
+    model, inputs = model_and_inputs(shape, batch, tokens, device, dtype)
+    kept = [False, True] if shape.kv_bytes(1, inputs=True) < shape.kv_bytes(1) else [False]
     rows = [_cached(model, inputs, steps, inputs_kept) for inputs_kept in kept]
     rows.append(_anew(model, inputs))
     # A decode step reads every weight and the whole cache once, so its bytes over its time is the
@@ -152,6 +152,13 @@ def _seconds(work: Callable[[], Any], device: torch.device, repeats: int, warm: 
         if i >= warm:
             times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def model_and_inputs(
+    shape: Shape, batch: int, tokens: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Decoder | Encoder, Tensor]:
+    """A model with random weights and a batch of random inputs."""
+    return _model(shape, device, dtype), _inputs(shape, batch, tokens, device, dtype)
 
 
 def _model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Decoder | Encoder:

@@ -118,7 +118,7 @@ def write_page(path: Path, sections: Sequence[Section], lost: Sequence[str] = ()
         sections=[_values(section) for section in sections],
         lost=lost,
         plotly=get_plotlyjs(),
-        embed=_embed,
+        embed=embed,
     )
     write_whole(path, page)
 
@@ -213,7 +213,7 @@ def _short(value: float | None) -> float | None:
 # ---- what the template calls
 
 
-def _embed(value: Any) -> str:
+def embed(value: Any) -> str:
     """JSON that is safe inside a script element."""
     from markupsafe import Markup
 

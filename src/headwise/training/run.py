@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headwise.errors import LARGEST, UsageError, check_seed, nearest, shown
 from headwise.model import INITS
 from headwise.rows import Row, Work, columns_of, id_of
-from headwise.shape import Shape
+from headwise.shape import Shape, not_built
 from headwise.tasks import PACKAGE, TASKS, task_of
 
 if TYPE_CHECKING:
@@ -27,10 +27,9 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 EVALUATED_ON = ("", "validation")  # the held-out draw that all runs share, or another one
 MOST = 10**9  # steps, sequences
 MOST_EVALS = 100_000  # each is a point of a row's curve
-ADDED = (
-    "input_dim",
-    "output_dim",
-)  # fields of shapes that came later: left out where unused, so that older ids stay
+# fields of shapes that came after the first runs, before those that `Shape.spec` leaves out: left
+# out where unused, so that older ids stay
+ADDED = ("input_dim", "output_dim")
 ADDED_TO_RECIPES = ("evaluated_on",)  # the same of recipes
 
 
@@ -164,6 +163,8 @@ class Run:
                 f"{self.recipe.init}"
             )
         check_seed(self.seed)
+        if self.model is None and (missing := not_built(shape)):
+            raise UsageError(missing)
         if self.recipe.protocol == "original" and not task.has_original:
             raise UsageError(
                 "protocol original is the rank paper's own data: farthest of uniform points; "
@@ -202,7 +203,7 @@ class Run:
                 "a shape for this task must be causal, because later tokens hold the answers; got "
                 "causal False"
             )
-        if shape.positions not in ("none", "room") and shape.num_positions < task.tokens:
+        if shape.positions in ("additive", "concatenated") and shape.num_positions < task.tokens:
             raise UsageError(
                 f"num_positions must be at least the task's {task.tokens} tokens, got "
                 f"{shape.num_positions}"
@@ -210,16 +211,12 @@ class Run:
 
     def spec(self) -> dict[str, Any]:
         """The run as plain values; `Run.of` is its inverse."""
-        shape = dataclasses.asdict(self.shape)
-        for name in ADDED:
-            if not shape[name]:
-                del shape[name]
         recipe: dict[str, Any] = dataclasses.asdict(self.recipe)
         for name in ADDED_TO_RECIPES:
             if not recipe[name]:
                 del recipe[name]
         return {
-            "shape": shape,
+            "shape": self.shape.spec(ADDED),
             "task": self.task.spec(),
             **({} if self.model is None else {"model": self.model.spec()}),
             "recipe": recipe,

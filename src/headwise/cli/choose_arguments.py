@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwise.cli.values import number, seconds, whole, wholes
 from headwise.errors import UsageError
-
-if TYPE_CHECKING:
-    from headwise.cli.arguments import Add
 
 EXAMPLE = (
     "headwise choose my_task.py --params 300k --hours 0.5\n"
@@ -59,9 +56,8 @@ OPTIONS: tuple[tuple[str, Callable[[str], Any], str], ...] = (
 )
 
 
-def add_choose(add: Add) -> None:
-    from headwise.cli.arguments import _add_device, _add_store, _add_wide
-
+def add_choose(add: Callable[[str, str, str], Any], *shared: Callable[[Any], None]) -> None:
+    """The command with all its options; `shared` adds those that commands have in common."""
     command = add(
         "choose",
         "Which shape is best on your task? Tunes every shape's rate, then races them on paired "
@@ -78,8 +74,6 @@ def add_choose(add: Add) -> None:
     for name, kind, text in OPTIONS:
         names: dict[Any, str] = {wholes: "N,N", sizes: "N,N", rates: "X,X", str: "NAME"}
         command.add_argument(f"--{name}", type=kind, metavar=names.get(kind, "N"), help=text)
-    _add_store(command)
-    _add_device(command)
     command.add_argument(
         "--workers", type=whole, metavar="N", help="processes on a CPU; default one per core"
     )
@@ -88,4 +82,5 @@ def add_choose(add: Add) -> None:
         help="how often what is being trained is saved; default 30",
     )  # fmt: skip
     command.add_argument("--no-report", action="store_true", help="write no page")
-    _add_wide(command)
+    for add_options in shared:
+        add_options(command)
