@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
     },
     "choosing": {
-        *("errors", "signals", "rows", "stats", "device", "shape"),
+        *("errors", "signals", "rows", "stats", "device", "shape", "planning"),
         *("training", "lm", "store", "execute", "show", "experiments"),
     },
     "cli": {

@@ -66,7 +66,7 @@ def candidates(
             f"{_words(depths)} layers leaves a quarter of the width for the feed-forward; give "
             "another dim, depths, heads or ranks"
         )
-    return tuple(_spread(found, most))
+    return tuple(spread(found, most))
 
 
 def designs(
@@ -99,7 +99,7 @@ def designs(
             f"{plural(len(everywhere), 'design')} can be built at all of "
             f"{', '.join(f'{size:,}' for size in sizes)} parameters; give other depths or heads"
         )
-    chosen = _spread(everywhere, most)
+    chosen = spread(everywhere, most)
     return {size: {name: found[size][name] for name in chosen} for size in sizes}
 
 
@@ -133,7 +133,7 @@ def _at(
     return build(depth, heads, rank, ffn_dim) if ffn_dim >= max(1, dim // 4) else None
 
 
-def _spread(found: list[T], most: int) -> list[T]:
+def spread(found: list[T], most: int) -> list[T]:
     """At most so many of them, evenly over the list."""
     if most < 2:
         raise UsageError(f"at least 2 shapes can be compared, got {most}")

@@ -16,15 +16,15 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.choosing.candidates import MOST, candidates
+from headwise.choosing.candidates import MOST
 from headwise.choosing.choice import Arm, Choice, Spent
 from headwise.choosing.clock import Deadline, Pace, end_of, times
 from headwise.choosing.learning_curve import worth
-from headwise.choosing.limits import amount
+from headwise.choosing.limits import shapes_within
 from headwise.choosing.page import note_of
 from headwise.choosing.question import (
     Question,
@@ -65,6 +65,7 @@ def choose(
     depths: Sequence[int] = (),
     heads: Sequence[int] = (),
     ranks: Sequence[int] = (),
+    limits: Mapping[str, str] | None = None,
     most: int = MOST,
     model: str | Model | None = None,
     recipe: Recipe | None = None,
@@ -91,8 +92,9 @@ def choose(
 
     `task` is a task's value, its name or file, or a `Pretraining` for a text, whose shape, rate and
     seed are replaced. The shapes are given, or are those of `params` parameters (narrowed by `dim`,
-    `depths`, `heads`, `ranks`). Every shape's rate is tuned with `trials` runs on a seed and on
-    held-out data that are not used again; then shapes are compared on fresh seeds, the same for
+    `depths`, `heads`, `ranks`, and by `limits` as those of `headwise.plan`). Every shape's rate is
+    tuned with `trials` runs on a seed and on held-out data that are not used again; then shapes are
+    compared on fresh seeds, the same for
     all, until the answer is clear, `seeds` are used up or time is up. With probability 1 - `delta`
     no statement is wrong; differences below `epsilon` do not matter.
 
@@ -108,7 +110,7 @@ def choose(
     limit = limit_of(seconds, hours)
     rule = Rule(delta=delta, epsilon=epsilon, seeds=seeds)
     training = training_of(task, model, recipe, steps, batch)
-    chosen = _shapes(training, shapes, params, dim, depths, heads, ranks, most)
+    chosen = _shapes(training, shapes, params, limits or {}, dim, depths, heads, ranks, most)
     trials = (len(rates) if len(rates) == 1 else TRIALS) if trials is None else trials
     check_grid(rates, trials)
     question = Question(training, chosen, tuple(map(float, rates)), trials)
@@ -141,6 +143,7 @@ def _shapes(
     training: Training,
     shapes: Sequence[Shape] | None,
     params: int | str | None,
+    within: Mapping[str, str],
     dim: int | None,
     depths: Sequence[int],
     heads: Sequence[int],
@@ -148,15 +151,17 @@ def _shapes(
     most: int,
 ) -> tuple[Shape, ...]:
     """The shapes that were given, or those that meet the limits."""
-    limits = {"params": params, "dim": dim, "depths": depths, "heads": heads, "ranks": ranks}
+    limits = {"params": params, "limits": within, "dim": dim}
+    limits |= {"depths": depths, "heads": heads, "ranks": ranks}
     if shapes is not None:
         if given := [name for name, value in limits.items() if value]:
             raise UsageError(f"shapes are given, so {given[0]} has nothing to limit")
         return tuple(shapes)
     if params is None:
         raise UsageError("choose needs shapes, or the parameters that they are to have (params)")
-    size = amount("params", params)
-    return candidates(training, size, dim=dim, depths=depths, heads=heads, ranks=ranks, most=most)
+    return shapes_within(
+        training, params, within, dim=dim, depths=depths, heads=heads, ranks=ranks, most=most
+    )
 
 
 # ---- the loop

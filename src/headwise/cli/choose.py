@@ -27,6 +27,7 @@ def choose(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 def _choose(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.choosing.extrapolate import extrapolate
     from headwise.choosing.recommend import choose as race
+    from headwise.planning.costs import COSTS
 
     if args.extrapolate and args.params is None:
         raise UsageError("--extrapolate needs the size to predict: --params")
@@ -34,10 +35,14 @@ def _choose(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             "seconds", "store", "device", "workers", "checkpoint_every", "params")  # fmt: skip
     given: dict[str, Any] = {name: getattr(args, name) for name in (*same, *LISTS)}
     given = {name: value for name, value in given.items() if value is not None}
+    limits = {name: getattr(args, name) for name in COSTS if name != "params"}
+    limits = {name: text for name, text in limits.items() if text is not None}
+    if limits:
+        given["limits"] = limits
     how: Any = race
     if args.extrapolate:
-        if unused := [name for name in ("dim", "ranks") if name in given]:
-            raise UsageError(f"--{unused[0]} follows from the size with --extrapolate")
+        if unused := [name for name in ("dim", "ranks", "limits") if name in given]:
+            raise UsageError(f"{unused[0]} follows from the size of --extrapolate")
         how = functools.partial(extrapolate, sizes=args.extrapolate)
     choice = how(
         _task(args),

@@ -8,6 +8,7 @@ from typing import Any
 
 from headwise.cli.values import number, seconds, whole, wholes
 from headwise.errors import UsageError
+from headwise.planning.costs import COSTS
 
 EXAMPLE = (
     "headwise choose my_task.py --params 300k --hours 0.5\n"
@@ -30,7 +31,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 OPTIONS: tuple[tuple[str, Callable[[str], Any], str], ...] = (
-    ("params", str, "parameters of every shape, as 300k or 10M"),
+    ("params", str, "parameters of every shape, as 300k, <=10M or 9M..10M"),
     ("depths", wholes, "layers of the shapes; default a grid, as for what follows"),
     ("heads", wholes, "their numbers of heads"),
     ("ranks", wholes, "their ranks of a head"),
@@ -71,6 +72,9 @@ def add_choose(add: Callable[[str, str, str], Any], *shared: Callable[[Any], Non
         "--text", nargs="?", const="", metavar="PATH",
         help="decoders on a text in the place of a task; without PATH a generated one",
     )  # fmt: skip
+    for cost in COSTS.values():
+        if cost.name != "params":
+            command.add_argument(cost.flag, dest=cost.name, metavar="LIMIT", help=cost.about)
     for name, kind, text in OPTIONS:
         names: dict[Any, str] = {wholes: "N,N", sizes: "N,N", rates: "X,X", str: "NAME"}
         command.add_argument(f"--{name}", type=kind, metavar=names.get(kind, "N"), help=text)
