@@ -8,8 +8,9 @@ of the parameters, by least squares:
 
 so every seed gives a prediction, and their differences between designs are compared as in a race.
 Two things widen the intervals: the seeds, as always, and the bend. With three sizes or more the
-bend is measured: how far the line through the last two sizes is from the line through all. With two
-it cannot be seen, and a tenth of the predicted change is allowed for; so at the least with three.
+bend is measured: how far the parabola through the last three sizes is from the line through all.
+With two it cannot be seen, and a tenth of the predicted change is allowed for; so at the least with
+three.
 
 The order is not predictable when it changes with size: when a design that leads at one size is
 ruled out at another.
@@ -159,13 +160,13 @@ def predict(
     if len(seeds) < 2:
         raise UsageError("a prediction needs two seeds that all designs have at all sizes")
     x, goal = [math.log(size) for size in sizes], math.log(params)
-    weights, last = _weights(x, goal), _weights(x[-2:], goal)
+    weights, curved = _weights(x, goal), _parabola(x[-3:], goal)
     logs = {
         name: [[math.log(losses[size][name][seed]) for size in sizes] for seed in seeds]
         for name in names
     }
     lines = {name: [_dot(weights, y) for y in logs[name]] for name in names}
-    bends = {name: _bend(logs[name], lines[name], last) for name in names}
+    bends = {name: _bend(logs[name], lines[name], curved) for name in names}
 
     # Designs are compared by the seeds' predictions, and by how differently they bend.
     level = delta / 2 / max(1, 2 * len(names) - 1)
@@ -199,13 +200,23 @@ def _dot(weights: Sequence[float], y: Sequence[float]) -> float:
     return math.fsum(w * v for w, v in zip(weights, y, strict=True))
 
 
-def _bend(logs: Sequence[Sequence[float]], lines: Sequence[float], last: Sequence[float]) -> float:
-    """How far the mean prediction is from that of the last two sizes alone, and at the least a
-    part of the predicted change."""
+def _parabola(x: Sequence[float], goal: float) -> list[float]:
+    """What each of three sizes counts for in the parabola through them at the goal; of two sizes
+    the line's."""
+    if len(x) < 3:
+        return _weights(x, goal)
+    return [math.prod((goal - other) / (v - other) for other in x if other != v) for v in x]
+
+
+def _bend(
+    logs: Sequence[Sequence[float]], lines: Sequence[float], curved: Sequence[float]
+) -> float:
+    """How far the mean prediction is from that of the parabola through the last three sizes, and at
+    the least a part of the predicted change."""
     n = len(logs)
-    at_last = math.fsum(_dot(last, y[-2:]) for y in logs) / n
+    bent = math.fsum(_dot(curved, y[-len(curved) :]) for y in logs) / n
     centre, largest = math.fsum(lines) / n, math.fsum(y[-1] for y in logs) / n
-    return max(abs(at_last - centre), ALLOWED_BEND * abs(centre - largest))
+    return max(abs(bent - centre), ALLOWED_BEND * abs(centre - largest))
 
 
 def _order_changes(races: Mapping[int, Race]) -> str:

@@ -336,7 +336,7 @@ def _worth(choice: Choice, at: Standing) -> Any:
 
 def _changes(choice: Choice, question: Question, at: Standing) -> Iterator[str]:
     """What would change the answer, as far as the rows know."""
-    edge = [arm.name for arm in choice.arms if arm.edge and arm.out is None]
+    edge = [arm.name for arm in choice.arms if arm.edge]
     if edge:
         side = "its best rate is" if len(edge) == 1 else "their best rates are"
         yield f"other rates for {', '.join(edge)}: {side} at the edge of what was tried"
