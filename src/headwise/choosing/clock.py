@@ -9,8 +9,9 @@ from typing import Any
 
 from headwise.signals import Stop
 
-RESERVE = 0.03  # share of the time that is kept for the report
-MOST_RESERVE = 10.0  # seconds of it, at most
+# Kept for a last block of steps, its checkpoint and the report: seconds, a share of the time, and
+# at most another share of it.
+RESERVE, SHARE, MOST_SHARE = 3.0, 0.02, 0.25
 
 
 class Deadline(Stop):
@@ -71,7 +72,7 @@ def end_of(seconds: float | None, now: float) -> float:
     """When training must have ended, so that the report is there in time."""
     if seconds is None:
         return float("inf")
-    return now + seconds - min(MOST_RESERVE, RESERVE * seconds)
+    return now + seconds - min(RESERVE + SHARE * seconds, MOST_SHARE * seconds)
 
 
 def times(value: Any) -> str:
