@@ -171,7 +171,7 @@ def test_store_of_another_question_is_refused_and_keeps_its_rows(tmp_path: Path)
         ({"params": "300k", "hours": -1}, "time must be above 0, got -3600 seconds"),
         ({"params": "300k", "on": "mars"}, "unknown place to run 'mars'; choices: local"),
         ({"params": "300k", "trials": 2}, "trials must be at least as many as rates, got 2"),
-        ({"params": 900, "dim": 64}, "no shape of 900 parameters, width 64"),
+        ({"params": 900, "dim": 64}, "fewer than two shapes of 900 parameters, width 64"),
         ({"params": "300k", "most": 1}, "at least 2 shapes can be compared, got 1"),
         ({"params": "300k", "steps": 0}, "steps must be at least 1, got 0"),
     ],

@@ -27,7 +27,7 @@ MISTAKES = (
     ("choose farthest --params 9k --rates 0", "rates must be above 0, got 0.0"),
     ("choose farthest --params 9k --rates a", "argument --rates: must be a number, got 'a'"),
     ("choose farthest --params 9k --heads 0", "argument --heads: must be at least 1, got 0"),
-    ("choose farthest --params 9k --heads 999", "no shape of 9,000 parameters, width 24"),
+    ("choose farthest --params 9k --heads 999", "fewer than two shapes of 9,000 parameters"),
     ("choose farthest --params 9k --most 1", "at least 2 shapes can be compared, got 1"),
     ("choose farthest --params 9k --device mars", "unknown device 'mars'; "),
     ("choose farthest --extrapolate 3k,4k", "--extrapolate needs the size to predict: --params"),

@@ -40,33 +40,39 @@ def candidates(
     if params < 1:
         raise UsageError(f"params must be at least 1, got {params}")
     middle = _layers(params)
-    if dim is None:
-        dim = max(8, round(math.sqrt(params / (12 * middle)) / 8) * 8)
     depths = depths or sorted({max(1, middle // 2), middle, 2 * middle})
-    powers = [1 << i for i in range(12)]
-    if heads or ranks:
-        pairs = [
-            (h, r)
-            for h in (heads or powers)
-            for r in (ranks or (max(1, dim // h),))
-            if (heads and ranks) or h * r <= 2 * dim
+    # Where tables of tokens take most of the parameters, a smaller width leaves some for layers.
+    wanted = dim or max(8, round(math.sqrt(params / (12 * middle)) / 8) * 8)
+    widths = [wanted] if dim else range(wanted, 7, -8)
+    for width in widths:
+        build, pairs = _builder(training, width), _pairs(width, heads, ranks)
+        found = [
+            shape
+            for depth in depths
+            for h, r in pairs
+            if (shape := _at(build, params, width, depth, h, r)) is not None
         ]
+        if len(found) > 1:
+            return tuple(spread(found, most))
+    raise UsageError(
+        f"fewer than two shapes of {params:,} parameters, width {wanted}, {_words(depths)} layers "
+        "leave a quarter of the width for the feed-forward; give another dim, depths, heads or "
+        "ranks"
+    )
+
+
+def _pairs(dim: int, heads: Sequence[int], ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """Heads and ranks: those that are said, or such that the heads share the width."""
+    powers = [1 << i for i in range(12)]
+    if heads and ranks:
+        found = [(h, r) for h in heads for r in ranks]
+    elif heads:
+        found = [(h, max(1, dim // h)) for h in heads]
+    elif ranks:
+        found = [(h, r) for h in powers for r in ranks if h * r <= 2 * dim]
     else:
-        pairs = [(h, dim // h) for h in powers if dim % h == 0 and dim // h >= LEAST_RANK]
-    build = _builder(training, dim)
-    found = [
-        shape
-        for depth in depths
-        for h, r in dict.fromkeys(pairs)
-        if (shape := _at(build, params, dim, depth, h, r)) is not None
-    ]
-    if len(found) < 2:
-        raise UsageError(
-            f"{'only one shape' if found else 'no shape'} of {params:,} parameters, width {dim}, "
-            f"{_words(depths)} layers leaves a quarter of the width for the feed-forward; give "
-            "another dim, depths, heads or ranks"
-        )
-    return tuple(spread(found, most))
+        found = [(h, dim // h) for h in powers if dim % h == 0 and dim // h >= LEAST_RANK]
+    return list(dict.fromkeys(found))
 
 
 def designs(

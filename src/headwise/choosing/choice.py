@@ -282,15 +282,16 @@ def names_of(shapes: Sequence[Shape]) -> list[str]:
     """
     names = [f"{heads_in_words(s)} in {plural(s.depth, 'layer')}" for s in shapes]
     for field, word in (("dim", "width"), ("ffn_dim", "feed-forward")):
-        if len(set(names)) == len(names):
-            break
-        common = {name for name in names if names.count(name) > 1}
+        values: dict[str, set[int]] = {}
+        for name, shape in zip(names, shapes, strict=True):
+            values.setdefault(name, set()).add(getattr(shape, field))
         names = [
-            f"{name}, {word} {getattr(shape, field)}" if name in common else name
+            f"{name}, {word} {getattr(shape, field)}" if len(values[name]) > 1 else name
             for name, shape in zip(names, shapes, strict=True)
         ]
     if len(set(names)) < len(names):
-        names = [f"{name} (shape {i})" for i, name in enumerate(names, 1)]
+        twice = {name for name in names if names.count(name) > 1}
+        names = [f"{n} (shape {i})" if n in twice else n for i, n in enumerate(names, 1)]
     return names
 
 

@@ -356,8 +356,8 @@ def _changes(choice: Choice, question: Question, at: Standing) -> Iterator[str]:
         visible = max((a.gap.high - a.gap.low) / 2 for a in wide
                       if a.gap and a.gap.low is not None and a.gap.high is not None)  # fmt: skip
         yield (
-            f"more seeds: {question.note.removeprefix('choose-')} after {choice.race.rule.seeds} "
-            f"shows no difference below about {signed(visible)[1:]}"
+            f"more seeds: {choice.race.rule.seeds} show no difference below about "
+            f"{signed(visible)[1:]}"
         )
 
 
