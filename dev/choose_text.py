@@ -8,7 +8,7 @@ The text is what every machine has: the sources of Python's standard library and
 order of their names, cut after 40 MB; its digest is in every row, so another machine's rows are
 another question's. Runs are resumable: the same command resumes, and says the same as
 an undisturbed one. FOLDER gets rows.jsonl, choice.json, choice.txt and, where Plotly and Jinja2 are
-there, report.html.
+there, report.html. Several processes may share a store, and then share the runs.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--seconds", type=float, default=1140.0, help="time there is, in all")
     parser.add_argument("--store", type=Path, default=Path("choose-text-store"))
+    parser.add_argument("--steps", type=int, default=1000, help="of a training; default 1000")
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
     args = parser.parse_args()
     if args.tiny:
@@ -85,7 +86,7 @@ def main() -> None:
     else:
         source = corpus(args.out, BYTES)
         asked = text(
-            source, steps=1000, length=512, batch_tokens=32_768, eval_tokens=1 << 19,
+            source, steps=args.steps, length=512, batch_tokens=32_768, eval_tokens=1 << 19,
             precision="bf16", evals=10,
         )  # fmt: skip
         raced = shapes(384, 10_000_000)

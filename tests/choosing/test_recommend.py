@@ -1,6 +1,7 @@
 """The loop from rows to a recommendation: resumed anywhere, kept within its time, and honest."""
 
 import dataclasses
+import html
 import json
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from headwise.choosing.choice import Choice
 from headwise.choosing.question import Question, standing
 from headwise.choosing.race import Rule
 from headwise.choosing.recommend import answer, choose
+from headwise.experiments.pages import write_report
 from headwise.signals import Stop
 from headwise.store import Store
 
@@ -139,6 +141,9 @@ def test_page_has_every_look(tmp_path: Path) -> None:
     ]
     assert about["page"]["headline"] == found.lines
     assert about["later"] == [0, 0]
+    page = write_report(Store(tmp_path)).read_text()
+    assert html.escape(found.sentence) in page
+    assert "Every look" in page
 
 
 # ---- mistakes
