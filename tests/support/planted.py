@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from headwise.rows import Row, Work, id_of
 from headwise.shape import Shape
+from headwise.signals import Stopped
 from headwise.store import Store
 
 SHAPES = tuple(Shape(dim=16, depth=1, num_heads=h, head_dim=16 // h) for h in (1, 2, 4, 8))
@@ -72,6 +73,8 @@ class Planted:
 
     def make(self, runs: Sequence[PlantedRun], store: Store, **how: Any) -> None:
         for run in store.missing(runs):
+            if how["stop"].asked():
+                raise Stopped(how["stop"].number)
             self.interrupt(len(self.made))
             self.made.append(run.id)
             store.add(run.row())

@@ -205,7 +205,9 @@ def answer(
             todo = sum(map(question.training.work, at.next))
             expected = pace.seconds(todo)
             left = deadline.end - time.monotonic()
-            if left <= 0 or (expected is not None and expected > left):
+            # A look that would come too late is not begun. Before the first one there is nothing to
+            # report anyway, and what is under way is saved when time is up.
+            if left <= 0 or (at.race.looks and expected is not None and expected > left):
                 ended = "time"
                 break
             say(_round_in_words(at, expected))
