@@ -149,7 +149,12 @@ MISTAKES: list[tuple[str, str]] = [
         "rope_theta must be a number, got 'big'"
     )),
     ("cost --set dim=12 depth=1 num_heads=4 norm=batch", "unknown norm 'batch'; "),
-    ("cost --set dim=12 depth=1 heads=4", "unknown shape key 'heads'; did you mean num_heads"),
+    ("cost --set dim=12 depth=1 num_head=4", "unknown shape key 'num_head'; did you mean num_"),
+    ("cost --set dim=12 depth=1 num_heads=4 heads=4", "num_heads and heads are two names of one "),
+    ("cost --set dim=12 depth=2 num_heads=4,x", "num_heads must be a whole number, got 'x'"),
+    ("cost --set dim=12 depth=2 num_heads=4,4,4", "num_heads by layer must be 1 to depth (2) "),
+    ("infer --set dim=12 depth=1 num_heads=4 causal=true sinks=true", "needs sinks=False, this "),
+    ("policies --set dim=12 depth=2 num_heads=4,3 --policy widen --to 3", "widen changes the "),
     ("cost --set dim", "--set takes key=value, got 'dim'"),
     ((
         "cost --set dim=12 depth=1 num_heads=4 --tokens 0"

@@ -83,6 +83,12 @@ def test_layer_formula(kind, place, ffn_dim):
             case "parallel":
                 z = n(block.norm1, h)
                 h = h + attend(z) + (feed(z) if ffn_dim else 0)
+            case "parallel-2":
+                h, x1 = h + attend(n(block.norm1, h)), h
+                h = h + feed(n(block.norm2, x1)) if ffn_dim else h
+            case "output":
+                h = h + n(block.norm1, attend(h))
+                h = h + n(block.norm2, feed(h)) if ffn_dim else h
             case "sandwich":
                 h = h + n(block.after1, attend(n(block.norm1, h)))
                 h = h + n(block.after2, feed(n(block.norm2, h))) if ffn_dim else h

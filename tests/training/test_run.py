@@ -18,7 +18,7 @@ from support.small_runs import (
 
 from headwise.errors import UsageError
 from headwise.experiments.rank_paper.shapes import paper_shape
-from headwise.shape import Shape
+from headwise.shape import Layer, Shape
 from headwise.tasks import BiasedNearest, Farthest, Nearest, Recall
 from headwise.training.engine import train
 from headwise.training.run import PRECISIONS, Recipe, Run
@@ -90,6 +90,19 @@ OTHER_SHAPE: dict[str, Any] = {
     "num_positions": 9,
     "position_dim": None,
     "extras": (("pooler", 3),),
+    "layers": (Layer(), Layer(ffn_dim=7)),
+    "shared_kv": True,
+    "o_lora_rank": 3,
+    "o_groups": None,
+    "attn_gate": "head",
+    "sinks": None,
+    "rope_at": "first",
+    "num_experts": None,
+    "num_experts_per_tok": None,
+    "expert_ffn_dim": None,
+    "shared_ffn_dim": None,
+    "shared_gate": None,
+    "router_bias": None,
 }
 OTHER_RECIPE: dict[str, Any] = {
     "steps": 36,
@@ -132,6 +145,9 @@ def test_id_changes_with_every_field() -> None:
         Run(shape.replace(dim=13), BiasedNearest(13, 5), recipe, 0),
         Run(shape.replace(dim=13), BiasedNearest(13, 6), recipe, 0),
         Run(shape.replace(kv_lora_rank=3, q_lora_rank=2), task, recipe, 0),
+        Run(shape.replace(q_lora_rank=2), task, recipe, 0),
+        Run(shape.replace(o_lora_rank=3, o_groups=2), task, recipe, 0),
+        Run(shape.replace(layers=(Layer(), Layer(ffn_dim=8))), task, recipe, 0),
         Run(shape.replace(qk_norm="free", max_logit=2.0), task, recipe, 0),
         Run(shape.replace(positions="additive", num_positions=6), task, recipe, 0),
         Run(

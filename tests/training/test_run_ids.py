@@ -9,7 +9,7 @@ import pytest
 
 from headwise.experiments.rank_paper import regression
 from headwise.experiments.rank_paper.shapes import paper_shape
-from headwise.shape import LATER, Shape
+from headwise.shape import LATER, Layer, Shape
 from headwise.tasks import Farthest, Regression
 from headwise.training.run import ADDED, Recipe, Run
 
@@ -62,6 +62,17 @@ def test_fields_that_came_later_are_in_a_spec_only_where_they_are_used():
 def test_id_of_a_run_is_what_it_was():
     """A literal: results on disk are found by it, so a change of hashing must be on purpose."""
     assert Run(SHAPE, TASK, Recipe(steps=100), 3).id == "dd20bfa1ceb73874"
+
+
+def test_id_of_layers_that_differ_is_what_it_was_however_they_are_written():
+    shape = SHAPE.replace(depth=3, ffn_dim=(7, 9, 9), attn_gate="value")
+    run = Run(shape, TASK, Recipe(steps=100), 3)
+    assert run.spec()["shape"]["layers"] == ({"ffn_dim": 7}, {}, {})
+    assert run.id == "45a27c91d434a7ac"
+    first, other = SHAPE.replace(ffn_dim=7), Layer(ffn_dim=9)
+    same = first.replace(depth=3, layers=(Layer(), other, other), attn_gate="value")
+    assert Run(same, TASK, Recipe(steps=100), 3).id == run.id
+    assert Run.of(json.loads(json.dumps(run.spec()))).id == run.id
 
 
 def test_id_changes_with_every_field_of_the_task():

@@ -71,6 +71,7 @@ class Attention(nn.Module):
         self.window = shape.window(layer)
         shape = shape.layer(layer) if shape.layers else shape
         self.shape = shape
+        self.plain = not beyond_plain(shape)
         self.hard = hard
         self.backend = backend
         self.ensemble = models is not None
@@ -262,7 +263,9 @@ class Attention(nn.Module):
         part = self.kv if s.q_lora_rank else self.qkv
         sizes = self.kv_rows if s.q_lora_rank else (s.num_heads * s.head_dim, *self.kv_rows)
         weights = list(part.weight.split(sizes))
-        biases = [None] * len(sizes) if part.bias is None else list(part.bias.split(sizes))
+        biases: list[Tensor | None] = [None] * len(sizes)
+        if part.bias is not None:
+            biases = list(part.bias.split(sizes))
         if s.shared_kv:
             weights, biases = [*weights, weights[-1]], [*biases, biases[-1]]
         return weights, biases
@@ -346,7 +349,7 @@ class Attention(nn.Module):
         # rank.
         s = s or self.shape
         equal = s.num_kv_heads == s.num_heads and s.v_head_dim == s.head_dim
-        if not equal or s.qk_norm != "none" or s.qk_rope_head_dim or beyond_plain(s):
+        if not equal or s.qk_norm != "none" or s.qk_rope_head_dim or not self.plain:
             return False
         # What the backends' table says about this call decides the rest.
         device, tokens = x.device.type, x.shape[-2]

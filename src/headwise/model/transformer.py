@@ -140,8 +140,8 @@ class Transformer(nn.Module):
             raise UsageError(missing)
         lead = () if models is None else (models,)
         self.shape, self.models = shape, models
-        widths = {s.qk_rope_head_dim for s, _, _ in shape.kinds()} - {0}
-        self.rotary_widths = tuple(sorted(widths))
+        self.rotated = tuple(shape.layer(i).qk_rope_head_dim for i in range(shape.depth))
+        self.rotary_widths = tuple(sorted({*self.rotated} - {0}))
         self.rotary: Tables = {}  # of sequences of the length given to `prepare`
 
         def table(rows: int, width: int) -> nn.Parameter:
@@ -174,8 +174,7 @@ class Transformer(nn.Module):
         h = self.embed(x)
         tables = self._rotary(h)  # one for all blocks that rotate as many coordinates
         for i, block in enumerate(self.blocks):
-            width = block.attention.shape.qk_rope_head_dim
-            h, kept = block(h, keep, rotary=tables.get(width))
+            h, kept = block(h, keep, rotary=tables.get(self.rotated[i]))
             if keep:
                 out[f"layer {i}"] = kept
         return self.unembed(h), out
@@ -200,6 +199,8 @@ class Transformer(nn.Module):
         return {width: rotary_table(tokens, width, theta, like) for width in self.rotary_widths}
 
     def _rotary(self, h: Tensor) -> Tables:
+        if not self.rotary_widths:
+            return {}
         # Prepared tables serve sequences of their own length, device and precision only.
         tokens = h.shape[-2]
         exact = torch.promote_types(h.dtype, torch.float32)

@@ -18,7 +18,7 @@ from headwise.shape.rules import GATED, check, is_int
 _DERIVED: Any = None  # a size that follows from the others unless given
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Shape:
     """The whole stack: attention, feed-forward, norms, embeddings.
 
@@ -99,10 +99,11 @@ class Shape:
         put = object.__setattr__
         if self.layers == []:
             put(self, "layers", ())
-        own = {name: getattr(self, name) for name in SIZES}
-        by_layer = self.layers != () or any(isinstance(v, list | tuple) for v in own.values())
+        by_layer = self.layers != () or any(
+            isinstance(getattr(self, name), list | tuple) for name in SIZES
+        )
         if by_layer and is_int(self.dim) and is_int(self.depth):
-            sizes, layers = settled(own, self.layers, self.depth, self.dim)
+            sizes, layers = settled(self.own_sizes(), self.layers, self.depth, self.dim)
             for name, value in (sizes | {"layers": layers}).items():
                 put(self, name, value)
         if self.head_dim is None and is_int(self.dim) and is_int(self.num_heads):
@@ -123,6 +124,12 @@ class Shape:
             real = isinstance(value, int | float) and not isinstance(value, bool)
             if real and abs(value) <= LARGEST:
                 put(self, name, float(value))  # 1 and 1.0 are one shape
+
+    def __repr__(self) -> str:
+        """Without the fields that came later, where they have their defaults."""
+        shown = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        shown = {name: v for name, v in shown.items() if name not in LATER or v != LATER[name]}
+        return f"Shape({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     # ---- what it is
 
@@ -163,7 +170,7 @@ class Shape:
     @property
     def uniform(self) -> bool:
         """Whether all layers have the same sizes; their windows may differ."""
-        return not self.layers
+        return not self.layers or self.depth == 1
 
     def window(self, layer: int) -> int:
         """How many keys a query of this layer sees, itself included; 0 is all."""
@@ -233,10 +240,10 @@ class Shape:
         A size that may differ by layer is that of all layers when it is given as one number.
         """
         values, typed = names.fields_of(changes)
-        fields = dataclasses.asdict(self)
-        if "layers" not in values:
-            kept = [{k: v for k, v in own.items() if k not in values} for own in fields["layers"]]
-            fields["layers"] = tuple(kept)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        dropped: dict[str, Any] = dict.fromkeys(set(SIZES) & set(values))
+        if "layers" not in values and dropped:
+            fields["layers"] = tuple(dataclasses.replace(own, **dropped) for own in self.layers)
         return Shape._of(fields | values, typed)
 
     def widths_key(self) -> Any:

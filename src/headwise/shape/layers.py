@@ -89,31 +89,26 @@ def settled(own: Sizes, layers: Any, depth: int, dim: int) -> tuple[Sizes, tuple
         elif values is not None or name not in _FOLLOWING:
             _check_size(name, name, values)
     single = {name: value for name, value in own.items() if name not in listed}
-    # Every layer in full, over the shortest run that holds all patterns.
+    # Every layer in full, over the shortest run that holds all patterns, and once more: only then
+    # does a shorter run within it hold for the whole depth (Fine and Wilf).
     run = min(depth, math.lcm(len(given) or 1, *map(len, listed.values())))
     rows = []
-    for i in range(run):
+    for i in range(min(depth, 2 * run)):
         layer = given[i % len(given)] if given else Layer()
         mine = single | {name: values[i % len(values)] for name, values in listed.items()}
         sizes = _derived(mine | layer.given(), dim, f"layer {i}: ")
         rows.append((tuple(sizes.items()), layer.reuses_kv))
-    rows = rows[: _run_over(rows, depth)]
     # The most common layer gives the shape its own sizes.
     counts: dict[tuple[tuple[str, Any], ...], int] = {}
-    for i, (sizes, _) in enumerate(rows):
-        counts[sizes] = counts.get(sizes, 0) + -(-(depth - i) // len(rows))
+    for i, (sizes, _) in enumerate(rows[:run]):
+        counts[sizes] = counts.get(sizes, 0) + -(-(depth - i) // run)
     experts = [sizes for sizes in counts if dict(sizes)["num_experts"]]
     dense = [sizes for sizes in counts if not dict(sizes)["num_experts"]]
     base = dict(max(experts or dense, key=counts.__getitem__))  # the first of equals
     if experts and dense:
         base["ffn_dim"] = dict(max(dense, key=counts.__getitem__))["ffn_dim"]
     found = tuple(_difference(dict(sizes), base, reuses) for sizes, reuses in rows)
-    return base, () if set(found) == {Layer()} else found[: _run_over(found, depth)]
-
-
-def _run_over(rows: Sequence[Any], depth: int) -> int:
-    """The length of the shortest run that tiles the depth as these rows do."""
-    return shortest_run([rows[i % len(rows)] for i in range(depth)])
+    return base, () if set(found) == {Layer()} else found[: shortest_run(found)]
 
 
 def _layers(layers: Any, depth: int) -> tuple[Layer, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -54,13 +55,21 @@ def check(shape: Shape) -> None:
             raise UsageError(fault)
 
 
+@functools.cache
+def _names(kind: type[Any], of: str) -> tuple[str, ...]:
+    """The fields of a type."""
+    return tuple(f.name for f in dataclasses.fields(kind) if f.type == of)
+
+
 def _types(s: Shape) -> Iterator[str]:
-    for f in dataclasses.fields(s):
-        value = getattr(s, f.name)
-        if f.type == "int" and not is_int(value):
-            yield f"{f.name} must be a whole number, got {shown(value)}"
-        if f.type == "bool" and not isinstance(value, bool):
-            yield f"{f.name} must be true or false, got {shown(value)}"
+    for name in _names(type(s), "int"):
+        value = getattr(s, name)
+        if type(value) is not int and not is_int(value):
+            yield f"{name} must be a whole number, got {shown(value)}"
+    for name in _names(type(s), "bool"):
+        value = getattr(s, name)
+        if not isinstance(value, bool):
+            yield f"{name} must be true or false, got {shown(value)}"
     for name in ("rope_theta", "logit_scale", "max_logit"):
         value = getattr(s, name)
         given = value is not None or name == "rope_theta"
@@ -73,14 +82,16 @@ def _types(s: Shape) -> Iterator[str]:
 
 
 def _sizes(s: Shape) -> Iterator[str]:
-    for f in dataclasses.fields(s):
-        value = getattr(s, f.name)
-        if f.name in _POSITIVE and value < 1:
-            yield f"{f.name} must be at least 1, got {shown(value)}"
-        if f.type == "int" and value < 0:
-            yield f"{f.name} must not be negative, got {shown(value)}"
-        if f.type == "int" and value > MOST_SIZE:
-            yield f"{f.name} must be at most {MOST_SIZE:,} (32 bits), got {shown(value)}"
+    for name in _names(type(s), "int"):
+        value = getattr(s, name)
+        if 1 <= value <= MOST_SIZE:
+            continue
+        if name in _POSITIVE and value < 1:
+            yield f"{name} must be at least 1, got {shown(value)}"
+        if value < 0:
+            yield f"{name} must not be negative, got {shown(value)}"
+        if value > MOST_SIZE:
+            yield f"{name} must be at most {MOST_SIZE:,} (32 bits), got {shown(value)}"
     if s.depth > MOST_LAYERS:
         yield f"depth must be at most {MOST_LAYERS:,} layers, got {s.depth}"
     if s.vocab_size and s.input_dim:
@@ -190,7 +201,8 @@ def _experts(s: Shape) -> Iterator[str]:
     if not s.num_experts:
         for name in _OF_EXPERTS:
             if getattr(s, name):
-                yield f"{name} needs num_experts above 0, got {name} {getattr(s, name)}"
+                got = f"got {name} {getattr(s, name)}, num_experts 0"
+                yield f"{name} needs num_experts above 0, {got}"
         for name in ("shared_gate", "router_bias"):
             if getattr(s, name):
                 yield f"{name} needs num_experts above 0, got {name} True, num_experts 0"
@@ -232,7 +244,7 @@ def _positions(s: Shape) -> Iterator[str]:
 
 
 def _counts(s: Shape) -> Iterator[str]:
-    sizes = [getattr(s, f.name) for f in dataclasses.fields(s) if f.type == "int"]
+    sizes = [getattr(s, name) for name in _names(type(s), "int")]
     sizes += [size for layer in s.layers for size in layer.given().values()]
     counts = [count for _, count in s.extras]
     # Most shapes are small, and counting takes longer than all other rules.
