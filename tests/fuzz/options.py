@@ -11,7 +11,7 @@ from tests.fuzz.values import STRANGE_TEXTS, typed, word
 
 COMMANDS = (
     "run", "theory", "pretrain", "list", "report", "draw", "cost", "policies", "explain", "infer",
-    "check",
+    "check", "plan",
 )  # fmt: skip
 SHAPE = {
     "dim": "8", "depth": "2", "num_heads": "2", "head_dim": "4", "v_head_dim": "4",
@@ -75,6 +75,12 @@ OPTIONS = {  # option -> a value that will do
     "explain": ("--tokens=8", "--batch=1", "--device=cpu", "--dtype=float32"),
     "infer": ("--tokens=8", "--steps=3", "--batch=1", "--device=cpu", "--dtype=float32"),
     "check": ("--task=my_task.py",),
+    "plan": ("--params=2M", "--kv-bytes=2KiB", "--train-flops=<=9M", "--activation-bytes=>=1MB",
+             "--weight-bytes=1MB..9MB", "--decode-flops=3M", "--context=64", "--batch=2",
+             "--dtype=fp8", "--tolerance=2%", "--keep=params", "--multiple=8", "--rows=3",
+             "--sort=-depth", "--columns=dim,params", "--pareto=params", "--csv=out.csv",
+             "--only-pareto", "--row=2", "--write=row", "--set=head_dim=8,16",
+             "--set=windows=3/0", "--set=tied=true,false", "--set=dim/depth=1..99"),
 }  # fmt: skip
 
 
@@ -100,6 +106,7 @@ def options(rng: random.Random) -> Case:
         "infer": ["--set", "dim=8", "depth=1", "num_heads=1", "causal=true", "vocab_size=11",
                   "--tokens", "8", "--steps", "3", "--batch", "1"],
         "check": ["none.py"],
+        "plan": ["--params", "1M", "--set", "vocab_size=64", "depth=2"],
     }[command]  # fmt: skip
     if command == "theory":  # the checks themselves take seconds
         arguments = ["--only", word(rng)]

@@ -154,7 +154,7 @@ class Counter:
         """Two values of each size that is free, and what the other sizes equal: each holds every
         rule of Shape, also some steps further out."""
         H, KV, R, V, C, Q, P = (first[name] for name in HEADS)
-        unit = math.lcm(self.family.get("average", 1), self.family.get("o_groups", 1))
+        unit = max(1, math.lcm(self.family.get("average", 1), self.family.get("o_groups", 1)))
         start = 64 + int(self.family.get("position_dim", 0))
         points = {"dim": (start, start + 1)}
         tied: dict[str, str | int] = {}

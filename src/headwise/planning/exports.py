@@ -123,7 +123,6 @@ def _deepseek(s: Shape, context: int) -> Config:
         "qk_nope_head_dim": s.head_dim - s.qk_rope_head_dim,
         "v_head_dim": s.v_head_dim,
         "first_k_dense_replace": s.depth,  # no layer has experts
-        "n_routed_experts": None,
     }
 
 

@@ -4,11 +4,13 @@ library only."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
 from headwise.errors import MOST_SIZE, UsageError, nearest, shown
+from headwise.planning.units import LONGEST, NUMBER
 from headwise.shape import (
     ACTIVATIONS,
     ATTN_GATES,
@@ -46,6 +48,7 @@ RULES = {  # a field that follows from others
 }
 RATIOS = ("dim/depth", "inner/dim", "ffn/dim")
 MOST_CHOICES = 1_000_000
+FINEST = 1_000_000  # denominator of a ratio, so that it can be compared in 64 bits
 
 
 def choices_of(name: str, given: Any) -> Choices | str:
@@ -150,10 +153,11 @@ def ratio_of(name: str, given: Any) -> tuple[Fraction, Fraction]:
     (Fraction(1, 2), Fraction(2, 1))
     """
     ends = str(given).split("..") if isinstance(given, str | int | float) else list(given)
-    try:
-        low, high = (Fraction(str(end)) for end in (ends if len(ends) == 2 else (*ends, *ends)))
-    except (ValueError, ZeroDivisionError):
-        low, high = Fraction(1), Fraction(0)
-    if not 0 <= low <= high <= MOST_SIZE:
+    low, high = Fraction(1), Fraction(0)
+    written = [str(end).strip() for end in ends]
+    if len(ends) <= 2 and all(re.fullmatch(NUMBER, w) and len(w) <= LONGEST for w in written):
+        both = written if len(written) == 2 else [*written, *written]
+        low, high = (Fraction(w).limit_denominator(FINEST) for w in both)
+    if not (0 <= low <= high <= MOST_SIZE and high > 0):
         raise UsageError(f"{name} takes low..high, such as 0.5..2, got {shown(given)}")
     return low, high

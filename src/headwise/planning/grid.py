@@ -90,7 +90,7 @@ def heads_of(space: Space, family: Mapping[str, Any]) -> Columns:
     if space.rotated is not None:
         P = _rotated(R, C, space.rotated, space.like is None)
     kept = np.ones(len(H), bool)
-    unit = math.lcm(family.get("average", 1), family.get("o_groups", 1))
+    unit = max(1, math.lcm(family.get("average", 1), family.get("o_groups", 1)))
     kept &= (P <= R) & (P % 2 == 0) & (H % unit == 0)
     if family.get("shared_kv"):
         kept &= V == R

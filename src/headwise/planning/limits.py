@@ -82,9 +82,7 @@ def limit_of(
         raise UsageError(f"{name} must be an amount or a text such as '<=350M', got {shown(given)}")
     if isinstance(given, float) and not (math.isfinite(given) and given >= 0):
         raise UsageError(f"{name} must be a number of at least 0, got {shown(given)}")
-    text = given.strip() if isinstance(given, str) else format(Fraction(given), "f")
-    if not isinstance(given, str):
-        text = str(given)
+    text = given.strip() if isinstance(given, str) else str(given)
     low, high, target = _ends(name, text, kind, tolerance, base)
     fine = Fraction(1, 1000) if kind == "time" else Fraction(1)
     # Costs are whole numbers, so ends are moved inwards to whole numbers; of a time to its 1,000th.

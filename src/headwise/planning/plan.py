@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +19,7 @@ from headwise.planning.pareto import front
 from headwise.planning.result import HEADINGS, SIZES, Plan
 from headwise.planning.search import SOLVABLE, Found, nearest_ones, search
 from headwise.planning.space import Space, space_of
+from headwise.planning.units import LONGEST, NUMBER
 from headwise.shape import Shape
 from headwise.shape.names import field_of
 
@@ -156,10 +158,10 @@ def _names(what: str, given: str | Sequence[str], known: Iterable[str]) -> list[
 
 def _tolerance(given: float | str) -> Fraction:
     text = str(given).strip()
-    try:
-        value = Fraction(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
-    except (ValueError, ZeroDivisionError):
-        value = Fraction(-1)
+    number = text.removesuffix("%").strip()
+    value = Fraction(-1)
+    if re.fullmatch(NUMBER, number) and len(number) <= LONGEST:
+        value = Fraction(number) / (100 if text.endswith("%") else 1)
     if not 0 <= value < 1:
         raise UsageError(
             f"tolerance must be a share such as 0.01 or 1%, from 0 to below 1, got {shown(given)}"

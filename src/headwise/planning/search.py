@@ -27,6 +27,7 @@ SOLVABLE = (
 USUAL = {True: Fraction(8, 3), False: Fraction(4)}  # feed-forward over width, with a gate, without
 MOST_KEPT = 2_000_000
 MOST_ASKED = 100_000
+MOST_TIMES = 2**24  # of the multiple in a feed-forward
 ASPECT = "ffn/dim"
 NO_HEADS = (
     "no heads have these sizes: num_heads must be a multiple of num_kv_heads (equal to it with a "
@@ -200,7 +201,7 @@ def _parts(
                     raise UsageError(_too_many(asked, space))
                 yield _asked(number, counter, chunk)
                 continue
-            yield _counted(number, counter, straight, space, goal, chunk, family)
+            yield _counted(number, counter, straight, space, goal, limits, chunk, family)
 
 
 def _too_many(asked: int, space: Space) -> str:
@@ -243,13 +244,13 @@ def _counted(
     straight: Straight,
     space: Space,
     goal: Limit | None,
+    limits: Sequence[Limit],
     chunk: Chunk,
     family: Mapping[str, Any],
 ) -> _Part:
     ffn = chunk.ffn
     if ffn is None and goal is not None:
-        line = counter.line(straight, goal.cost, chunk.row, chunk.depth)
-        ffn = solve(line, goal, COSTS[goal.cost].over(counter.at), space.multiple)
+        ffn = _solved(counter, straight, space, [goal, *limits], chunk)
     elif ffn is None:
         usual = USUAL[family.get("activation", "relu") in GATED]
         dim = chunk.rows["dim"][chunk.row]
@@ -266,21 +267,51 @@ def _counted(
     return _Part(number, chunk, widths, total)
 
 
-def solve(line: tuple[Ints, Ints], goal: Limit, over: int, multiple: int) -> Ints:
-    """The multiple that brings a total nearest to what a limit means: the nearest one, of two as
-    near the smaller; the largest at or below an upper end; the smallest at or above a lower one."""
-    at_zero, slope = line
-    step = np.maximum(slope * multiple, 1)
+def _solved(
+    counter: Counter, straight: Straight, space: Space, limits: Sequence[Limit], chunk: Chunk
+) -> Ints:
+    """The feed-forward nearest to what the first limit means, moved to where all limits and the
+    aspect are met, if there is such a multiple."""
+    dim = chunk.rows["dim"][chunk.row]
+    ends = []
+    if ASPECT in space.ratios:
+        low, high = space.ratios[ASPECT]
+        least = -(-dim * low.numerator // (space.multiple * low.denominator))
+        ends.append((least, dim * high.numerator // (space.multiple * high.denominator)))
+    times = None
+    for limit in limits:
+        if limit.cost not in SOLVABLE:
+            continue
+        cost = COSTS[limit.cost]
+        at_zero, slope = counter.line(straight, limit.cost, chunk.row, chunk.depth)
+        step = np.maximum(slope * space.multiple, 1)
+        if times is None:
+            times = nearest_times(at_zero, step, limit, cost.over(counter.at))
+        low_total, high_total = cost.span(limit, counter.at)
+        bottom = np.ones_like(times) if low_total is None else -((at_zero - low_total) // step)
+        top = np.full_like(times, MOST_TIMES)
+        if high_total is not None:
+            top = (high_total - at_zero) // step
+        ends.append((bottom, top))
+    assert times is not None
+    lowest = np.maximum.reduce([np.ones_like(times), *(low for low, _ in ends)])
+    highest = np.minimum.reduce([np.full_like(times, MOST_TIMES), *(high for _, high in ends)])
+    inside = np.minimum(np.maximum(times, lowest), highest)
+    times = np.where(lowest <= highest, inside, np.clip(times, 1, MOST_TIMES))
+    return times.astype(np.int64) * space.multiple
+
+
+def nearest_times(at_zero: Ints, step: Ints, goal: Limit, over: int) -> Ints:
+    """How many steps bring a total nearest to what a limit means: of two as near the fewer; at most
+    to an upper end; at least to a lower one."""
     rest = goal.target * over - at_zero
     times = rest // step
     left = rest - times * step
     if goal.low is None:
-        more = np.zeros(len(times), bool)
-    elif goal.high is None:
-        more = left > 0
-    else:
-        more = left > step - left
-    return np.maximum(times + more, 1).astype(np.int64) * multiple
+        return times
+    if goal.high is None:
+        return times + (left > 0)
+    return times + (left > step - left)
 
 
 def _asked(number: int, counter: Counter, chunk: Chunk) -> _Part:

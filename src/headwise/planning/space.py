@@ -217,7 +217,10 @@ def _widths(
     found, counts = [], choices.get("num_experts", ())
     experts = max([1, *(n for n in counts if isinstance(n, int))])
     for dim in WIDTHS:
-        shallow, deep = max(1, -(-dim // thick)), max(1, dim // thin)
+        shallow, deep = (
+            max(1, -(-dim // thick)),
+            max(1, int(dim // thin) if thin else DEPTHS_TRIED[-1]),
+        )
         if depths and not isinstance(depths, str):
             allowed = [d for d in depths if shallow <= d <= deep]
             if not allowed:
@@ -243,7 +246,8 @@ def _widths(
 def _depths(dims: Choices | str, aspect: tuple[Fraction, Fraction] | None) -> tuple[int, ...]:
     if aspect is None or isinstance(dims, str):
         return DEPTHS_TRIED
-    low, high = max(1, -(-min(dims) // aspect[1])), max(1, max(dims) // aspect[0])
+    low = max(1, -(-min(dims) // aspect[1]))
+    high = max(dims) // aspect[0] if aspect[0] else DEPTHS_TRIED[-1]
     return tuple(d for d in DEPTHS_TRIED if low <= d <= high) or (int(low),)
 
 

@@ -45,11 +45,12 @@ class Lines:
             large |= sum(abs(c[k]) * bounds[names] for names, c in self.terms.items()) > LARGEST
         if large:
             moved = {name: values.astype(object) for name, values in moved.items()}
-        products: dict[tuple[str, ...], Ints] = {(): np.ones(length, np.int64)}
+        kind = object if large else np.int64
+        products: dict[tuple[str, ...], Ints] = {(): np.ones(length, kind)}
         for names in sorted(self.terms, key=len):
             _product(names, moved, products)
         for k in range(self.count):
-            total = np.zeros(length, object if large else np.int64)
+            total = np.zeros(length, kind)
             for names, coefficients in self.terms.items():
                 if coefficients[k]:
                     total += coefficients[k] * products[names]

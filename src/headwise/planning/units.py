@@ -31,6 +31,7 @@ EXAMPLES = {
     "time": "12ms, 0.5s or 800us",
 }
 NUMBER = r"(?:\d[\d_,]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?"
+LONGEST = 60  # characters of an amount
 _AMOUNT = re.compile(rf"({NUMBER})\s*([A-Za-zµ]*)")
 
 
@@ -41,7 +42,7 @@ def read_amount(name: str, text: str, kind: str) -> Fraction:
     (Fraction(1100000000, 1), Fraction(49152, 1))
     """
     found = _AMOUNT.fullmatch(text.strip())
-    if not found or len(text) > 60:
+    if not found or len(text) > LONGEST:
         raise UsageError(f"{name} must be an amount such as {EXAMPLES[kind]}, got {shown(text)}")
     units = {unit.lower(): size for unit, size in UNITS[kind].items()}
     unit = found[2].lower()
