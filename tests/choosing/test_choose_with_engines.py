@@ -73,7 +73,7 @@ def test_farthest_neighbour_is_answered_with_full_rank(tmp_path: Path) -> None:
     task = Farthest(8, 8)
     shapes = [shape_for(task, 8, 1, heads, 8 // heads, 32) for heads in (4, 2, 1)]
     assert len({shape.params for shape in shapes}) == 1
-    given = {**TINY, "steps": 400, "batch": 32, "rates": (0.01,), "trials": 1, "seeds": 6}
+    given = {**TINY, "steps": 250, "batch": 32, "rates": (0.03,), "trials": 1, "seeds": 6}
     found = headwise.choose(task, shapes=shapes, store=tmp_path, **given)
     assert found.best == shapes[2]
     assert found.sentence.startswith("1 x 8 in 1 layer is best on farthest: ")
