@@ -69,6 +69,8 @@ class Standing:
     losses: dict[str, dict[int, float]]  # arm -> seed -> loss
     rows: dict[str, dict[int, Row]]  # of the race
     tuning: int  # runs
+    seconds: float  # that all runs so far took
+    work: float  # that they were, in the training's unit
     next: tuple[AnyRun, ...]
     asked: tuple[str, ...]  # ids of all runs so far, those of `next` among them
 
@@ -88,6 +90,7 @@ def standing(question: Question, rule: Rule, store: Store) -> Standing:
     standing, however often the making of them was interrupted."""
     training, names = question.training, question.names
     asked: list[str] = []
+    spent = [0.0, 0.0]  # seconds, work
 
     def found(runs: Mapping[Any, AnyRun]) -> tuple[dict[Any, Row], list[AnyRun]]:
         rows, missing = {}, []
@@ -98,6 +101,8 @@ def standing(question: Question, rule: Rule, store: Store) -> Standing:
                 missing.append(run)
             else:
                 rows[key] = row
+                spent[0] += row["seconds"]
+                spent[1] += training.work(run)
         return rows, missing
 
     # -- rates: every arm tries the grid, then one rate at a time, as many as all others
@@ -115,7 +120,8 @@ def standing(question: Question, rule: Rule, store: Store) -> Standing:
     empty = race({}, list(names), rule)
     if later:
         return Standing(tried=tried, rates={}, race=empty, losses={}, rows={}, tuning=count,
-                        next=tuple(later), asked=tuple(asked))  # fmt: skip
+                        seconds=spent[0], work=spent[1], next=tuple(later),
+                        asked=tuple(asked))  # fmt: skip
 
     # -- the race, on seeds that no rate was chosen on
     rates = {name: best_rate(tried[name]) for name in names}
@@ -132,7 +138,22 @@ def standing(question: Question, rule: Rule, store: Store) -> Standing:
             kept[name][seed] = row
         if missing or not at.missing:
             return Standing(tried=tried, rates=rates, race=at, losses=losses, rows=kept,
-                            tuning=count, next=tuple(missing), asked=tuple(asked))  # fmt: skip
+                            tuning=count, seconds=spent[0], work=spent[1],
+                            next=tuple(missing), asked=tuple(asked))  # fmt: skip
+
+
+def work_to_look(question: Question, rule: Rule, at: Standing) -> float:
+    """The work that is left until the next look, in the training's unit."""
+    training, looks = question.training, len(at.race.looks)
+    if looks == len(rule.looks):
+        return 0.0
+    total = 0.0
+    for name in at.race.left:
+        run = training.run(question.names[name], question.rates[0], TUNING_SEED + 1)
+        runs = question.trials - len(at.tried[name])
+        runs += rule.looks[looks] - len(at.losses.get(name, {}))
+        total += runs * training.work(run)
+    return total
 
 
 def check_same_question(question: Question, store: Store) -> None:

@@ -32,6 +32,7 @@ from headwise.choosing.question import (
     check_same_question,
     curve_of,
     standing,
+    work_to_look,
 )
 from headwise.choosing.race import Rule, seeds_needed
 from headwise.choosing.rates import GRID, TRIALS, at_edge, check_grid
@@ -198,7 +199,8 @@ def answer(
     )
     for line in edited(store, [run for run in at.next if run is not None]):
         say(line)
-    pace = Pace(_known_pace(question, at, cores() if on_cpu else 1))
+    workers = (how["workers"] or cores()) if on_cpu else 1
+    pace = Pace(_known_pace(at, workers))
     ended = ""
     with _listening(stop, end_of(seconds, began)) as deadline:
         while at.next and not ended:
@@ -226,8 +228,10 @@ def answer(
                 pace.note(todo, time.monotonic() - since)
             at = standing(question, rule, store)
             store.note(question.note, note_of(question, at, command, None))
+    known = _known_pace(at, workers)
+    needed = None if known is None else known * work_to_look(question, rule, at)
     choice = _choice(question, rule, at, ended or at.race.end, store, command,
-                     time.monotonic() - began)  # fmt: skip
+                     time.monotonic() - began, needed)  # fmt: skip
     return _reported(choice, question, at, store, report, say), at
 
 
@@ -242,14 +246,9 @@ def _listening(stop: Stop | None, end: float) -> Iterator[Deadline]:
         yield Deadline(own, end)
 
 
-def _known_pace(question: Question, at: Standing, workers: int) -> float | None:
+def _known_pace(at: Standing, workers: int) -> float | None:
     """Seconds per unit of work by the rows that are there, if there are any."""
-    rows = [(row, name) for name, rows in at.rows.items() for row in rows.values()]
-    work = sum(
-        question.training.work(question.training.run(question.names[name], row["lr"], row["seed"]))
-        for row, name in rows
-    )
-    return sum(row["seconds"] for row, _ in rows) / work / workers if work else None
+    return at.seconds / at.work / workers if at.work else None
 
 
 def _round_in_words(at: Standing, expected: float | None) -> str:
@@ -272,8 +271,9 @@ def _choice(
     store: Store,
     command: str,
     seconds: float,
+    needed: float | None,
 ) -> Choice:
-    """What the rows say."""
+    """What the rows say; `needed` is the time to the next look."""
     training, found = question.training, at.race
     out = found.out
     at_last = {gap.arm: gap for look in found.looks for gap in look.gaps}
@@ -314,7 +314,7 @@ def _choice(
                     grid=len(arms) * rule.seeds, seconds=round(seconds, 1)),
         store=store.path, command=command,
     )  # fmt: skip
-    lead, changes = _worth(choice, at), tuple(_changes(choice, question, at))
+    lead, changes = _worth(choice, at), tuple(_changes(choice, at, needed))
     return dataclasses.replace(choice, worth=lead, changes=changes)
 
 
@@ -336,15 +336,16 @@ def _worth(choice: Choice, at: Standing) -> Any:
     return worth(points, (lead.mean, lead.low, lead.high), ratio)
 
 
-def _changes(choice: Choice, question: Question, at: Standing) -> Iterator[str]:
+def _changes(choice: Choice, at: Standing, needed: float | None) -> Iterator[str]:
     """What would change the answer, as far as the rows know."""
     edge = [arm.name for arm in choice.arms if arm.edge]
     if edge:
         side = "its best rate is" if len(edge) == 1 else "their best rates are"
         yield f"other rates for {', '.join(edge)}: {side} at the edge of what was tried"
     if choice.ended == "time":
-        what = "the race" if at.tuned else "the tuning"
-        yield f"more time: {what} was not over (the same command resumes)"
+        look = "first" if not choice.race.looks else "next"
+        more = "" if needed is None else f", about {times(needed)} to the {look} look at this pace"
+        yield f"more time{more} (the same command resumes), fewer shapes or fewer steps"
     leader = choice.leader
     if leader is None:
         return
