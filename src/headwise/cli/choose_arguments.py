@@ -77,7 +77,12 @@ def add_choose(add: Callable[[str, str, str], Any], *shared: Callable[[Any], Non
             command.add_argument(cost.flag, dest=cost.name, metavar="LIMIT", help=cost.about)
     for name, kind, text in OPTIONS:
         names: dict[Any, str] = {wholes: "N,N", sizes: "N,N", rates: "X,X", str: "NAME"}
-        command.add_argument(f"--{name}", type=kind, metavar=names.get(kind, "N"), help=text)
+        command.add_argument(
+            f"--{name}",
+            type=kind,
+            metavar="LIMIT" if name == "params" else names.get(kind, "N"),
+            help=text,
+        )
     command.add_argument(
         "--workers", type=whole, metavar="N", help="processes on a CPU; default one per core"
     )
