@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         *("files", "digests", "tensor_files", "kernels", "model", "tasks"),
     },
     "store": {"errors", "files", "digests", "rows"},
+    "tracking": {"errors", "files", "rows", "store"},
     "execute": {
         *("errors", "signals", "files", "digests", "rows", "device", "progress"),
         *("training", "lm", "store"),
@@ -61,10 +62,10 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "lm", "store", "execute", "show", "experiments"),
     },
     "cli": {
-        *("headwise", "errors", "files", "signals", "rows", "progress", "device", "shape"),
-        *("policies", "planning"),
+        *("headwise", "errors", "files", "signals", "rows", "progress", "device", "configs"),
+        *("shape", "policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        "choosing",
+        *("choosing", "tracking"),
     },
     "__main__": {"signals", "cli"},
 }
@@ -74,13 +75,14 @@ EXTRAS = {  # what is not always installed: inside functions only
     "cli": {"torch"},
     "device": {"torch"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
-    "integrations": {"transformers"},
+    "integrations": {"transformers", "wandb", "mlflow", "trackio"},
     "lm": {"tokenizers"},
     "planning": {"torch", "pandas"},
     "seeds": {"torch"},
     "show": {"jinja2", "markupsafe", "matplotlib", "plotly"},
     "store": {"duckdb"},
     "tasks": {"PIL", "datasets"},
+    "tracking": {"duckdb"},
 }
 TRAINING = {"torch", "numpy", "safetensors"}  # always installed
 WITH_NUMPY = {"planning"}  # numpy at the top of its modules, torch inside functions only
@@ -92,7 +94,7 @@ LIGHT = (
     *("errors", "signals", "digests", "files", "policies", "progress", "rows", "seeds", "device"),
     *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
     *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
-    *("experiments.runner", "choosing.recommend"),
+    *("experiments.runner", "choosing.recommend", "tracking", "tracking.tables"),
     *("planning.limits", "planning.costs", "planning.space"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
@@ -287,6 +289,8 @@ def test_flow_allows_only_what_is_used() -> None:
         ("integrations.transformers", "import transformers"),
         ("integrations.nanochat", "def f():\n    import nanochat"),
         ("cli.lm", "def f():\n    from headwise.integrations.nanochat import use"),
+        ("tracking.find", "def f():\n    from headwise.integrations.trackers import wandb"),
+        ("integrations.trackers.wandb", "import wandb"),
         ("theory.features", "from headwise import train"),
     ],
 )

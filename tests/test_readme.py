@@ -11,6 +11,8 @@ import pytest
 import headwise
 from headwise.cli import COMMANDS, parser
 from headwise.integrations.nanochat.command import parser as _nanochat_parser
+from headwise.tracking import find as find_tracker
+from headwise.tracking import tracked
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -103,10 +105,25 @@ def test_task_of_the_readme_trains_with_a_model_of_ones_own(tmp_path: Path) -> N
 def test_model_of_the_integrations_page_runs() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    (code,) = blocks(INTEGRATIONS, "python")
+    code, _ = blocks(INTEGRATIONS, "python")
     space: dict[str, Any] = {}
     exec(compile(code, "integrations.md", "exec"), space)
     assert space["model"](torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 256)
+
+
+def test_tracker_of_the_integrations_page_takes_a_run(tmp_path: Path) -> None:
+    (tmp_path / "my_tracker.py").write_text(blocks(INTEGRATIONS, "python")[1])
+    out = tmp_path / "my-runs.txt"
+    row = {"id": "7b", "lr": 0.25, "epoch": 3, "curve": [0.5], "held_out_curve": [[1, 0.75]]}
+    find_tracker(f"{tmp_path / 'my_tracker.py'}:MyTracker", str(out))(tracked(row, group="mine"))
+    assert out.read_text() == "mine run-7b 0.25 3 {'train_loss': 0.5, 'held_out': 0.75}\n"
+
+
+def test_export_commands_of_the_integrations_page_parse() -> None:
+    lines = commands(INTEGRATIONS, "headwise export")
+    assert [parser().parse_args(shlex.split(line)[1:]).to for line in lines] == [
+        *("tensorboard", "mlflow", "parquet"),
+    ]
 
 
 def test_nanochats_command_parses() -> None:

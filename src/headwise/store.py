@@ -134,6 +134,15 @@ class Store:
         self.name(problems)
         return row
 
+    def spec(self, run_id: str) -> dict[str, Any] | None:
+        """The run's specification; None: there is none that can be read, as where its row was taken
+        from a file."""
+        if os.path.basename(run_id) != run_id:  # an id must not lead out of the store
+            return None
+        with contextlib.suppress(FileNotFoundError, DamagedError):
+            return read_signed(self.runs_path / run_id / SPEC_FILE)
+        return None
+
     def name(self, problems: Mapping[Path, str]) -> None:
         """Say in one line each which files are damaged and left out, once."""
         for path, why in problems.items():

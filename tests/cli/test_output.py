@@ -114,6 +114,7 @@ def test_commands_all_answer_in_json(
         "draw": ["draw", "fig1", str(rows)],
         "draw twice": ["draw", "fig1", str(rows), str(rows)],
         "draw another view": ["draw", "fig1", str(both), "--view", "depth"],
+        "export": ["export", "--to", "csv", str(tmp_path / "rows.csv"), "--store", str(store)],
         "check": ["check", str(Path(__file__).parents[2] / "examples" / "my_task.py")],
         "cost": ["cost", "--set", *SHAPE],
         "cost of a model": ["cost", str(tmp_path / "config.json"), "--tokens", "100"],

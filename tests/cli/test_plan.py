@@ -30,7 +30,7 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) 
 def test_plan_prints_space_removals_and_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--rows", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("space: dim 96,128, depth ")
+    assert lines[0].startswith("space: dim=96,128, depth=")
     assert any(line.endswith("removed by params 1.98M to 2.02M") for line in lines)
     assert any("meet the limits, sorted by" in line for line in lines)
     heads = next(i for i, line in enumerate(lines) if line.split()[:2] == ["#", "dim"])

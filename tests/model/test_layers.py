@@ -52,6 +52,8 @@ def norm_formula(norm, x):
             return (x - mean) / (square - mean**2 + 1e-6).sqrt() * norm.weight + norm.bias
         case "layer-nobias":
             return (x - mean) / (square - mean**2 + 1e-6).sqrt() * norm.weight
+        case "layer-free":
+            return (x - mean) / (square - mean**2 + 1e-6).sqrt()
         case "rms":
             return x / (square + 1e-6).sqrt() * norm.weight
         case "rms-free":

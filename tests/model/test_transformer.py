@@ -347,6 +347,7 @@ def test_shape_fields_all_reach_the_model():
         "o_groups": 2,
         "attn_gate": "head",
         "rope_at": "first",
+        "lm_head": False,
     }
     needs = {
         "positions": {"num_positions": 9},
@@ -360,7 +361,7 @@ def test_shape_fields_all_reach_the_model():
         "extras",
     }  # change what they go with
     refused = {"sinks", "router_bias", "shared_gate", "expert_ffn_dim", "shared_ffn_dim"}
-    refused |= {"num_experts", "num_experts_per_tok"}
+    refused |= {"num_experts", "num_experts_per_tok", "chunked", "split_kv_cache"}
     assert set(changes) | elsewhere | refused == {f.name for f in dataclasses.fields(Shape)}
     x = inputs(shape, 2, 5)
     y = filled(build(shape)).double()(x)[0]

@@ -91,8 +91,8 @@ def test_plan_like_a_model_names_differences_from_it() -> None:
 def test_space_is_said_and_may_be_replaced() -> None:
     found = plan(params="350M", hidden_size=1024, n_layer="8..16:4", d_model=None)
     text = said(found.space)
-    assert text.startswith("dim 1024, depth 8..16:4, head_dim 32,64,96,128,192,256, num_heads free")
-    assert "vocab_size 32768" in text
+    assert text.startswith("dim=1024, depth=8..16:4, head_dim=32,64,96,128,192,256, num_heads=free")
+    assert "vocab_size=32768" in text
     assert {row.shape.depth for row in found.rows[:200]} <= {8, 12, 16}
     assert any("--set vocab_size=N" in line for line in found.summary())
 

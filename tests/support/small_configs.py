@@ -17,7 +17,7 @@ TEXT = {key: BASE[key] for key in BASE if key != "num_key_value_heads"}
 IMAGE = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6}
 IMAGE |= {"image_size": 21, "patch_size": 7, "num_channels": 3}
 ENCODER = TEXT | {"num_hidden_layers": 3, "max_position_embeddings": 37, "type_vocab_size": 3}
-LATENT = {"kv_lora_rank": 11, "q_lora_rank": 13, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6}
+LATENT = {"kv_lora_rank": 10, "q_lora_rank": 13, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6}
 LATENT |= {"v_head_dim": 10, "num_key_value_heads": 6}
 ROUTED = {"n_routed_experts": 7, "num_experts_per_tok": 3, "n_shared_experts": 2}
 ROUTED |= {"moe_intermediate_size": 17, "first_k_dense_replace": 2, "n_group": 1, "topk_group": 1}
@@ -38,6 +38,14 @@ def no(*names):
     return [{name: False} for name in names]
 
 
+def sections(*widths):
+    """Rotary positions in three dimensions, these many pairs of coordinates each."""
+    shared = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    whole = shared | {"partial_rotary_factor": 1.0} if sum(widths) == 4 else shared
+    return whole | {"mrope_section": list(widths)}
+
+
+LATE_WINDOWS = [{"use_sliding_window": True, "max_window_layers": 2} | WINDOW]
 BIASES = yes("attention_bias", "mlp_bias")
 TIED = [{"tie_word_embeddings": True}, {"tie_word_embeddings": False}]
 PART = [{"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}]
@@ -48,13 +56,13 @@ SMALL = {
     "arcee": (BASE | HEAD_DIM, [*BIASES, *TIED]),
     "biogpt": (TEXT | {"max_position_embeddings": 37}, TIED),
     "bloom": ({"vocab_size": 211, "hidden_size": 48, "n_layer": 3, "n_head": 6}, TIED),
-    "codegen": (GPT | {"rotary_dim": 4}, [{"n_inner": 31}, {"n_head": 4}]),
+    "codegen": (GPT | {"rotary_dim": 4, "n_head": 4}, [{"n_inner": 31}]),
     "cohere": (BASE | HEAD_DIM, [*BIASES[:1], *TIED, *yes("use_qk_norm")]),
     "cohere2": (BASE, [*BIASES[:1], TYPED, WINDOW, {"sliding_window_pattern": 2}]),
     "cwm": (BASE | HEAD_DIM, [*BIASES[1:], TYPED, WINDOW]),
     "dbrx": (
         {"vocab_size": 211, "d_model": 48, "n_heads": 6, "n_layers": 3}
-        | {"attn_config": {"kv_n_heads": 2, "rope_theta": 5e4, "clip_qkv": None}}
+        | {"attn_config": {"kv_n_heads": 2, "rope_theta": 5e4, "clip_qkv": 8.0}}
         | {"ffn_config": {"ffn_hidden_size": 35, "moe_num_experts": 7, "moe_top_k": 3}},
         TIED[1:],
     ),
@@ -120,8 +128,8 @@ SMALL = {
     "glm4": (BASE | EVEN, [{"attention_bias": False}, *TIED]),
     "glm4_moe": (BASE | EVEN | ROUTED, [*BIASES[:1], *TIED, *yes("use_qk_norm")]),
     "glm4_moe_lite": (BASE | LATENT | ROUTED, [*BIASES[:1], SPARSE, {"q_lora_rank": None}]),
-    "glm4v_moe_text": (BASE | EVEN | ROUTED, BIASES[:1]),
-    "glm4v_text": (BASE, []),
+    "glm4v_moe_text": (BASE | EVEN | ROUTED | {"rope_parameters": sections(1, 1, 1)}, BIASES[:1]),
+    "glm4v_text": (BASE | {"rope_parameters": sections(2, 1, 1)}, []),
     "gpt2": (GPT, [{"n_inner": 31}, *no("tie_word_embeddings", "scale_attn_weights")]),
     "gpt_bigcode": (GPT, [*no("multi_query", "tie_word_embeddings"), {"n_inner": 31}]),
     "gpt_neo": (
@@ -165,7 +173,7 @@ SMALL = {
         [*BIASES[:1], SPARSE, TYPED],
     ),
     "minimax_m2": (BASE | HEAD_DIM | LOCAL, TIED),
-    "ministral": (BASE | HEAD_DIM | WINDOW, [TYPED, {"sliding_window": None}]),
+    "ministral": (BASE | HEAD_DIM | WINDOW, [{"sliding_window": None}, TYPED]),
     "ministral3": (BASE | HEAD_DIM, [WINDOW, *TIED]),
     "mistral": (BASE | HEAD_DIM, [WINDOW, {"sliding_window": None}, *TIED]),
     "mistral4": (BASE | LATENT | ROUTED, BIASES[:1]),
@@ -189,9 +197,12 @@ SMALL = {
     "persimmon": (TEXT, [*no("qk_layernorm"), *TIED]),
     "phi": (BASE, yes("qk_layernorm")),
     "phi3": (BASE, [WINDOW, *TIED]),
-    "phimoe": (BASE | LOCAL, [*yes("attention_bias", "lm_head_bias"), WINDOW]),
-    "qwen2": (BASE | HEAD_DIM, [{"use_sliding_window": True, "max_window_layers": 2} | WINDOW]),
-    "qwen2_5_vl_text": (BASE, [{"use_sliding_window": True, "max_window_layers": 2} | WINDOW]),
+    "phimoe": (
+        BASE | LOCAL | {"num_experts_per_tok": 2},
+        [*yes("attention_bias", "lm_head_bias"), WINDOW],
+    ),
+    "qwen2": (BASE | HEAD_DIM, LATE_WINDOWS),
+    "qwen2_5_vl_text": (BASE | {"rope_parameters": sections(2, 1, 1)}, LATE_WINDOWS),
     "qwen2_moe": (
         BASE | {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 17}
         | {"shared_expert_intermediate_size": 23},
@@ -203,10 +214,10 @@ SMALL = {
             {"use_sliding_window": True, "max_window_layers": 4} | WINDOW,
         ],
     ),
-    "qwen2_vl_text": (BASE, [{"use_sliding_window": True, "max_window_layers": 2} | WINDOW]),
+    "qwen2_vl_text": (BASE | {"rope_parameters": sections(2, 1, 1)}, LATE_WINDOWS),
     "qwen3": (
         BASE | HEAD_DIM,
-        [*BIASES[:1], {"use_sliding_window": True, "max_window_layers": 2} | WINDOW],
+        [*BIASES[:1], *LATE_WINDOWS],
     ),
     "qwen3_moe": (
         BASE | HEAD_DIM | {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 17},

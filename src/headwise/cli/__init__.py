@@ -1,5 +1,5 @@
-"""The command line: `headwise run | choose | theory | pretrain | list | report | draw | cost |
-policies | plan | explain | infer | check`.
+"""The command line: `headwise run | choose | theory | pretrain | list | report | draw | export |
+cost | policies | plan | explain | infer | check`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line.
 Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage; 130, 143 and
@@ -36,6 +36,7 @@ COMMANDS = {
     "list": ("store", "list_runs"),
     "report": ("store", "report"),
     "draw": ("store", "draw"),
+    "export": ("export", "export"),
     "cost": ("shapes", "cost"),
     "policies": ("shapes", "policies"),
     "plan": ("plan", "plan"),

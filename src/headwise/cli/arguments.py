@@ -9,6 +9,7 @@ from typing import Any
 from headwise.cli.choose_arguments import add_choose
 from headwise.cli.parser import Parser
 from headwise.cli.plan_arguments import add_plan
+from headwise.cli.tracking_arguments import add_export, add_track
 from headwise.cli.values import number, seconds, whole, wholes
 
 DEFAULT_STORE = "headwise-store"
@@ -44,6 +45,7 @@ def parser() -> Parser:
     _add_list(add)
     _add_report(add)
     _add_draw(add)
+    add_export(add, DEFAULT_STORE)
     _add_cost(add)
     _add_policies(add)
     add_plan(add, _add_device)
@@ -110,11 +112,10 @@ def _add_run(add: Add) -> None:
         "--keep-weights", action="store_true", help="keep every trained model in the store"
     )
     command.add_argument(
-        "--no-train",
-        action="store_true",
-        help="show what is in the store and in --rows; make nothing",
+        "--no-train", action="store_true", help="show what is there, in --rows too; make nothing"
     )
     command.add_argument("--no-report", action="store_true", help="only train and print")
+    add_track(command)
     _add_wide(command)
 
 
@@ -203,9 +204,7 @@ def _add_pretrain(add: Add) -> None:
         help="under torchrun: ddp (a copy each) or fsdp (shards); default ddp",
     )
     command.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the model; with several processes block by block",
+        "--compile", action="store_true", help="compile the model; with several, block by block"
     )
     command.add_argument(
         "--compile-blocks",
@@ -227,6 +226,7 @@ def _add_pretrain(add: Add) -> None:
         metavar="SECONDS",
         help="how often it is saved; 0: at every step; default 60",
     )
+    add_track(command)
 
 
 def _add_list(add: Add) -> None:
@@ -435,6 +435,8 @@ def _add_config(parser: Parser, role: str = "") -> None:
     if role:
         text = f"{role}: {text}"
     parser.add_argument("config", nargs="?", help=text)
+    text = "of a model with several: text, vision, or its attention layers alone"
+    parser.add_argument("--part", help=f"{text}; default all, or text where it wraps that")
 
 
 def _add_set(parser: Parser, text: str) -> None:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from headwise.cli.export import tracking
 from headwise.cli.output import print_table, say
 from headwise.cli.shapes import shape_of
 from headwise.errors import UsageError, nearest
@@ -25,7 +26,7 @@ def _pretraining(args: argparse.Namespace, device: str) -> Any:
     fields, values = PRESETS[args.preset]
     vocab = -(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64
     shape = (
-        shape_of(args.changes, args.config)
+        shape_of(args.changes, args.config, args.part)
         if args.config
         else _decoder(args.changes, fields, vocab)
     )
@@ -112,7 +113,11 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
     compiled = "blocks" if args.compile_blocks else "model" if args.compile else ""
     check_execution(run, world, args.accumulate, args.shard, compiled, peak)
-    with process_group(world, where), contextlib.ExitStack() as held:
+    with (
+        tracking(args.track, store, enabled=world.is_main) as also,
+        process_group(world, where),
+        contextlib.ExitStack() as held,
+    ):
 
         def claimed() -> dict[str, Any] | bool:
             """The row if it is there, else whether the run is ours to train."""
@@ -127,6 +132,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             store.tidy([run])
             return row
 
+        also([run.id])
         row = broadcast_result(world, claimed)
         if row is False:
             raise UsageError(f"another process is training run {run.id} in {store.path}")

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from headwise.cli.export import tracking
 from headwise.cli.output import print_made, say
 
 
@@ -28,20 +29,23 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     tasks = tasks_of(named) if named else []
     model = model_of(args.model) if args.model else None
     settings = settings_of(experiment, args.preset, args.changes, args.seeds, tasks, model)
-    made = make(
-        experiment,
-        settings,
-        Store(args.store),
-        preset=args.preset,
-        device=args.device,
-        workers=args.workers,
-        rows=args.rows,
-        train=not args.no_train,
-        keep_weights=args.keep_weights,
-        checkpoint_every=args.checkpoint_every,
-        report=not args.no_report,
-        say=say,
-        stop=args.stop,
-        command=shlex.join(["headwise", *words]),
-    )
+    store = Store(args.store)
+    with tracking(args.track, store) as also:
+        made = make(
+            experiment,
+            settings,
+            store,
+            preset=args.preset,
+            device=args.device,
+            workers=args.workers,
+            rows=args.rows,
+            train=not args.no_train,
+            keep_weights=args.keep_weights,
+            checkpoint_every=args.checkpoint_every,
+            report=not args.no_report,
+            say=say,
+            stop=args.stop,
+            command=shlex.join(["headwise", *words]),
+        )
+        also([row["id"] for row in made.rows])
     return print_made(made, show=args.no_train, wide=args.wide)

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.cli.output import print_prose, print_table, width_for
+from headwise.configs import read_config, text_of
 from headwise.errors import UsageError, nearest, shown
 from headwise.shape import BY_LAYER, Shape, field_of, not_built
 
 
-def shape_of(changes: Sequence[str], config: str | None = None) -> Shape:
-    """The shape of a config with changes, each key=value."""
+def shape_of(changes: Sequence[str], config: str | None = None, part: str | None = None) -> Shape:
+    """The shape of a config, or of a part of it, with changes, each key=value."""
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Shape)}
     typed: dict[str, Any] = {}
     for change in changes:
@@ -26,7 +27,9 @@ def shape_of(changes: Sequence[str], config: str | None = None) -> Shape:
             raise UsageError(f"unknown shape key {shown(key)}; {nearest(key, kinds)}")
         typed[key] = _field(key, text, kinds[name], name in BY_LAYER)
     if config:
-        return Shape.from_hf(config).replace(**typed)
+        return _of_config(config, part).replace(**typed)
+    if part is not None:
+        raise UsageError(f"--part takes a part of a config.json, got --part {shown(part)} alone")
     given = {field_of(key, 0) for key in typed}
     for name in ("dim", "depth", "num_heads"):
         if name not in given:
@@ -34,6 +37,17 @@ def shape_of(changes: Sequence[str], config: str | None = None) -> Shape:
                 f"a shape needs {name}: give a config.json or --set dim=... depth=... num_heads=..."
             )
     return Shape.of(typed)
+
+
+def _of_config(config: str, part: str | None) -> Shape:
+    """The shape of a config.json. Of a model around a text model it is that of the text model, and
+    a line says so."""
+    found = read_config(config)
+    note = text_of(found) if part is None else None
+    if note:
+        print_prose(note, width_for(False))
+        part = "text"
+    return Shape.from_hf(found, part=part)
 
 
 def _field(key: str, text: str, kind: str, by_layer: bool = False) -> Any:
@@ -73,7 +87,7 @@ def _tokens(shape: Shape, asked: int | None, most: int = 2048) -> int:
 
 def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """Parameters, operations and bytes of a shape."""
-    shape = shape_of(args.changes, args.config)
+    shape = shape_of(args.changes, args.config, args.part)
     n = _tokens(shape, args.tokens)
     answer = {
         "params": shape.params,
@@ -153,7 +167,7 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """Other numbers of heads at one budget."""
     from headwise.policies import TOLERANCE, family
 
-    base = shape_of(args.changes, args.config)
+    base = shape_of(args.changes, args.config, args.part)
     n = _tokens(base, args.tokens)
     budget = {
         "budget": args.budget,
@@ -226,7 +240,7 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     devices = ("auto", "cpu", "cuda")
     if args.device not in devices:
         raise UsageError(f"unknown device {args.device!r}; {nearest(args.device, devices)}")
-    shape = shape_of(args.changes, args.config)
+    shape = shape_of(args.changes, args.config, args.part)
     choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=dtype)
     for line in str(choice).splitlines():
         print_prose(line, width_for(False), 2)
@@ -284,7 +298,7 @@ def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.execute.memory import check_fits
     from headwise.model.infer_bench import bandwidth, measure
 
-    shape = shape_of(args.changes, args.config)
+    shape = shape_of(args.changes, args.config, args.part)
     dtype = _dtype(args.dtype)
     device = pick_device(args.device)
     n = _tokens(shape, args.tokens, 512)

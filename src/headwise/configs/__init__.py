@@ -1,13 +1,15 @@
 """Public model configs as shapes. Standard library only.
 
-The parameter count is that of the class people mean by the family's name: `GPT2LMHeadModel`,
-`LlamaForCausalLM` and the `ForCausalLM` of every other decoder, `BertModel` (with its pooler),
-`ViTForImageClassification`, and `GPT` for nanochat's own config. A key that config.json leaves out
-takes the default of the transformers library.
+The parameter count is that of the class people mean by the family's name: the `ForCausalLM` of a
+decoder, the `Model` of an encoder (BERT with its pooler), `ViTForImageClassification`, and `GPT`
+for nanochat's own config. A key that config.json leaves out takes the default of the transformers
+library. docs/configs.md lists the families.
 
-Ignored, because neither the shape nor its costs depend on them: dropout, softcaps, rope scaling
-(with its factor on the scores), epsilons, embedding scales, nanochat's norm of the embeddings, and
-the rope base of Gemma 3's windowed layers. Whatever else a `Shape` has no field for is refused.
+Ignored, because neither the sizes nor the costs depend on them: dropout, softcaps, rope scaling
+(with its factor on the scores), epsilons, factors of embeddings, residuals and logits, rules by
+which a router chooses, nanochat's norm of the embeddings, the rope base of layers that have one of
+their own, and norms without gains in some layers only. Whatever else a `Shape` has no field for is
+refused.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from headwise.configs.families import (
     FAMILIES,
     HYBRIDS,
     PARTS,
+    known_families,
     text_of,
     to_shape_fields,
 )
 from headwise.configs.values import NANOCHAT_KEYS, Config, is_nanochat
-from headwise.errors import UsageError, nearest
+from headwise.errors import UsageError
 from headwise.files import NotReadableError, read_file, read_json
 
 MOST_BYTES = 4 << 20  # of a config.json, a thousand times what one has
@@ -42,8 +45,7 @@ def read_config(config: str | Path | Config) -> dict[str, Any]:
     if found.get("model_type") is None and not is_nanochat(found):
         keys = ", ".join(NANOCHAT_KEYS)
         raise UsageError(
-            f"the config has no model_type, nor nanochat's own keys ({keys}); "
-            f"{nearest('', FAMILIES)}"
+            f"the config has no model_type, nor nanochat's own keys ({keys}); {known_families('')}"
         )
     return found
 

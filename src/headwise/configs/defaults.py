@@ -76,6 +76,8 @@ _GLM_AIR |= _experts(1408, 128, 8, 1) | {"partial_rotary_factor": 0.5}
 _BERT = _row(30522, 768, 3072, 12, 12, max_position_embeddings=512, type_vocab_size=2) | _GELU
 _VIT = _row(0, 768, 3072, 12, 12) | _GELU | _image()
 _TOWER = _row(0, 768, 3072, 12, 12)
+_STEP = _row(128815, 4096, 11264, 45, 64, 8, head_dim=128, share_expert_dim=1280)
+_STEP |= _experts(1280, 288, 8)
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     # ---- dense decoders
@@ -92,7 +94,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     | _TIED | _GELU,
     "gptj": _ROTARY_GPT,
     "codegen": _ROTARY_GPT,
-    "gpt_neox": _row(50432, 6144, 24576, 44, 64, partial_rotary_factor=0.25) | _GELU,
+    "gpt_neox": _row(50432, 6144, 24576, 44, 64) | _GELU,
     "phi": _row(51200, 2048, 8192, 24, 32) | _NEW,
     "persimmon": _row(262144, 4096, 16384, 36, 64, hidden_act="relu2", qk_layernorm=True),
     "stablelm": _row(50304, 2560, 6912, 32, 32, 32, partial_rotary_factor=0.25),
@@ -178,8 +180,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     | _experts(None, 16, 1) | {"intermediate_size_mlp": 16384, "attention_chunk_size": 8192},
     "gemma4_text": _row(262144, 2304, 9216, 30, 8, 4, head_dim=256, sliding_window=512) | _TIED
     | {"hidden_size_per_layer_input": 256, "global_head_dim": 512, "rope_theta": 1e6},
-    "step3p7_text": _row(128815, 4096, 11264, 45, 64, 8, head_dim=128)
-    | _experts(1280, 288, 8) | {"share_expert_dim": 1280},
+    "step3p5": _STEP,
+    "step3p7_text": _STEP,
     # ---- attention layers alone
     "gemma3n_text": _row(262400, 2048, 16384, 35, 8, 2, head_dim=256, sliding_window=512)
     | _TIED | {"rope_theta": 1e6},

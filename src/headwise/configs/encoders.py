@@ -42,7 +42,7 @@ def bert(c: Config) -> Fields:
             "relative positions cannot be expressed: position_embedding_type must be absolute, "
             f"got {shown(kind)}"
         )
-    fields = stack({**c, **MULTI_HEAD}) | _LAYER_NORMS | _positions(c, 512)
+    fields: Fields = stack({**c, **MULTI_HEAD}) | _LAYER_NORMS | _positions(c, 512)
     fields |= {"norm_at": "post", "activation": plain(c), "lm_head": False}
     dim, types = fields["dim"], whole(c, "type_vocab_size", 2, least=0)
     return (
@@ -99,7 +99,7 @@ def modernbert(c: Config) -> Fields:
     kinds = kinds_of(c, lambda i: LAYER_TYPES[i % every > 0], LAYER_TYPES)
     reach = whole(c, "local_attention", 128) // 2 + 1  # half of it to each side, and the own key
     bias = flag(c, "attention_bias")
-    fields = stack({**c, **MULTI_HEAD}) | {"norm_at": "pre", "lm_head": False}
+    fields: Fields = stack({**c, **MULTI_HEAD}) | {"norm_at": "pre", "lm_head": False}
     fields |= {"norm": "layer" if flag(c, "norm_bias") else "layer-nobias"}
     fields |= {"qkv_bias": bias, "out_bias": bias, "ffn_bias": flag(c, "mlp_bias")}
     fields |= {"windows": tiled([reach if kind == LAYER_TYPES[1] else 0 for kind in kinds])}
@@ -113,7 +113,7 @@ def clip_text(c: Config) -> Fields:
 
 
 def siglip_text(c: Config) -> Fields:
-    fields = stack({**c, **MULTI_HEAD}) | _LAYER_NORMS | _positions(c, 64)
+    fields: Fields = stack({**c, **MULTI_HEAD}) | _LAYER_NORMS | _positions(c, 64)
     fields |= {"norm_at": "pre", "activation": plain(c), "lm_head": False}
     dim, width = fields["dim"], optional(c, "projection_size")
     return fields | extras(("projection", (dim + 1) * (dim if width is None else width)))
@@ -132,7 +132,7 @@ def _patches(c: Config) -> tuple[int, int, int]:
 def _seeing(c: Config, tokens: int, *more: tuple[str, int], patch_bias: bool = True) -> Fields:
     """A stack over patches and a few tokens of its own, layer norms first."""
     patches, pixels, _ = _patches(c)
-    fields = stack({**c, **MULTI_HEAD, "vocab_size": 0}) | _LAYER_NORMS
+    fields: Fields = stack({**c, **MULTI_HEAD, "vocab_size": 0}) | _LAYER_NORMS
     fields |= {"norm_at": "pre", "activation": plain(c)}
     fields |= {"positions": "additive", "num_positions": patches + tokens}
     dim = fields["dim"]

@@ -4,6 +4,7 @@ library only."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from headwise.configs.decoders import exaone_windows, granite
 from headwise.configs.stacks import (
@@ -33,12 +34,14 @@ from headwise.configs.values import (
     optional,
     rope_setting,
     table_of,
+    tiled,
     whole,
     windows_of,
 )
 from headwise.errors import UsageError, shown
 
 _KINDS = ("dense", "sparse")
+_CHUNKS = ("full_attention", "chunked_attention")
 
 
 def _indices(c: Config, name: str) -> frozenset[int]:
@@ -107,14 +110,18 @@ def granitemoe(c: Config) -> Fields:
 
 def hunyuan_moe(c: Config) -> Fields:
     fields = decoder(c) | attention_bias(c) | {"qk_norm": "head"}
-    for name in ("num_experts", "num_experts_per_tok"):
-        if isinstance(c.get(name), list | tuple):
-            raise UsageError(
-                f"{name} by layer cannot be expressed in a hunyuan_v1_moe: give one number, got "
-                f"{shown(c[name])}"
-            )
+    names = ("num_experts", "num_experts_per_tok")
+    c = {**c, **{name: _one(c, name) for name in names}}
     width = whole(c, "intermediate_size")
     return fields | experts(c, width, shared=width)
+
+
+def _one(c: Config, name: str) -> Any:
+    """A number that a config may list by layer."""
+    value = c.get(name)
+    if isinstance(value, list | tuple) and value and all(one == value[0] for one in value):
+        return value[0]
+    return value
 
 
 def dbrx(c: Config) -> Fields:
@@ -244,7 +251,8 @@ def _biased_beside(fields: Fields) -> Fields:
         return fields
     depth, rows = fields["depth"], fields.get("layers", ({},))
     dense = sum(rows[i % len(rows)].get("num_experts") == 0 for i in range(depth))
-    dim, ffn, shared = fields["dim"], fields["ffn_dim"], fields.get("shared_ffn_dim", 0)
+    dim, shared = fields["dim"], fields.get("shared_ffn_dim", 0)
+    ffn = fields["ffn_dim"] or 4 * dim
     biases = dense * (2 * ffn + dim) + (depth - dense) * (2 * shared + dim if shared else 0)
     others = fields.get("extras", ())
     return fields | {"ffn_bias": False} | extras(*others, ("feed-forward biases", biases))
@@ -285,6 +293,13 @@ def step3p7(c: Config) -> Fields:
         c = {**c, "num_key_value_heads": c["num_attention_groups"]}
     if isinstance(c.get("rope_theta"), list | tuple):  # by layer
         c = {**c, "rope_theta": next(iter(c["rope_theta"]), None)}
+    depth = layers(c, "num_hidden_layers")
+    for name in ("layer_types", "mlp_layer_types"):  # layers that predict further tokens, too
+        if isinstance(c.get(name), list | tuple):
+            c = {**c, name: c[name][:depth]}
+    if isinstance(c.get("moe_layers_enum"), str) and c.get("mlp_layer_types") is None:
+        listed = {part.strip() for part in c["moe_layers_enum"].split(",")}
+        c = {**c, "mlp_layer_types": [_KINDS[str(i) in listed] for i in range(depth)]}
     fields = decoder(c) | unbiased(c) | {"qk_norm": "head", "attn_gate": "head"}
     fields |= {"windows": windows_of(c, lambda layer: False)}
     heads = optional(table_of(c, "attention_other_setting"), "num_attention_heads")
@@ -310,5 +325,9 @@ def llama4(c: Config) -> Fields:
     fields |= attention_bias(c)
     if flag(c, "use_qk_norm", True):
         fields |= {"qk_norm": "free"}
+    kinds = kinds_of(c, lambda i: _CHUNKS[rotates[i]], _CHUNKS)
+    chunk = whole(c, "attention_chunk_size", 8192)
+    fields |= {"windows": tiled([chunk if kind == _CHUNKS[1] else 0 for kind in kinds])}
+    fields |= {"chunked": any(fields["windows"])}
     bare = unrotated(lambda layer: not rotates[layer])
     return fields | experts(c, width, width, lambda i: i in sparse, [bare])

@@ -1,17 +1,19 @@
 """Public model families by `model_type`, and what is said of those that a `Shape` does not
 describe. Standard library only.
 
-A family is one function, from its config to the fields of a `Shape` (decoders.py, experts.py,
-encoders.py) or to its attention layers (hybrids.py), one line here, and one in defaults.py.
+A family is one function, from its config to the fields of a `Shape` (decoders.py, gpts.py,
+experts.py, encoders.py) or to its attention layers (hybrids.py), one line here, and one in
+defaults.py.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headwise.configs import decoders, encoders, experts, hybrids
+from headwise.configs import decoders, encoders, experts, gpts, hybrids
 from headwise.configs.defaults import ALIASES, DEFAULTS
 from headwise.configs.hybrids import Attention
 from headwise.configs.nanochat import nanochat, nanochat_own
@@ -24,24 +26,24 @@ PARTS = ("text", "vision", "attention")
 FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "apertus": decoders.apertus,
     "arcee": decoders.arcee,
-    "biogpt": decoders.biogpt,
-    "bloom": decoders.bloom,
+    "biogpt": gpts.biogpt,
+    "bloom": gpts.bloom,
     "codegen": decoders.gptj,
     "cohere": decoders.cohere,
     "cohere2": decoders.cohere2,
     "cwm": decoders.cwm,
     "ernie4_5": decoders.ernie4_5,
     "exaone4": decoders.exaone4,
-    "falcon": decoders.falcon,
+    "falcon": gpts.falcon,
     "gemma": decoders.gemma,
     "gemma2": decoders.gemma2,
     "gemma3_text": decoders.gemma3_text,
     "glm": decoders.glm,
     "glm4": decoders.glm4,
     "glm4v_text": decoders.glm4v,
-    "gpt2": decoders.gpt2,
-    "gpt_bigcode": decoders.gpt_bigcode,
-    "gpt_neo": decoders.gpt_neo,
+    "gpt2": gpts.gpt2,
+    "gpt_bigcode": gpts.gpt_bigcode,
+    "gpt_neo": gpts.gpt_neo,
     "gpt_neox": decoders.gpt_neox,
     "gptj": decoders.gptj,
     "granite": decoders.granite,
@@ -54,14 +56,14 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "ministral": decoders.ministral,
     "ministral3": decoders.mistral,
     "mistral": decoders.mistral,
-    "mpt": decoders.mpt,
+    "mpt": gpts.mpt,
     "nanochat": nanochat,
     "nemotron": decoders.nemotron,
     "olmo": decoders.olmo,
     "olmo2": decoders.olmo2,
     "olmo3": decoders.olmo3,
-    "openai-gpt": decoders.openai_gpt,
-    "opt": decoders.opt,
+    "openai-gpt": gpts.openai_gpt,
+    "opt": gpts.opt,
     "persimmon": decoders.persimmon,
     "phi": decoders.phi,
     "phi3": decoders.phi3,
@@ -102,6 +104,7 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "qwen3_moe": experts.qwen3_moe,
     "qwen3_vl_moe_text": experts.qwen3_moe,
     "solar_open": experts.solar_open,
+    "step3p5": experts.step3p7,
     "step3p7_text": experts.step3p7,
     # ---- encoders
     "albert": encoders.albert,
@@ -171,19 +174,34 @@ _REFUSED = {
     "add_cross_attention": "cross-attention",
     "per_layer_config": "sizes that differ between layers",
 }
-_BY_LAYER = ("gemma4_text", "step3p7_text")  # families that read per_layer_config
+_BY_LAYER = ("gemma4_text", "step3p5", "step3p7_text")  # families that read per_layer_config
 _TWO_STACKS = ("encoder_layers", "num_decoder_layers")  # keys of encoder-decoders
 
 
 def to_shape_fields(config: Config, part: str | None = None) -> Fields:
     """The keyword arguments of the `Shape` that a config describes, or of a part of it."""
+    try:
+        return _fields_of(config, part)
+    except UsageError as e:
+        raise UsageError(_as_typed(str(e), config)) from None
+
+
+def _as_typed(message: str, config: Config) -> str:
+    """A message about keys in the names under which the config has them."""
+    for typed, name in ALIASES.items():
+        if typed in config:
+            message = re.sub(rf"\b{name}\b", typed, message)
+    return message
+
+
+def _fields_of(config: Config, part: str | None) -> Fields:
     if part is not None and part not in PARTS:
         raise UsageError(f"unknown part {shown(part)}; choices: {', '.join(PARTS)}")
     name = config.get("model_type")
     if name is None and is_nanochat(config):
         return _whole_or_attention(nanochat_own(config), part, "nanochat")
     if not isinstance(name, str):
-        raise UsageError(f"unknown model_type {shown(name)}; {_known('')}")
+        raise UsageError(f"unknown model_type {shown(name)}; {known_families('')}")
     if name in NOT_EXPRESSED:
         raise UsageError(f"{name} cannot be expressed: {NOT_EXPRESSED[name]}")
     if is_wrapper(config):
@@ -202,7 +220,7 @@ def to_shape_fields(config: Config, part: str | None = None) -> Fields:
     if name in HYBRIDS:
         return _of_hybrid(HYBRIDS[name](with_defaults(config, name)), name, part)
     if name not in FAMILIES:
-        raise UsageError(f"unknown model_type {name!r}; {_known(name)}{_kin(config)}")
+        raise UsageError(f"unknown model_type {name!r}{_kin(config)}; {known_families(name)}")
     fields = FAMILIES[name](with_defaults(config, name))
     if fields.get("causal") and config.get("is_causal") is False:
         raise UsageError(
@@ -248,9 +266,7 @@ def _of_wrapper(config: Config, name: str, part: str | None) -> Fields:
     parts = parts_of(config)
     if part is None and not is_text_alone(config):
         ways = " or ".join(f"part={one!r} (--part {one})" for one in parts)
-        raise UsageError(
-            f"a {name} is several models in one: {ways} gives one of them, without the rest"
-        )
+        raise UsageError(f"a {name} is several models in one: {ways} takes one of them alone")
     kind = "vision" if part == "vision" else "text"
     if kind not in parts:
         raise UsageError(f"a {name} has no part {kind!r}; choices: {', '.join(parts)}, attention")
@@ -260,11 +276,10 @@ def _of_wrapper(config: Config, name: str, part: str | None) -> Fields:
         guesses = (NAMED_TEXT.get(name), f"{name}_{kind}", f"{name}_{kind}_model")
         found = next((guess for guess in guesses if guess in known), None)
         if found is None:
-            raise UsageError(
-                f"the {kind}_config of a {name} has no model_type; {_known(name)}: give it one"
-            )
+            rule = f"the {kind}_config of a {name} must have a model_type, got none"
+            raise UsageError(f"{rule}; {known_families('')}")
         inner = {**inner, "model_type": found}
-    return to_shape_fields(inner, "attention" if part == "attention" else None)
+    return _fields_of(inner, "attention" if part == "attention" else None)
 
 
 def _refuse_two_stacks(config: Config, name: str) -> None:
@@ -289,12 +304,12 @@ def _refuse_two_stacks(config: Config, name: str) -> None:
 # ---- names that are not known
 
 
-def _known(name: str) -> str:
-    """The families whose names are near in spelling, and all of them."""
+def known_families(name: str) -> str:
+    """The families whose names are near in spelling, and where all of them are."""
     known = sorted({**FAMILIES, **HYBRIDS})
-    close = difflib.get_close_matches(name[:80], known, n=3, cutoff=0.8)
+    close = difflib.get_close_matches(name[:80], known, n=3, cutoff=0.85)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}choices: {', '.join(known)}"
+    return f"{hint}choices: the {len(known)} of headwise.configs.FAMILIES and HYBRIDS"
 
 
 def _kin(config: Config) -> str:
@@ -302,7 +317,7 @@ def _kin(config: Config) -> str:
     keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     if not all(key in config for key in keys):
         return ""
-    return "; where its layers are Llama's, model_type llama counts it"
+    return " (where its layers are Llama's, model_type llama counts it)"
 
 
 def text_of(config: Mapping[str, Any]) -> str | None:

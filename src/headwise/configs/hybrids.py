@@ -37,8 +37,6 @@ from headwise.errors import UsageError, shown
 # Other names of layers that attend to all keys, or to none.
 FULL = ("full_attention", "attention", "indexed_attention", "hybrid")
 OTHER = ("linear_attention", "mamba", "conv", "moe", "mlp", "recurrent")
-
-
 _LINEAR = "linear attention"
 
 
@@ -70,7 +68,7 @@ _OF_ATTENTION = (
     *("dim", "num_heads", "head_dim", "v_head_dim", "num_kv_heads", "kv_lora_rank"),
     *("q_lora_rank", "qk_rope_head_dim", "rope_theta", "causal", "norm", "norm_at", "qk_norm"),
     *("logit_scale", "qkv_bias", "out_bias", "positions", "shared_kv", "o_lora_rank", "o_groups"),
-    *("attn_gate", "sinks", "rope_at", "split_kv_cache"),
+    *("attn_gate", "sinks", "rope_at", "split_kv_cache", "chunked"),
 )
 
 
@@ -105,7 +103,7 @@ def qwen3_next(c: Config) -> Attention:
 
 def _never_whole(found: Attention) -> Attention:
     """Without another kind of layer, there still is a feed-forward that is not described here."""
-    beside = found.missing or "its feed-forwards are not read"
+    beside = found.missing or "its feed-forwards are of another kind"
     return Attention(found.fields, found.where, beside)
 
 

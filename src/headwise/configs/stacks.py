@@ -83,6 +83,11 @@ def rotated_first(rope: int, head_dim: int) -> Fields:
     return {"rope_at": "first"} if 0 < rope < head_dim else {}
 
 
+def tied_unless_said(c: Config) -> bool:
+    """Whether one table serves inputs and outputs, in families that tie them by default."""
+    return flag(c, "tie_word_embeddings", True)
+
+
 def attention_bias(c: Config) -> Fields:
     bias = flag(c, "attention_bias")
     return {"qkv_bias": bias, "out_bias": bias}

@@ -107,6 +107,8 @@ def _check_sampling(model: Decoder | Encoder, tokens: int, temperature: float, t
             f"only tokens can be generated, got vocab_size {shape.vocab_size}, output_dim "
             f"{shape.output_dim}"
         )
+    if not shape.lm_head:
+        raise UsageError("only a model that reads tokens out generates them, got lm_head False")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise UsageError(f"tokens to generate must be a whole number of at least 1, got {tokens!r}")
     if not 0 <= temperature < float("inf"):

@@ -164,7 +164,7 @@ class Transformer(nn.Module):
         )
         self.final_norm = Norm(shape.norm, D, models) if shape.norm_at != "post" else None
         # What goes out: a head for ids, tied to the embedding or its own, or a map to vectors.
-        own_head = vocab and not shape.tied and not shape.output_dim
+        own_head = vocab and shape.lm_head and not shape.tied and not shape.output_dim
         self.head = table(vocab, D) if own_head else None
         self.read_out = Linear(D, shape.output_dim, True, models) if shape.output_dim else None
 
@@ -284,7 +284,7 @@ class Transformer(nn.Module):
     def _project_out(self, h: Tensor) -> Tensor:
         if self.read_out is not None:
             return self._read_out(h, self.read_out)
-        if self.embedding is None:
+        if self.embedding is None or not self.shape.lm_head:
             return h
         # Logits are products with the rows of the head, or of the embedding where they are tied.
         table = self.embedding if self.head is None else self.head

@@ -126,7 +126,8 @@ def space_of(
         choices["ffn_dim"] = (0 if like is None else like.ffn_dim,)
     if "dim" not in choices:
         choices["dim"] = _widths(choices, ratios, fixed, smallest, largest)
-    small = like is None and max(choices["dim"]) <= SMALL
+    widest = max(dim for dim in choices["dim"] if isinstance(dim, int))
+    small = like is None and widest <= SMALL
     if small and "head_dim" not in given:
         choices["head_dim"] = SMALL_HEAD_DIMS
     for name in list(choices):
@@ -140,7 +141,7 @@ def space_of(
         rotated=rotated,
         solved=solved,
         multiple=multiple,
-        inner=next(step for width, step in INNER if max(choices["dim"]) <= width),
+        inner=next(step for width, step in INNER if widest <= width),
         like=like,
     )
 
@@ -252,16 +253,16 @@ def _depths(dims: Choices | str, aspect: tuple[Fraction, Fraction] | None) -> tu
 
 
 def said(space: Space) -> str:
-    """The space in one line.
+    """The space in one line, as --set takes it.
 
     >>> said(space_of({"dim": 1024, "depth": "12..24"}))[:36]
-    'dim 1024, depth 12..24, head_dim 32,'
+    'dim=1024, depth=12..24, head_dim=32,'
     """
     order = ("dim", "depth", "head_dim", "num_heads", "num_kv_heads", "v_head_dim", "ffn_dim")
     names = [*order, *(name for name in space.choices if name not in order)]
-    parts = [f"{name} {_written(space.choices[name])}" for name in names if name in space.choices]
-    fixed = [f"{name} {space.fixed[name]}" for name in DECODER if name in space.fixed]
-    aspects = [f"{name} {float(a):g}..{float(b):g}" for name, (a, b) in space.ratios.items()]
+    parts = [f"{name}={_written(space.choices[name])}" for name in names if name in space.choices]
+    fixed = [f"{name}={_one(space.fixed[name])}" for name in DECODER if name in space.fixed]
+    aspects = [f"{name}={float(a):g}..{float(b):g}" for name, (a, b) in space.ratios.items()]
     return ", ".join([*parts, *(fixed if space.like is None else ()), *aspects])
 
 

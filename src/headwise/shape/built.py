@@ -16,8 +16,8 @@ def not_built(shape: Shape) -> str:
         return _line("sinks", False, True, "sinks")
     if shape.positions == "alibi":
         return _line("positions", "none", "alibi", "scores that fall with distance")
-    if not shape.lm_head:
-        return _line("lm_head", True, False, "tokens that are not read out")
+    if shape.chunked:
+        return _line("chunked", False, True, "chunks of keys")
     if shape.split_kv_cache:
         return _line("split_kv_cache", False, True, "two caches of one projection")
     if any(layer.reuses_kv for layer in shape.layers):

@@ -20,6 +20,9 @@ DTYPE_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4
 
 def pairs(s: Shape, tokens: int, window: int) -> int:
     """(query, key) pairs that one head scores in a sequence, masks counted exactly."""
+    if s.chunked and window:
+        chunks, rest = divmod(tokens, window)
+        return (chunks * window * (window + 1) + rest * (rest + 1)) // 2
     window = window or tokens
     if s.causal:
         full = min(tokens, window)
@@ -47,6 +50,8 @@ def decode_flops(shape: Shape, context: int, absorbed: bool) -> int:
     total = _input_weights(shape) + _output_weights(shape)
     for s, window, layers in shape.kinds():
         keys = min(context, window or context)
+        if s.chunked and window:
+            keys = (context - 1) % window + 1
         C, H = s.kv_lora_rank, s.num_heads
         width = H * (s.head_dim + s.v_head_dim)
         grown = 0

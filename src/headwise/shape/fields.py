@@ -79,15 +79,15 @@ class Shape:
     attn_gate: str = "none"  # sigmoid of a linear map of x: on each head's output, or each value's
     sinks: bool = False  # one learned score per head, beside those of the keys
     rope_at: str = "last"  # which coordinates a partial rotary turns; first: NeoX, Phi, GLM
-    num_experts: int = (
-        0  # > 0: experts in the place of the feed-forward; ffn_dim is of dense layers
-    )
+    # > 0: experts in the place of the feed-forward; ffn_dim is that of dense layers
+    num_experts: int = 0
     num_experts_per_tok: int = 0
     expert_ffn_dim: int = 0
     shared_ffn_dim: int = 0  # of all shared experts together
     shared_gate: bool = False  # one sigmoid gate on the shared experts (Qwen2-MoE)
     router_bias: bool = False
     split_kv_cache: bool = False  # shared_kv keeps keys and values apart all the same (Gemma 4)
+    chunked: bool = False  # windows are chunks: a query sees the keys of its own (Llama 4)
     lm_head: bool = True  # False: tokens come in and are not read out, as in an encoder
 
     def __post_init__(self) -> None:
@@ -423,6 +423,7 @@ LATER = {
     in (
         *("layers", "shared_kv", "o_lora_rank", "o_groups", "attn_gate", "sinks", "rope_at"),
         *("num_experts", "num_experts_per_tok", "expert_ffn_dim", "shared_ffn_dim"),
-        *("shared_gate", "router_bias", "split_kv_cache", "lm_head"),
+        *("shared_gate", "router_bias", "split_kv_cache"),
+        *("chunked", "lm_head"),
     )
 }

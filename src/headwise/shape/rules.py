@@ -99,6 +99,8 @@ def _sizes(s: Shape) -> Iterator[str]:
         yield f"a shape takes tokens or vectors: vocab_size excludes input_dim, {got}"
     if not s.lm_head and not s.vocab_size:
         yield "lm_head must be true where no tokens come in, got lm_head False, vocab_size 0"
+    if s.chunked and not s.causal:
+        yield "chunked needs a causal shape, got chunked True, causal False"
     ok = isinstance(s.windows, tuple) and all(is_int(w) and 0 <= w <= MOST_SIZE for w in s.windows)
     if not ok or not 1 <= len(s.windows) <= s.depth:
         yield (
