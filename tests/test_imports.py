@@ -57,16 +57,21 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "files", "rows", "seeds", "stats", "device", "shape", "policies"),
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
     },
+    "choosing": {
+        *("errors", "signals", "rows", "stats", "device", "shape", "planning"),
+        *("training", "lm", "store", "execute", "show", "experiments"),
+    },
     "cli": {
         *("headwise", "errors", "files", "signals", "rows", "progress", "device", "configs"),
         *("shape", "policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        "tracking",
+        *("choosing", "tracking"),
     },
     "__main__": {"signals", "cli"},
 }
 AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a public config
 EXTRAS = {  # what is not always installed: inside functions only
+    "choosing": {"jinja2", "plotly"},
     "cli": {"torch"},
     "device": {"torch"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
@@ -89,7 +94,7 @@ LIGHT = (
     *("errors", "signals", "digests", "files", "policies", "progress", "rows", "seeds", "device"),
     *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
     *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
-    *("experiments.runner", "tracking", "tracking.tables"),
+    *("experiments.runner", "choosing.recommend", "tracking", "tracking.tables"),
     *("planning.limits", "planning.costs", "planning.space"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*

@@ -25,6 +25,7 @@ PUBLIC = [
     "Task",
     "UsageError",
     "attend",
+    "choose",
     "explain",
     "plan",
     "run",

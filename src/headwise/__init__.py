@@ -32,6 +32,7 @@ __all__ = [
     "Task",
     "UsageError",
     "attend",
+    "choose",
     "explain",
     "plan",
     "run",
@@ -57,11 +58,13 @@ _HOME = {
     "Recipe": "training.run",
     "Run": "training.run",
     "run": "experiments.runner",
+    "choose": "choosing.recommend",
     "train": "training.engine",
     "Store": "store",
 }
 
 if TYPE_CHECKING:
+    from headwise.choosing.recommend import choose
     from headwise.errors import UsageError
     from headwise.experiments.runner import run
     from headwise.model.attention import Attention

@@ -107,6 +107,26 @@ def _tail(t: float, freedom: float, pieces: int = 128) -> float:
     return _density(freedom) * whole * end / pieces / 3
 
 
+@cache
+def tail_point(tail: float, freedom: float) -> float:
+    """Where Student's t has this mass above it: half the width of an interval in standard errors,
+    for a mass of half of what may lie outside.
+
+    >>> round(tail_point(0.025, 4), 4)
+    2.7764
+    """
+    low, high = 0.0, 1.0
+    while _tail(high, freedom) > tail:
+        low, high = high, 2 * high
+    for _ in range(40):  # of an interval as long as its lower end they leave less than 1e-11
+        middle = (low + high) / 2
+        if _tail(middle, freedom) > tail:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def _variance(values: Sequence[float]) -> float:
     centre = math.fsum(values) / len(values)
     return math.fsum((x - centre) ** 2 for x in values) / (len(values) - 1)

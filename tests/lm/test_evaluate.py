@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.data import refused
 from support.lm_runs import SHAPE, make_run
 from support.tokenizer import trained_tokenizer
 
@@ -20,6 +21,25 @@ from headwise.lm.trainer import Trainer
 from headwise.model.transformer import Decoder
 
 CPU = torch.device("cpu")
+
+
+def test_halves_of_the_held_out_part_are_apart_and_all_of_it(book: str) -> None:
+    """Rates are chosen on the first half, shapes are compared on the second."""
+    found = load(find_text(book), None)
+    for length, limit in ((11, 10**6), (11, 7), (13, 3)):
+        halves = [
+            set(lm_corpus.held_out_starts(found, length, limit, part).tolist())
+            for part in ("validation", "test")
+        ]
+        assert max(halves[0]) + length <= min(halves[1])
+        if limit == 10**6:
+            whole = set(lm_corpus.held_out_starts(found, length, limit).tolist())
+            assert halves[0] | halves[1] == whole
+        else:
+            assert [len(half) for half in halves] == [limit, limit]
+    assert "must hold two windows" in refused(
+        lm_corpus.held_out_starts, found, len(found.ids) - found.cut - 1, 1, "test"
+    )
 
 
 @pytest.mark.parametrize("coded", [False, True])

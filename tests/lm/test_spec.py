@@ -51,6 +51,7 @@ def test_id_is_of_values_not_of_paths(book: str, tmp_path: Path) -> None:
         "precision": "bf16",
         "evals": 2,
         "eval_tokens": 99,
+        "evaluated_on": "test",
         "seed": 1,
         "shape": SHAPE.replace(depth=3),
     }

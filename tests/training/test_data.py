@@ -72,7 +72,8 @@ def test_seeds_differ_in_data_and_weights_and_repeat_both(tmp_path: Path) -> Non
 
 def held_out_batches(run: Run) -> list[tuple[torch.Tensor, torch.Tensor]]:
     count = math.ceil(run.recipe.held_out / HELD_OUT_BATCH)
-    seeds = (derive(HELD_OUT_SEED, "held out", batch) for batch in range(count))
+    draw = ("held out", *filter(None, [run.recipe.evaluated_on]))
+    seeds = (derive(HELD_OUT_SEED, *draw, batch) for batch in range(count))
     return [run.task.sample(torch.Generator().manual_seed(seed), HELD_OUT_BATCH) for seed in seeds]
 
 
@@ -86,6 +87,7 @@ def test_weights_that_are_kept_give_the_recorded_error_on_one_set_for_all_runs(
         make(1, held_out=300, rank=4),
         make(2, held_out=300, batch=9),
         make(3, held_out=300, protocol="replay"),
+        make(3, held_out=300, evaluated_on="validation"),
     ]
     rows = together(runs, folder=tmp_path, keep_weights=True)
     for run, row in zip(runs, rows, strict=True):
@@ -111,6 +113,20 @@ def test_held_out_set_is_trained_on_by_no_run() -> None:
     for seed in (*range(20), HELD_OUT_SEED):
         for protocol in PROTOCOLS:
             assert not kept & sequences(draw_block(make(seed, protocol=protocol), 0, CPU)[0])
+
+
+def test_validation_draw_shares_no_sequence_and_changes_nothing_else() -> None:
+    """The weights are those of the same run evaluated on the common draw, and so are old ids."""
+    run, other = make(held_out=1000), make(held_out=1000, evaluated_on="validation")
+    common, validation = (
+        set().union(*(sequences(x) for x, _ in held_out_batches(one))) for one in (run, other)
+    )
+    assert not common & validation
+    assert "evaluated_on" not in run.spec()["recipe"]
+    assert Run.of(json.loads(json.dumps(other.spec()))) == other
+    first, second = together([run]), together([other])
+    assert first[0]["curve"] == second[0]["curve"]
+    assert first[0]["held_out"] != second[0]["held_out"]
 
 
 def test_held_out_error_is_measured_as_often_as_asked() -> None:

@@ -120,6 +120,7 @@ OTHER_RECIPE: dict[str, Any] = {
     "precision": "bf16",
     "held_out": 33,
     "evals": 4,
+    "evaluated_on": "validation",
 }
 
 

@@ -25,7 +25,7 @@ def run_of_row(row: dict[str, Any]) -> Run:
     """A run from its row, which holds all of it; the recipe's count of held-out sequences has
     another name there."""
     shape = {f.name: row[f.name] for f in dataclasses.fields(Shape) if f.name in row}
-    recipe = {f.name: row[f.name] for f in dataclasses.fields(Recipe)} | {
+    recipe = {f.name: row[f.name] for f in dataclasses.fields(Recipe) if f.name in row} | {
         "held_out": row["held_out_sequences"]
     }
     task = {"name": row["task"]} | {

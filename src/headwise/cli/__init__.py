@@ -1,5 +1,5 @@
-"""The command line: `headwise run | theory | pretrain | list | report | draw | export | cost |
-policies | plan | explain | infer | check`.
+"""The command line: `headwise run | choose | theory | pretrain | list | report | draw | export |
+cost | policies | plan | explain | infer | check`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line.
 Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage; 130, 143 and
@@ -30,6 +30,7 @@ from headwise.signals import RESUME, Stop, Stopped, installed, message, stop_of_
 # command -> (module, function); imported when it is run
 COMMANDS = {
     "run": ("run", "run"),
+    "choose": ("choose", "choose"),
     "theory": ("theory", "theory"),
     "pretrain": ("lm", "pretrain"),
     "list": ("store", "list_runs"),

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from headwise.cli.choose_arguments import add_choose
 from headwise.cli.parser import Parser
 from headwise.cli.plan_arguments import add_plan
 from headwise.cli.tracking_arguments import add_export, add_track
@@ -38,6 +39,7 @@ def parser() -> Parser:
         return command
 
     _add_run(add)
+    add_choose(add, _add_store, _add_device, _add_wide)
     _add_theory(add)
     _add_pretrain(add)
     _add_list(add)

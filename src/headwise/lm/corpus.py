@@ -278,12 +278,22 @@ def _windows(ids: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
 # ---- rows for evaluation
 
 
-def held_out_starts(corpus: Corpus, length: int, limit: int) -> np.ndarray:
-    """Where windows of the held-out part begin: adjacent, or `limit` of them, evenly spread."""
+def held_out_starts(corpus: Corpus, length: int, limit: int, evaluated_on: str = "") -> np.ndarray:
+    """Where windows of the held-out part begin: adjacent, or `limit` of them, evenly spread. All of
+    it, or of its first half ("validation") or second half ("test")."""
     # Where there are more windows than wanted, every (windows / count)-th is taken.
     windows = (len(corpus.ids) - corpus.cut - 1) // length
+    first = 0
+    if evaluated_on:
+        half = windows // 2
+        if not half:
+            raise UsageError(
+                f"the held-out tenth must hold two windows of length {length} where rates are "
+                f"chosen on one half of it, got {len(corpus.ids) - corpus.cut} ids"
+            )
+        first, windows = (0, half) if evaluated_on == "validation" else (half, windows - half)
     count = min(windows, limit)
-    return corpus.cut + np.arange(count) * windows // count * length
+    return corpus.cut + (first + np.arange(count) * windows // count) * length
 
 
 def held_out_rows(corpus: Corpus, length: int, starts: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,8 @@ class Evaluator:
     def held_out(self) -> HeldOut:
         """The model on the windows of the held-out part, dealt to the processes in turn."""
         run = self.run
-        starts = held_out_starts(self.corpus, run.length, max(1, run.eval_tokens // run.length))
+        most = max(1, run.eval_tokens // run.length)
+        starts = held_out_starts(self.corpus, run.length, most, run.evaluated_on)
         groups = -(-len(starts) // GROUP)
         at_once = max(1, TOKENS_AT_ONCE // (run.length * GROUP))  # groups of a forward pass
         sums = torch.zeros(groups, 6, dtype=torch.float64)

@@ -25,6 +25,7 @@ OPTIMISERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "trapezoid")
 PRECISIONS = ("bf16", "fp32", "tf32")
 SHARDS = ("ddp", "fsdp")  # how several processes share a model
+EVALUATED_ON = ("", "validation", "test")  # the held-out part: all of it, or one of its halves
 COMPILED = ("model", "blocks")  # what is compiled as one
 
 # nanochat's style; a decoder that is given by its sizes has it unless the style is given too
@@ -80,6 +81,9 @@ class Pretraining:
     evals: int = 4  # how often it is evaluated on the held-out part
     eval_tokens: int = 1 << 20  # held-out tokens of an evaluation, at most
     seed: int = 0
+    # "": the whole held-out part; "validation": its first half, for what is chosen by its error,
+    # such as a rate; "test": its second half
+    evaluated_on: str = ""
     digest: str = ""  # of text and tokenizer; found when not given, checked when given
 
     def __post_init__(self) -> None:
@@ -91,6 +95,7 @@ class Pretraining:
         self._check_choice("optimiser", OPTIMISERS)
         self._check_choice("schedule", SCHEDULES)
         self._check_choice("precision", PRECISIONS)
+        self._check_choice("evaluated_on", EVALUATED_ON)
         self._check_schedule()
         self._check_sizes()
         self._check_shape()
@@ -184,7 +189,10 @@ class Pretraining:
 
     def spec(self) -> dict[str, Any]:
         """The run as plain values; `Pretraining.of` is its inverse."""
-        return dataclasses.asdict(self) | {"shape": self.shape.spec()}
+        spec = dataclasses.asdict(self) | {"shape": self.shape.spec()}
+        if not self.evaluated_on:  # it came later: left out where unused, so that older ids stay
+            del spec["evaluated_on"]
+        return spec
 
     @classmethod
     def of(cls, spec: dict[str, Any]) -> Pretraining:

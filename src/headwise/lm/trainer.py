@@ -24,7 +24,7 @@ from headwise.device import memory, numerics, pick_device, provenance
 from headwise.errors import UsageError, nearest
 from headwise.lm import checkpoint
 from headwise.lm.checkpoint import TrainingState
-from headwise.lm.corpus import Corpus, check_length, load, rows_at
+from headwise.lm.corpus import Corpus, check_length, held_out_starts, load, rows_at
 from headwise.lm.distributed import (
     all_reduce,
     broadcast_result,
@@ -228,6 +228,7 @@ def load_corpus(run: Pretraining, cache: Path | None) -> Corpus:
     text = find_text(run.source)
     corpus = load(text, tokenizer, cache, run.digest)
     check_length(corpus, run.length, text.name)
+    held_out_starts(corpus, run.length, 1, run.evaluated_on)
     return corpus
 
 

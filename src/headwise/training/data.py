@@ -49,9 +49,11 @@ def draw_block(
 
 
 def held_out_batches(
-    task: Task, count: int, device: torch.device
+    task: Task, count: int, device: torch.device, evaluated_on: str = ""
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets of at least `count` held-out sequences, batch by batch."""
+    """Inputs and targets of at least `count` held-out sequences, batch by batch; of the draw that
+    all runs share, or of another one by its name."""
+    purpose = ("held out", evaluated_on) if evaluated_on else ("held out",)
     for batch in range(math.ceil(count / HELD_OUT_BATCH)):
-        generator = generator_of(device, derive(HELD_OUT_SEED, "held out", batch))
+        generator = generator_of(device, derive(HELD_OUT_SEED, *purpose, batch))
         yield task.sample(generator, HELD_OUT_BATCH)

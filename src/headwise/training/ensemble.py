@@ -260,7 +260,9 @@ class Ensemble:
         """Outputs and targets of the held-out sequences, batch by batch."""
         models = len(self.runs)
         kernels = self._kernels(data.HELD_OUT_BATCH, training=False)
-        for x, target in held_out_batches(self.task, self.recipe.held_out, self.device):
+        recipe = self.recipe
+        held_out = (self.task, recipe.held_out, self.device, recipe.evaluated_on)
+        for x, target in held_out_batches(*held_out):
             with torch.no_grad(), kernels.around_block(-1):
                 outputs = kernels.forward(x.expand(models, *(-1,) * x.ndim))
             yield outputs.float(), target.expand(models, *(-1,) * target.ndim)

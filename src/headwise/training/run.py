@@ -24,11 +24,13 @@ AFTER = "run:"  # an init that begins so, with a run's id behind, starts from th
 PROTOCOLS = ("stream", "replay", "original")
 REPLAYED = ("replay", "original")  # one epoch again and again
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+EVALUATED_ON = ("", "validation")  # the held-out draw that all runs share, or another one
 MOST = 10**9  # steps, sequences
 MOST_EVALS = 100_000  # each is a point of a row's curve
 # fields of shapes that came after the first runs, before those that `Shape.spec` leaves out: left
 # out where unused, so that older ids stay
 ADDED = ("input_dim", "output_dim")
+ADDED_TO_RECIPES = ("evaluated_on",)  # the same of recipes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,9 @@ class Recipe:
     # fresh sequences on which the held-out error is measured, rounded up to batches of 128
     held_out: int = 12_800
     evals: int = 10  # how often it is measured along the way
+    # "": the held-out draw that all runs of a task share; "validation": another draw, for what is
+    # chosen by its error, such as a rate
+    evaluated_on: str = ""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "epoch", "held_out", "evals"):
@@ -89,6 +94,7 @@ class Recipe:
             ("protocol", PROTOCOLS),
             ("init", (self.init,) if self.parent else INITS),
             ("precision", PRECISIONS),
+            ("evaluated_on", EVALUATED_ON),
         ):
             if getattr(self, name) not in choices:
                 raise UsageError(
@@ -205,11 +211,15 @@ class Run:
 
     def spec(self) -> dict[str, Any]:
         """The run as plain values; `Run.of` is its inverse."""
+        recipe: dict[str, Any] = dataclasses.asdict(self.recipe)
+        for name in ADDED_TO_RECIPES:
+            if not recipe[name]:
+                del recipe[name]
         return {
             "shape": self.shape.spec(ADDED),
             "task": self.task.spec(),
             **({} if self.model is None else {"model": self.model.spec()}),
-            "recipe": dataclasses.asdict(self.recipe),
+            "recipe": recipe,
             "seed": self.seed,
         }
 
