@@ -103,6 +103,9 @@ OTHER_SHAPE: dict[str, Any] = {
     "shared_ffn_dim": None,
     "shared_gate": None,
     "router_bias": None,
+    "split_kv_cache": None,
+    "chunked": None,
+    "lm_head": None,
 }
 OTHER_RECIPE: dict[str, Any] = {
     "steps": 36,
@@ -171,6 +174,7 @@ def test_id_changes_with_every_field() -> None:
             Run(shape.replace(vocab_size=v, output_dim=o), Recall(2, 3, 4), recipe, 0)
             for v, o in ((7, 0), (8, 0), (7, 4))
         ),
+        Run(shape.replace(vocab_size=8, lm_head=False), Recall(2, 3, 4), recipe, 0),
         Run(shape.replace(vocab_size=8), Recall(2, 4, 4), recipe, 0),
         Run(shape.replace(vocab_size=8), Recall(2, 3, 5), recipe, 0),
         Run(shape.replace(vocab_size=8), Recall(3, 3, 4), recipe, 0),
