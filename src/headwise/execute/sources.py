@@ -24,17 +24,53 @@ from headwise.rows import Specified
 from headwise.store import Store
 from headwise.training.run import Run
 
-SOURCE_FILE = "source.json"  # in a run's folder: {"task": digest, "model": digest} of own classes
+# In a run's folder, of own classes: {"task": digest, "model": digest}, and as "checked" the digest
+# of the task's code whose data were tested.
+SOURCE_FILE = "source.json"
 
 
 def note_sources(store: Store, runs: Sequence[Run]) -> None:
-    """Write down which code the runs are begun with, where that is not written yet."""
+    """Write down which code the runs are begun with, where that is not written yet. The data of
+    their tasks were tested (`check_tasks`)."""
     for run in runs:
         path = store.runs_path / run.id / SOURCE_FILE
         found = {part: digest(kind) for part, kind in _own_classes(run).items()}
         known = {part: text for part, text in found.items() if text}
+        if "task" in known:
+            known["checked"] = known["task"]
         if known and not path.exists():
             write_whole(path, json.dumps(signed(known)) + "\n")
+
+
+def check_tasks(store: Store, runs: Sequence[Specified], missing: Sequence[Specified]) -> None:
+    """Refuse a task of one's own whose data make its numbers meaningless, before its first run in a
+    store and wherever its code has changed since; `missing` are the runs to be made."""
+    from headwise.tasks.check_data import check_meaning
+    from headwise.tasks.first_check import check_baselines, check_first_sample
+
+    waiting = {run.task for run in missing if isinstance(run, Run)}
+    for task in sorted(waiting, key=repr):
+        if type(task).__module__.startswith("headwise."):
+            continue
+        current = digest(type(task))
+        of_task = [run for run in runs if isinstance(run, Run) and run.task == task]
+        if current and any(_noted(store, run).get("checked") == current for run in of_task):
+            continue
+        check_first_sample(task)
+        check_baselines(task)
+        check_meaning(task)
+
+
+def _noted(store: Store, run: Run) -> dict[str, str]:
+    """Which code a run was begun with, as far as it is known."""
+    path = store.runs_path / run.id / SOURCE_FILE
+    try:
+        return read_signed(path)
+    except FileNotFoundError:
+        return {}
+    except DamagedError as e:
+        store.name({path: str(e)})
+        return {}
 
 
 def edited(store: Store, runs: Sequence[Specified]) -> list[str]:
@@ -45,14 +81,7 @@ def edited(store: Store, runs: Sequence[Specified]) -> list[str]:
     for run in runs:
         if not isinstance(run, Run):
             continue
-        path = store.runs_path / run.id / SOURCE_FILE
-        try:
-            noted = read_signed(path)
-        except FileNotFoundError:
-            noted = {}
-        except DamagedError as e:
-            noted = {}
-            store.name({path: str(e)})
+        noted = _noted(store, run)
         for part, kind in _own_classes(run).items():
             current = digest(kind)
             if not current:

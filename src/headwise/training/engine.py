@@ -29,11 +29,13 @@ import torch
 from torch import Tensor
 
 from headwise.device import memory, numerics, pick_device, provenance
+from headwise.errors import UsageError, shown
 from headwise.model.geometry import score_geometry
 from headwise.progress import Free, Progress, Steps
 from headwise.rows import Row
 from headwise.signals import Saved, Stop, Stopped, saving
 from headwise.tasks import PACKAGE
+from headwise.tasks.check_data import check_meaning
 from headwise.tasks.first_check import check_baselines, check_first_sample
 from headwise.training import checkpoint
 from headwise.training.checkpoint import State
@@ -56,6 +58,7 @@ def train(
     keep_weights: bool = False,
     probe: Probe | None = None,
     stop: Stop | None = None,
+    checked: bool = False,
 ) -> list[Row]:
     """Train every run, together where their shapes agree; rows in the order of the runs.
 
@@ -65,12 +68,20 @@ def train(
     `done` gets each row as soon as it is there,
     `advance` the number of model-steps just made (`Free` ones take no time; a progress bar is shown
     when it is not given). What `probe` says of a trained run and its weights is added to its row.
+    `checked` says that the data of tasks of one's own were tested by whoever dealt the runs out.
     """
+    if isinstance(runs, Run):
+        raise UsageError("train takes a list of runs: train([run]), got one run")
+    runs = list(runs)
+    if others := [run for run in runs if not isinstance(run, Run)]:
+        raise UsageError(f"train takes a list of runs, got {shown(others[0])} in it")
     target = pick_device(device)
     for task in {run.task for run in runs}:
         if not type(task).__module__.startswith(PACKAGE):  # the tests check those of headwise
             check_first_sample(task)
             check_baselines(task)
+            if not checked:
+                check_meaning(task)
     unique = {run.id: run for run in runs}
     rows: dict[str, Row] = {}
 
