@@ -89,6 +89,12 @@ def check_seed(value: Any) -> None:
     check_most("seed", value, MOST_COUNT)
 
 
+def check_instance(what: str, value: Any) -> None:
+    """Refuse a class where one of its instances is meant."""
+    if isinstance(value, type):
+        raise UsageError(f"{what} must be a value: pass {value.__name__}(...), got the class")
+
+
 def one_line(error: BaseException) -> str:
     """An exception in one line: its class, and what it says."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
