@@ -9,13 +9,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headwise.errors import LARGEST, UsageError, check_seed, nearest, shown
+from headwise.errors import LARGEST, UsageError, check_instance, check_seed, nearest, shown
 from headwise.model import INITS
 from headwise.rows import Row, Work, columns_of, id_of
 from headwise.shape import Shape
 from headwise.tasks import PACKAGE, TASKS, task_of
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from headwise.model.own import Model
     from headwise.tasks.task import Task
 
@@ -54,6 +56,14 @@ class Recipe:
     # fresh sequences on which the held-out error is measured, rounded up to batches of 128
     held_out: int = 12_800
     evals: int = 10  # how often it is measured along the way
+
+    def __new__(cls, *values: Any, **fields: Any) -> Self:
+        """Refuse names that are no fields, as settings do."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise UsageError(f"unknown field {shown(name)} of Recipe; {nearest(name, known)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "epoch", "held_out", "evals"):
@@ -146,6 +156,8 @@ class Run:
 
     def __post_init__(self) -> None:
         shape, task = self.shape, self.task
+        for part in ("shape", "task", "recipe", "model"):
+            check_instance(part, getattr(self, part))
         vocab, name = task.vocab, task.spec()["name"]
         if name in TASKS and not type(task).__module__.startswith(PACKAGE):
             raise UsageError(
@@ -178,8 +190,8 @@ class Run:
                 else ""
             )
             raise UsageError(
-                f"a shape's {what} must be its task's dim{beside}, got {what} "
-                f"{getattr(shape, what)}, task dim {task.in_dim}"
+                f"a shape's {what} must be its task's in_dim{beside}, got {what} "
+                f"{getattr(shape, what)}, in_dim {task.in_dim}: input_dim={task.in_dim} takes them"
             )
         if shape.output_dim and shape.output_dim != task.answer_dim:
             raise UsageError(
