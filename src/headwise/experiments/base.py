@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 ERRORS = (
     "Solid lines: error on fresh data that no run has seen, mean over seeds with its 95 % "
-    "interval; a hollow marker is one seed. Crosses: the rank paper's statistic, the smallest "
+    "interval; a hollow marker is one seed, and a band that falls out of the picture reaches zero, "
+    "as those of two seeds often do. Crosses: the rank paper's statistic, the smallest "
     "training loss of any epoch of any seed. Dashed: the values published in the paper (that "
     "statistic on replayed data, read off its figure). The interval is over seeds; all runs of a "
     "task are evaluated on one held-out set. Budget: query/key parameters per layer."

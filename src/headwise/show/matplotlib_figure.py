@@ -100,7 +100,7 @@ def _canvas(
 def _add_caption(canvas: Any, caption: str) -> None:
     """The caption below the axes, wrapped to the figure's width."""
     if caption:
-        columns = int(15 * canvas.get_size_inches()[0])  # of letters of 7 points
+        columns = int(19 * canvas.get_size_inches()[0])  # of letters of 7 points
         text = _raised("\n".join(textwrap.wrap(caption, columns)))
         canvas.text(0.01, -0.01, text, va="top", fontsize=7, color="#5b626b", linespacing=1.35)
 
@@ -271,15 +271,19 @@ def _save_heat(figure: HeatFigure, path: Path) -> None:
 
 def _draw_cells(ax: Any, panel: HeatPanel) -> None:
     """Colours, the numbers on them, and frames around the best."""
+    from matplotlib import colormaps, patheffects
     from matplotlib.patches import Rectangle
 
+    colour_map = colormaps[COLOUR_MAP]
     colours = [_gaps(row) for row in panel.cells]
     ends = {"vmin": panel.least, "vmax": panel.most}
     ax.imshow(colours, origin="lower", cmap=COLOUR_MAP, aspect="auto", **ends)
     for x, y, value in panel.values:
         ink = _ink(value, panel)
         number = panel.number(x, y)
-        ax.text(x, y + ABOVE, number, ha="center", va="center", fontsize=6.5, color=ink)
+        text = ax.text(x, y + ABOVE, number, ha="center", va="center", fontsize=6.5, color=ink)
+        under = colour_map(_share(value, panel))  # a path behind a number does not cross it
+        text.set_path_effects([patheffects.withStroke(linewidth=1.6, foreground=under)])
     for places, width, style in ((panel.alike, 1.3, (0, (2, 1.5))), (panel.best, 2, "-")):
         for x, y in places:
             frame = Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, ec=FRAME, lw=width)
@@ -317,9 +321,15 @@ def _draw_paths(ax: Any, panel: HeatPanel) -> None:
 
 def _ink(value: float, panel: HeatPanel) -> str:
     """White on dark cells, which are the better ones."""
+    return "white" if _share(value, panel) <= 0.45 else "black"
+
+
+def _share(value: float, panel: HeatPanel) -> float:
+    """How far a value is from the least to the most; 0 where all are equal."""
     assert panel.least is not None
     assert panel.most is not None
-    return "white" if value - panel.least <= 0.45 * (panel.most - panel.least) else "black"
+    width = panel.most - panel.least
+    return (value - panel.least) / width if width else 0.0
 
 
 # ---- ranges

@@ -120,7 +120,7 @@ def _beaten(cells: Sequence[Cell]) -> list[str]:
     if not known:
         return []
     baseline, name = known[0].baseline or 0.0, known[0].baseline_name
-    answer = f"the best answer without attention ({name}: {baseline:.4f})"
+    answer = f"the best answer without attention ({name}: {baseline:.4g})"
     best = min(map(loss_of, known))
     if best > BEATEN * baseline:
         return [f"no cell beats {answer} by 1 %, so this compares nothing"]
@@ -175,8 +175,8 @@ EXPERIMENT = Experiment(
         "Lines: ways to add heads, from few to many. Star: what the rank paper advises, one head "
         "of full rank; diamond: what the leaner paper does, more heads of the same rank in half of "
         "the layers. Kappa is the condition number of the heads' outputs side by side: compare it "
-        "only between cells of equal min(tokens, heads x rank); a dash: the outputs have no full "
-        "rank, or the model is one's own."
+        "only between cells of equal min(tokens, heads x rank); a dash: it is infinite (outputs "
+        "of less than full rank), or was not measured."
     ),
     notes=NOTES,
     runs=runs,
