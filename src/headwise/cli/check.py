@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from headwise.cli.output import print_prose, width_for
 from headwise.errors import Finding
 
 SIGNS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
-WIDEST = 10  # letters of the longest rule
+WIDEST = {"task": 9, "model": 10}  # letters of the longest rule
 SIZES = {"dim": 16, "depth": 2, "heads": 2, "rank": 8, "ffn_dim": 32}  # models are built for
 
 
@@ -28,22 +29,24 @@ def check(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     answer: dict[str, Any] = {"failed": 0}
     if task is not None:
         print(f"{task.spec()['name']}:")
-        answer["task"] = _told(answer, check_task(task, args.file, found_one=_tell))
+        answer["task"] = _told(
+            answer, check_task(task, args.file, found_one=functools.partial(_tell, WIDEST["task"]))
+        )
     if model is not None:
         on = load_task(args.task) if args.task else task or Farthest(dim=16, points=5)
         shape = shape_for(on, **SIZES)
         print(f"{model.spec()['name']} on {on.spec()['name']}:")
         found = check_model(model, shape, on)
         for finding in found:
-            _tell(finding)
+            _tell(WIDEST["model"], finding)
         answer["model"] = _told(answer, found)
     return answer
 
 
-def _tell(finding: Finding) -> None:
+def _tell(width: int, finding: Finding) -> None:
     """Print a finding as soon as it is there, since a slow task may take a while to the next."""
-    line = f"  {SIGNS[finding.level]}  {finding.rule.ljust(WIDEST)}  {finding.text}"
-    print_prose(line, width_for(False), WIDEST + 9)
+    line = f"  {SIGNS[finding.level]}  {finding.rule.ljust(width)}  {finding.text}"
+    print_prose(line, width_for(False), width + 9)
     sys.stdout.flush()
 
 

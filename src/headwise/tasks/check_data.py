@@ -183,8 +183,8 @@ def keeps_apart(task: Task) -> str:
     if task.vocab and 2 * seen < held_count:
         cure = (
             f"there seem to be some {float(f'{again:.2g}'):,.0f} sequences in all. Keep a part of "
-            "them for step None, such as every eighth by a sum of its ids (docs/own-task.md, few sequences),"
-            " or draw longer ones"
+            "them for step None, such as every eighth by a sum of its ids (docs/own-task.md, few "
+            "sequences), or draw longer ones"
         )
     raise Wrong(f"{what}: {cure}")
 
