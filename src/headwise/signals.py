@@ -29,7 +29,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = 0.5
 RESUME = "run the same command to resume"
 
-RESUMED = ("run", "theory", "pretrain")  # commands that find what they have made before
+FROM_THE_START = ("check", "cost", "explain", "infer", "list", "policies")  # commands, each time
 
 Saved = tuple[str, int]  # a run's id, and the step that its checkpoint is at
 
@@ -74,7 +74,7 @@ def resume(words: Sequence[str]) -> str:
     >>> resume(["check", "my_task.py"]), resume(["run", "fig1"])
     ('', '; run the same command to resume')
     """
-    return f"; {RESUME}" if words and words[0] in RESUMED else ""
+    return "" if words and words[0] in FROM_THE_START else f"; {RESUME}"
 
 
 class Stop:

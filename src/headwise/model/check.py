@@ -84,8 +84,8 @@ def _answers_in_size(case: _Case) -> str:
         if not case.task.vocab:
             raise
         raise Wrong(
-            f"the module fails on token ids (this task's vocab is {case.task.vocab}), which it must "
-            f"embed: {one_line(e)}"
+            f"the module fails on token ids, which it must embed (vocab {case.task.vocab}): "
+            f"{one_line(e)}"
         ) from None
     if not isinstance(outputs, Tensor):
         raise Wrong(f"the module must return one tensor, got {type(outputs).__name__}")
