@@ -111,7 +111,7 @@ def run_shape() -> headwise.Shape:
     )
 
 
-def test_a_task_that_is_refused_leaves_nothing_behind(file):
+def test_refused_task_leaves_nothing_behind(file):
     file.write_text(TASK.replace("generator=generator, ", ""))
     with pytest.raises(UsageError, match="uses the global generator of torch"):
         made(file)

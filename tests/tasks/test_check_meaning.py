@@ -84,14 +84,14 @@ def test_check_meaning_gives_the_global_generators_back_and_is_done_once(monkeyp
     assert len(drawn) == count
 
 
-def test_a_small_space_of_ids_is_named_with_the_way_out():
+def test_small_space_of_ids_is_named_with_the_way_out():
     line = wrong(FewIds())["held out"]
     assert "there seem to be some 1" in line, line  # 16,384, within what 1,024 draws say
     assert "every eighth by a sum of its ids" in line
     assert "Keep" not in wrong(Unsplit())["held out"], "vectors come from rows, which are split"
 
 
-def test_what_follows_from_the_generator_is_no_fault_of_its_own():
+def test_rule_that_follows_from_the_generator_is_no_fault_of_its_own():
     found = {finding.rule: finding for finding in check(GlobalTorch(), elsewhere=False)}
     assert found["generator"].level == "wrong"
     assert found["fill"].level == "note"

@@ -124,7 +124,12 @@ class Against(Point):
     `baseline_of` fills it."""
 
     baseline: float | None = None
-    baseline_name: str | None = None
+    baseline_name: str | None = None  # of a task of one's own
+
+    @property
+    def answer(self) -> str:
+        """That answer in words."""
+        return ZERO if self.baseline_name in (None, "zero") else str(self.baseline_name)
 
 
 def plain_point(point: Point) -> dict[str, Any]:
@@ -190,19 +195,17 @@ def _told_apart(rows: Sequence[Row], part: str, built_in: Iterable[str] = ()) ->
     for row, of_row in zip(rows, fields, strict=True):
         name = str(row.get(part) or "")
         differ = [key for key in of_row if len(known[name or "None", key]) > 1]
-        told = ", ".join(f"{key}={of_row[key]!r}" for key in differ)
-        names.append(f"{name}({told})" if told and name and name not in built_in else name)
+        text = ", ".join(f"{key}={of_row[key]!r}" for key in differ)
+        names.append(f"{name}({text})" if text and name and name not in built_in else name)
     return names
 
 
 def baseline_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """The fields of `Against` from one point's rows."""
+    """The fields of `Against` from one point's rows. Rows of built-in tasks have the error of
+    predicting zero alone."""
     row = rows[0]
-    if row.get("baseline") is not None:
-        name = row["baseline_name"]
-        return {"baseline": row["baseline"], "baseline_name": ZERO if name == "zero" else name}
-    zero = row.get("zero_error")
-    return {"baseline": zero, "baseline_name": None if zero is None else ZERO}
+    name = row.get("baseline_name")
+    return {"baseline": row["baseline"] if name else row.get("zero_error"), "baseline_name": name}
 
 
 def interval(

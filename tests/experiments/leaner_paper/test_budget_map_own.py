@@ -182,7 +182,7 @@ def test_own_model_stands_as_it_is_and_is_named():
     assert {(p.off, p.paths, p.advice) for p in points} == {(None, None, None)}
     head = find("map").table(points)[0]
     assert "off budget" not in head
-    assert "on the path of" not in head
+    assert "path" not in head
     figure = budget_map.figure(points)
     assert figure.title == "Held-out loss of Heads; parameters as the model has them"
     assert not any(panel.paths or panel.marks for panel in figure.panels)

@@ -40,7 +40,7 @@ from headwise.experiments.leaner_paper.budget_map_shapes import (
     distinct,
 )
 from headwise.experiments.leaner_paper.shared import NOTES
-from headwise.experiments.points import ZERO, groups, plural, signed
+from headwise.experiments.points import groups, plural, signed
 from headwise.experiments.probes import condition_probe
 from headwise.experiments.tuning import (
     edge_warning,
@@ -119,12 +119,13 @@ def _beaten(cells: Sequence[Cell]) -> list[str]:
     known = [cell for cell in cells if cell.baseline is not None]
     if not known:
         return []
-    baseline, name = known[0].baseline or 0.0, known[0].baseline_name
-    answer = f"the best answer without attention ({name}: {baseline:.4g})"
+    baseline = known[0].baseline or 0.0
+    answer = f"the best answer without attention ({known[0].answer}: {baseline:.4g})"
     best = min(map(loss_of, known))
     if best > BEATEN * baseline:
         return [f"no cell beats {answer} by 1 %, so this compares nothing"]
-    return [] if name == ZERO else [f"the smallest loss is {best / baseline:.2g} of {answer}"]
+    built_in = known[0].baseline_name is None
+    return [] if built_in else [f"the smallest loss is {best / baseline:.2g} of {answer}"]
 
 
 def _predicts(cells: Sequence[Cell], field: str) -> str:
@@ -164,14 +165,15 @@ EXPERIMENT = Experiment(
         ("accuracy", "accuracy"),
         ("kappa_start", "kappa at start"),
         ("kappa_end", "at end"),
-        ("paths", "on the path of"),
+        ("paths", "path"),
     ),
     main_columns=("heads", "held_out", "rank", "depth", "task", "n", "params", "lr", "paths"),
     caption=(
         "Colour and number: held-out loss, mean over seeds at the tuned learning rate; darker is "
         "better, one seed in brackets. Framed: the best cell of a task; with dashes the cells that "
         f"cannot be told apart from it. {TOGETHER} No frame: none can be told apart, or rates are "
-        "still being tuned. Empty cells cannot be built within the budget. "
+        "still being tuned. Empty cells cannot be built within the budget, or "
+        "a model of one's own is there the same as in the first. "
         "Lines: ways to add heads, from few to many. Star: what the rank paper advises, one head "
         "of full rank; diamond: what the leaner paper does, more heads of the same rank in half of "
         "the layers. Kappa is the condition number of the heads' outputs side by side: compare it "

@@ -101,7 +101,7 @@ def _caption(points: Sequence[Cell]) -> str:
         parts.append("Of cells that build the same model the first is trained, the others empty.")
     known = {bare_task(cell): cell for cell in points if cell.baseline is not None}
     if known:
-        said = ", ".join(f"{t} {c.baseline:.4g} ({c.baseline_name})" for t, c in known.items())
+        said = ", ".join(f"{t} {c.baseline:.4g} ({c.answer})" for t, c in known.items())
         parts.append(f"Best answer without attention: {said}.")
     return " ".join(parts)
 

@@ -61,9 +61,7 @@ def _task_in_title(points: Sequence[Point]) -> str:
 
 def _baseline(p: Point) -> Reference | None:
     """The lowest error of an answer that needs no training."""
-    if p.baseline is None or p.baseline_name is None:
-        return None
-    return Reference(label=p.baseline_name, y=p.baseline)
+    return None if p.baseline is None else Reference(label=p.answer, y=p.baseline)
 
 
 # ---- the figure
