@@ -61,7 +61,7 @@ def remarked(figure: Figure, remarks: Sequence[str]) -> Figure:
 def _with(caption: str, remarks: Sequence[str]) -> str:
     """A caption, and sentences behind it."""
     sentences = [f"{one[:1].upper()}{one[1:]}." for one in remarks]
-    return " ".join(filter(None, [caption, *sentences]))
+    return " ".join([*([caption] if caption else []), *sentences])
 
 
 def _figures(experiment: Experiment[Any, Any], points: Sequence[Any]) -> list[Figure]:
