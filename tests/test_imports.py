@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "tracking": {"errors", "files", "rows", "store"},
     "execute": {
         *("errors", "signals", "files", "digests", "rows", "device", "progress"),
-        *("training", "lm", "store"),
+        *("tasks", "training", "lm", "store"),
     },
     "show": {"headwise", "errors", "files", "rows", "progress"},
     "planning": {"errors", "device", "shape", "model", "execute"},

@@ -115,7 +115,7 @@ CLAIMS = [
     Claim("anything on text (±# nats)", costs_of_fewer_layers),
     Claim("nanochat's heads of #, and heads of # are worse", ranks_of_nanochat),
     Claim("That is # million parameters", lambda: [nanochat_base().params / 1e6]),
-    Claim("After # steps", lambda: [rows_of("map/farthest-quick.jsonl")[0]["steps"]]),
+    Claim("# steps also show", lambda: [rows_of("map/farthest-quick.jsonl")[0]["steps"]]),
     Claim(
         "takes a #th to an #nd of the published loop's time on the slowest host seen, and at most "
         "a #th on the fastest.",

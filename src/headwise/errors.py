@@ -89,6 +89,12 @@ def check_seed(value: Any) -> None:
     check_most("seed", value, MOST_COUNT)
 
 
+def check_instance(what: str, value: Any) -> None:
+    """Refuse a class where one of its instances is meant."""
+    if isinstance(value, type):
+        raise UsageError(f"{what} must be a value: pass {value.__name__}(...), got the class")
+
+
 def one_line(error: BaseException) -> str:
     """An exception in one line: its class, and what it says."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
@@ -118,23 +124,35 @@ class Rule:
     name: str
     test: Callable[[Any], str]
     needed: bool = False  # the rules behind it cannot be tested where it does not hold
+    follows: str = ""  # where the rule of that name is broken, this one says nothing of its own
 
 
-def findings(value: Any, rules: Iterable[Rule]) -> list[Finding]:
+def findings(
+    value: Any, rules: Iterable[Rule], found_one: Callable[[Finding], None] | None = None
+) -> list[Finding]:
     """One finding per rule, until a needed one does not hold. A rule that raises anything else does
-    not hold either."""
+    not hold either. `found_one` gets each as soon as it is there."""
     found: list[Finding] = []
     for rule in rules:
-        try:
-            found.append(Finding(rule.name, "ok", rule.test(value)))
-            continue
-        except Note as e:
-            found.append(Finding(rule.name, "note", str(e)))
-            continue
-        except (Wrong, UsageError) as e:
-            found.append(Finding(rule.name, "wrong", str(e)))
-        except (Exception, SystemExit) as e:  # a user's class may raise anything
-            found.append(Finding(rule.name, "wrong", f"{rule.name} raises {one_line(e)}"))
-        if rule.needed:
+        finding = _finding(value, rule)
+        broken = {before.rule for before in found if before.level == "wrong"}
+        if finding.level == "wrong" and rule.follows in broken:
+            text = f"follows from {rule.follows}: {finding.text}"
+            finding = Finding(rule.name, "note", text)
+        found.append(finding)
+        if found_one is not None:
+            found_one(finding)
+        if rule.needed and finding.level == "wrong":
             break
     return found
+
+
+def _finding(value: Any, rule: Rule) -> Finding:
+    try:
+        return Finding(rule.name, "ok", rule.test(value))
+    except Note as e:
+        return Finding(rule.name, "note", str(e))
+    except (Wrong, UsageError) as e:
+        return Finding(rule.name, "wrong", str(e))
+    except (Exception, SystemExit) as e:  # a user's class may raise anything
+        return Finding(rule.name, "wrong", f"{rule.name} raises {one_line(e)}")

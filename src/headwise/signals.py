@@ -29,6 +29,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = 0.5
 RESUME = "run the same command to resume"
 
+FROM_THE_START = ("check", "cost", "explain", "infer", "list", "policies")  # commands, each time
+
 Saved = tuple[str, int]  # a run's id, and the step that its checkpoint is at
 
 
@@ -64,6 +66,15 @@ def message(number: int, saved: Sequence[Saved] = ()) -> str:
     return f"{text}; saved " + ", ".join(
         f"{count} run{'s' if count > 1 else ''} at step {step:,}" for count, step in groups
     )
+
+
+def resume(words: Sequence[str]) -> str:
+    """The end of the message of a command that was interrupted, if the command resumes.
+
+    >>> resume(["check", "my_task.py"]), resume(["run", "fig1"])
+    ('', '; run the same command to resume')
+    """
+    return "" if words and words[0] in FROM_THE_START else f"; {RESUME}"
 
 
 class Stop:
@@ -200,7 +211,7 @@ def _leave_command(number: int) -> None:
     if not launched or os.environ["RANK"] == "0":
         with contextlib.suppress(OSError):
             line = "\n" if os.isatty(2) else ""  # the progress bar's line is left first
-            os.write(2, f"{line}headwise: {message(number)}; {RESUME}\n".encode())
+            os.write(2, f"{line}headwise: {message(number)}{resume(sys.argv[1:])}\n".encode())
     os._exit(128 + number)
 
 

@@ -57,8 +57,8 @@ def test_rows_that_are_there_are_shown_and_nothing_is_trained(
     words = run_words(new, "--seeds", "3", "--no-train", "--json")
     assert main(words) == 2
     assert (
-        f"error: none of these 12 runs is in {new}; without --no-train they are made\n"
-        in capsys.readouterr().err
+        f"error: none of these 12 runs is in {new}, and only what is there was asked for "
+        "(--no-train, train=False)\n" in capsys.readouterr().err
     )
     assert main([*words, "--rows", str(rows)]) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -68,7 +68,8 @@ def test_run_puts_an_own_task_in_the_papers_place(tmp_path: Path) -> None:
     assert len({point.params for point in made.points}) == 1
     assert {point.rates for point in made.points} == {len(fig1.OWN_RATES)}
     assert all(point.published is None for point in made.points)
-    assert made.figure.reference is None
+    assert made.figure.reference is not None
+    assert made.figure.reference.label == "predicting zero", "the lowest of its baselines"
     noted = made.store.experiments()["fig1"]["settings"]["task"]
     assert noted == {"name": "Mean", "points": 5, "dim": 12}, "the specification, never code"
 

@@ -327,16 +327,28 @@ BESIDE = {"dim": 19, "head_dim": 3, "v_head_dim": 3, "positions": "concatenated"
     [
         (
             {"input_dim": 6},
-            "a shape's input_dim must be its task's dim, got input_dim 6, task dim 5",
+            (
+                "a shape's input_dim must be its task's in_dim, got "
+                "input_dim 6, in_dim 5: input_dim=5 takes them"
+            ),
         ),
         (
             {"input_dim": 6} | BESIDE,
-            "a shape's input_dim must be its task's dim, got input_dim 6, task dim 5",
+            (
+                "a shape's input_dim must be its task's in_dim, got "
+                "input_dim 6, in_dim 5: input_dim=5 takes them"
+            ),
         ),
-        ({"input_dim": 0}, "a shape's dim must be its task's dim, got dim 16, task dim 5"),
+        (
+            {"input_dim": 0},
+            "a shape's dim must be its task's in_dim, got dim 16, in_dim 5: input_dim=5 takes them",
+        ),
         (
             {"input_dim": 0} | BESIDE,
-            "a shape's dim must be its task's dim beside 3 of positions, got dim 19, task dim 5",
+            (
+                "a shape's dim must be its task's in_dim beside 3 of positions, got "
+                "dim 19, in_dim 5: input_dim=5 takes them"
+            ),
         ),
         ({"output_dim": 2}, "output_dim must be the width of the task's answers, 1, got 2"),
         ({"causal": False}, CAUSAL),

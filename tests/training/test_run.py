@@ -239,14 +239,18 @@ def test_moment_that_never_moves_is_refused(beta: str) -> None:
 def test_run_whose_parts_do_not_fit_is_refused_in_one_line() -> None:
     recipe = Recipe(steps=100)
     with pytest.raises(
-        UsageError, match=r"^a shape's dim must be its task's dim, got dim 8, task dim 12$"
+        UsageError,
+        match=(
+            r"^a shape's dim must be its task's in_dim, got "
+            r"dim 8, in_dim 12: input_dim=12 takes them$"
+        ),
     ):
         Run(paper_shape(dim=8, rank=8, ffn_dim=8), Farthest(12, 5), recipe)
     with pytest.raises(
         UsageError,
         match=(
-            r"^a shape's dim must be its task's dim beside 64 of positions, got dim 76, task dim "
-            r"13$"
+            r"^a shape's dim must be its task's in_dim beside 64 of positions, got dim 76, "
+            r"in_dim 13: input_dim=13 takes them$"
         ),
     ):
         Run(

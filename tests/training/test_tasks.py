@@ -184,9 +184,11 @@ REFUSED = [
     )),
     (Images(4), {"vocab_size": 16, "input_dim": 0}, VECTORS + "16"),
     (Images(4), {"input_dim": 15}, (
-        "a shape's input_dim must be its task's dim, got input_dim 15, task dim 16"
+        "a shape's input_dim must be its task's in_dim, got "
+            "input_dim 15, in_dim 16: input_dim=16 takes them"
     )),
-    (Images(2), {"input_dim": 0}, "a shape's dim must be its task's dim, got dim 16, task dim 4"),
+    (Images(2), {"input_dim": 0}, ("a shape's dim must be its task's in_dim, got "
+            "dim 16, in_dim 4: input_dim=4 takes them")),
     (Images(4), {"output_dim": 9}, "output_dim must be the width of the task's answers, 10, got 9"),
     (Images(4), {"dim": 8, "output_dim": 0}, (
         "outputs must be at least as wide as the task's answers, 10, got 8"

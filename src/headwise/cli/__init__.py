@@ -25,7 +25,7 @@ from headwise.cli.arguments import parser
 from headwise.cli.output import prepare_streams, say
 from headwise.errors import UsageError, bounded, nearest, one_line, shown
 from headwise.lm.launch import World, from_env
-from headwise.signals import RESUME, Stop, Stopped, installed, message, stop_of_command
+from headwise.signals import Stop, Stopped, installed, message, resume, stop_of_command
 
 # command -> (module, function); imported when it is run
 COMMANDS = {
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None, stop: Stop | None = None) -> int:
         bar = "\n" if sys.stderr.isatty() else ""  # the progress bar's line is left first
         if world.is_main:
             with contextlib.suppress(OSError):  # a terminal that was closed
-                say(f"{bar}headwise: {message(stopped.number, stopped.saved)}; {RESUME}")
+                say(f"{bar}headwise: {message(stopped.number, stopped.saved)}{resume(words)}")
         return 128 + stopped.number
     except (*FAILURES, *BAD_VALUES) as e:
         if isinstance(e, OSError) and e.errno == errno.ENAMETOOLONG:

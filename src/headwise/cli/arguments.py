@@ -114,6 +114,8 @@ def _add_run(add: Add) -> None:
     command.add_argument(
         "--no-train", action="store_true", help="show what is there, in --rows too; make nothing"
     )
+    text = "make those runs again that other code of your task or model made"
+    command.add_argument("--fresh", action="store_true", help=text)
     command.add_argument("--no-report", action="store_true", help="only train and print")
     add_track(command)
     _add_wide(command)

@@ -24,6 +24,11 @@ def _pretraining(args: argparse.Namespace, device: str) -> Any:
     if args.preset not in PRESETS:
         raise UsageError(f"unknown preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
     fields, values = PRESETS[args.preset]
+    if args.config and not args.text and args.config.endswith(".txt"):
+        raise UsageError(
+            f"pretrain takes a model's config.json, got {args.config}; a text is given by --text "
+            f"{args.config}"
+        )
     vocab = -(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64
     shape = (
         shape_of(args.changes, args.config, args.part)

@@ -15,8 +15,8 @@ from headwise.progress import columns_of
 
 if TYPE_CHECKING:
     from headwise.experiments.base import Experiment
+    from headwise.experiments.made import Made
     from headwise.experiments.points import Point
-    from headwise.experiments.runner import Made
 
 # What a terminal without these characters gets instead; of any other the number.
 PLAIN = {"±": "+-", "×": "x", "→": "->", "≥": ">=", "≤": "<=", "µ": "u", "…": "...", "–": "-"}

@@ -40,6 +40,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             workers=args.workers,
             rows=args.rows,
             train=not args.no_train,
+            fresh=args.fresh,
             keep_weights=args.keep_weights,
             checkpoint_every=args.checkpoint_every,
             report=not args.no_report,

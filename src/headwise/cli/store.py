@@ -78,10 +78,11 @@ def _shown(value: Any) -> str:
 
 def _list_rows(path: str, older: bool, width: int | None) -> dict[str, Any]:
     from headwise.device import commit
+    from headwise.experiments.points import labelled
     from headwise.store import Store
 
     store = Store(path, create=False)
-    rows = store.rows(not_commit=commit() if older else None)
+    rows = labelled(store.rows(not_commit=commit() if older else None))
     decoders = any(row.get("bits_per_byte") is not None for row in rows)
     keys = [key for key in LISTED if key != "bits_per_byte" or decoders]
     short = [{key: row.get(key) for key in keys} for row in rows]
@@ -125,7 +126,7 @@ def _check_output(output: Path | None) -> None:
 
 def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.experiments.given_rows import readable
-    from headwise.experiments.pages import shown_by
+    from headwise.experiments.pages import remarked, shown_by
     from headwise.experiments.points import plain_point
     from headwise.show.matplotlib_figure import save
 
@@ -135,6 +136,7 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     where = ", ".join(map(str, sources))
     output = _output(args.output, experiment.name, args.view, sources[0])
     rows = [row for source in sources for row in _rows_at(source, experiment.name)]
+    remarks = [line for source in sources for line in _remarks_at(source, experiment.name)]
     distinct = {row.get("id", i): row for i, row in enumerate(rows)}  # a row of two files is one
     with readable(where, experiment.name):
         points = experiment.summary(list(distinct.values()))
@@ -146,12 +148,12 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             f"the view {args.view} of {experiment.name} has nothing to compare in {where}"
         )
     try:
-        save(description, output)
+        save(remarked(description, remarks), output)
     except ModuleNotFoundError as e:
         raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
     width = width_for(args.wide)
     print_points(experiment, points, width)
-    for line in experiment.headline(points):
+    for line in (*experiment.headline(points), *remarks):
         print_prose(line, width)
     print(f"figure: {output}")
     return {"figure": str(output), "points": [plain_point(point) for point in points]}
@@ -195,3 +197,11 @@ def _rows_at(source: Path, name: str) -> list[dict[str, Any]]:
         )
     with readable(str(source), name):
         return store.rows(asked[name]["ids"])
+
+
+def _remarks_at(source: Path, name: str) -> list[str]:
+    """What a store has noted to know of an experiment's rows."""
+    from headwise.store import MARK, Store
+
+    noted = Store(source).experiments() if (source / MARK).exists() else {}
+    return [str(one) for one in noted.get(name, {}).get("remarks", ())]

@@ -23,7 +23,7 @@ from headwise.device import pick_device, provenance
 from headwise.errors import UsageError
 from headwise.execute.memory import check_memory
 from headwise.execute.pool import Pool
-from headwise.execute.sources import note_sources
+from headwise.execute.sources import check_tasks, note_sources
 from headwise.files import USER_FILE
 from headwise.lm.spec import Pretraining
 from headwise.lm.trainer import load_corpus, pretrain
@@ -63,6 +63,7 @@ class Work:
                 checkpoint_every=self.checkpoint_every,
                 probe=self.probe,
                 stop=stop,
+                checked=True,  # by `sweep`
             )
 
 
@@ -178,6 +179,7 @@ def sweep(
     where = pick_device(device)
     missing = store.missing(runs)
     if missing:
+        check_tasks(store, runs, missing)
         check_space(store.path, missing, keep_weights)
         store.open()
     if workers is None:

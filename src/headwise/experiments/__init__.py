@@ -70,7 +70,8 @@ def from_file(path: Path) -> Experiment[Any, Any]:
         raise UsageError(f"EXPERIMENT in {path} must be an Experiment, got {named!r:.60}")
     if named is None and len(found) != 1:
         raise UsageError(
-            f"{path} needs one value EXPERIMENT = Experiment(...); it has {len(found)} experiments"
+            f"{path} needs one value EXPERIMENT = Experiment(...); it has {len(found)} "
+            f"experiments. A task of your own goes behind an experiment: headwise run map {path}"
         )
     experiment = next(iter(found.values())) if named is None else named
     if experiment.name in EXPERIMENTS or experiment.name in PAGES:

@@ -14,11 +14,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from headwise.errors import MOST_COUNT, MOST_SIZE, UsageError, check_most, nearest, shown
+from headwise.errors import (
+    MOST_COUNT,
+    MOST_SIZE,
+    UsageError,
+    check_instance,
+    check_most,
+    nearest,
+    shown,
+)
 from headwise.rows import Row, Specified, Work, columns_of, id_of
 
 if TYPE_CHECKING:
@@ -32,7 +40,8 @@ if TYPE_CHECKING:
 
 ERRORS = (
     "Solid lines: error on fresh data that no run has seen, mean over seeds with its 95 % "
-    "interval; a hollow marker is one seed. Crosses: the rank paper's statistic, the smallest "
+    "interval; a hollow marker is one seed, and a band that falls out of the picture reaches zero, "
+    "as those of two seeds often do. Crosses: the rank paper's statistic, the smallest "
     "training loss of any epoch of any seed. Dashed: the values published in the paper (that "
     "statistic on replayed data, read off its figure). The interval is over seeds; all runs of a "
     "task are evaluated on one held-out set. Budget: query/key parameters per layer."
@@ -58,9 +67,9 @@ class Settings:
         for key in changes:
             if key not in known:
                 raise UsageError(f"unknown setting {shown(key)}; {nearest(key, known)}")
-        for key, value in changes.items():
+        given = {key: typed(key, value, getattr(self, key)) for key, value in changes.items()}
+        for key, value in given.items():
             _check_sizes(key, value)
-        given = {key: tuple(v) if isinstance(v, list) else v for key, v in changes.items()}
         settings = dataclasses.replace(self, **given)
         # Only what was asked for is refused; a preset may hold settings that its tasks do not use.
         for key, reason in settings.idle().items():
@@ -96,6 +105,54 @@ class Settings:
         """The settings as plain values; tasks and models by their `spec()`."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: _plain(value) for name, value in fields.items() if value is not None}
+
+
+def typed(key: str, value: Any, like: Any) -> Any:
+    """A setting as a value of the same kind as the preset's, which is a number, a word, or a tuple
+    of them. Text is read as it is typed after --set; one number or word stands for a list of one.
+
+    >>> typed("lrs", 0.01, (0.1, 0.3)), typed("heads", "4,8", (1,)), typed("steps", 1e2, 5)
+    ((0.01,), (4, 8), 100)
+    """
+    if isinstance(like, tuple):
+        one = like[0] if like and isinstance(like[0], str | int | float) else ""
+        if isinstance(value, str):
+            value = [part for part in value.split(",") if part]
+        elif not isinstance(value, Iterable):
+            value = [value]
+        return tuple(typed(key, part, one) for part in value)
+    if isinstance(like, bool):
+        return _typed_bool(key, value)
+    if isinstance(like, int | float):
+        return _typed_number(key, value, like)
+    # A word, or where there is one of the user's own, a task or a model.
+    check_instance(key, value)
+    if isinstance(value, int | float | list | tuple | dict):
+        raise UsageError(f"{key} must be text, got {shown(value)}")
+    return value
+
+
+def _typed_bool(key: str, value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise UsageError(f"{key} must be true or false, got {shown(value)}")
+    return text == "true"
+
+
+def _typed_number(key: str, value: Any, like: float) -> float:
+    """A number of the same type. A number with a point may stand for a whole one that it equals."""
+    kind = "a whole number" if isinstance(like, int) else "a number"
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = type(like)(value.replace("_", "") if isinstance(value, str) else value)
+        if not isinstance(value, str) and number != value and not math.isnan(number):
+            raise ValueError
+    except (ValueError, TypeError, OverflowError):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise UsageError(f"{key} must be {kind}, got {shown(value)}") from None
+        raise UsageError(f"{key} must be {kind}, not a list, got {shown(value)}") from None
+    return number
 
 
 MOST_SEEDS = 10_000  # per point: an interval that is a hundredth of the spread

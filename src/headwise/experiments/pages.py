@@ -6,6 +6,7 @@ its run left in the store: a store is data, and no code that it names is ever im
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,19 @@ def page_of(
         cells=cells,
         trains=experiment.trains,
     )
+
+
+def remarked(figure: Figure, remarks: Sequence[str]) -> Figure:
+    """A figure whose caption says what to know of its rows."""
+    if not remarks:
+        return figure
+    return dataclasses.replace(figure, caption=_with(figure.caption, remarks))
+
+
+def _with(caption: str, remarks: Sequence[str]) -> str:
+    """A caption, and sentences behind it."""
+    sentences = [f"{one[:1].upper()}{one[1:]}." for one in remarks]
+    return " ".join([*([caption] if caption else []), *sentences])
 
 
 def _figures(experiment: Experiment[Any, Any], points: Sequence[Any]) -> list[Figure]:
@@ -122,6 +136,9 @@ def _section(store: Store, name: str, asked: Mapping[str, Any]) -> Section:
             question=name,
             about="Its figure and table are not kept in this store yet: its command writes them.",
         )
+    if remarks := [str(one) for one in asked.get("remarks", ())]:
+        headline, caption = [*page.headline, *remarks], _with(page.caption, remarks)
+        page = dataclasses.replace(page, headline=headline, caption=caption)
     state = State(
         there=len(rows),
         asked=len(asked["ids"]),

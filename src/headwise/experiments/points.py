@@ -17,9 +17,11 @@ from headwise.lm.spec import Pretraining
 from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.stats import Mean, mean
+from headwise.tasks import TASKS
 from headwise.training.run import Recipe
 
 P = TypeVar("P", bound="Point")
+ZERO = "predicting zero"
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
 # Rows of one point may differ in these: `held_out` is a count in a recipe and an error in a row.
 PER_SEED = ("seed", "held_out", "evals")
@@ -116,6 +118,20 @@ class Tuned(Measured):
     edge: bool = False  # whether the best rate is the smallest or the largest of those tried
 
 
+@dataclass(frozen=True, kw_only=True)
+class Against(Point):
+    """A point with the lowest error of an answer that needs no training, and what answer that is.
+    `baseline_of` fills it."""
+
+    baseline: float | None = None
+    baseline_name: str | None = None  # of a task of one's own
+
+    @property
+    def answer(self) -> str:
+        """That answer in words."""
+        return ZERO if self.baseline_name in (None, "zero") else str(self.baseline_name)
+
+
 def plain_point(point: Point) -> dict[str, Any]:
     """A point as plain values, as `--json` prints it."""
     return dataclasses.asdict(point)
@@ -138,13 +154,58 @@ def check_one_model(rows: list[Row], *but: str) -> None:
     # Fields of the task and of a user's model are columns too, named task_... and model_...
     columns = {key for row in rows for key in row}
     own = sorted(k for k in columns if k in ("task", "model") or k.startswith(("task_", "model_")))
-    for key in (*ONE_MODEL, *own):
+    for key in (*own, *ONE_MODEL):
         found = sorted({str(row[key]) for row in rows if key in row}) if key not in but else []
         if len(found) > 1:
             raise UsageError(
                 f"runs of one point may differ in their seeds only, these differ in {key}: "
                 f"{', '.join(found)}"
             )
+
+
+def labelled(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose task says which it is: of tasks of one's own with one name the fields that differ,
+    and behind it the model of one's own, if it is one's.
+
+    >>> rows = [{"task": "Kth", "task_k": k, "task_n": 8} for k in (1, 2)]
+    >>> [row["task"] for row in labelled([*rows, {"task": "text", "model": "Pool"}])]
+    ['Kth(k=1)', 'Kth(k=2)', 'text with Pool']
+    """
+    tasks = _told_apart(rows, "task", built_in=TASKS)
+    models = _told_apart(rows, "model")
+    out = []
+    for row, task, model in zip(rows, tasks, models, strict=True):
+        name = {"task": f"{task} with {model}" if model else task} if task else {}
+        out.append({**row, **name})
+    return out
+
+
+def _told_apart(rows: Sequence[Row], part: str, built_in: Iterable[str] = ()) -> list[str]:
+    """The name of each row's task or model, with those of its fields in which others of its name
+    differ; empty where a row has none."""
+    fields = [
+        {"version": 1} | {k[len(part) + 1 :]: v for k, v in row.items() if k.startswith(f"{part}_")}
+        for row in rows
+    ]
+    known: dict[tuple[str, str], set[str]] = {}
+    for row, of_row in zip(rows, fields, strict=True):
+        for key, value in of_row.items():
+            known.setdefault((str(row.get(part)), key), set()).add(repr(value))
+    names = []
+    for row, of_row in zip(rows, fields, strict=True):
+        name = str(row.get(part) or "")
+        differ = [key for key in of_row if len(known[name or "None", key]) > 1]
+        text = ", ".join(f"{key}={of_row[key]!r}" for key in differ)
+        names.append(f"{name}({text})" if text and name and name not in built_in else name)
+    return names
+
+
+def baseline_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """The fields of `Against` from one point's rows. Rows of built-in tasks have the error of
+    predicting zero alone."""
+    row = rows[0]
+    name = row.get("baseline_name")
+    return {"baseline": row["baseline"] if name else row.get("zero_error"), "baseline_name": name}
 
 
 def interval(

@@ -7,19 +7,19 @@ settings -> runs -> rows that are given -> note in the store -> train what is mi
 from __future__ import annotations
 
 import functools
-import html
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.errors import UsageError
-from headwise.execute.sources import edited
+from headwise.errors import UsageError, check_instance
+from headwise.execute.sources import check_tasks, edited, set_aside
 from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.base import MOST_RUNS, Experiment, Settings
 from headwise.experiments.given_rows import given_rows, take_rows
-from headwise.experiments.pages import page_of, write_report
+from headwise.experiments.made import Counts, Made
+from headwise.experiments.pages import page_of, remarked, write_report
 from headwise.experiments.points import Point, plain_point
 from headwise.experiments.state import Bounds, State, after_round, announced, tuning_only
 from headwise.rows import Row, Specified
@@ -27,81 +27,12 @@ from headwise.store import Store
 
 if TYPE_CHECKING:
     from headwise.model.own import Model
-    from headwise.show.figure import Figure
     from headwise.signals import Stop
     from headwise.tasks.task import Task
 
 DEFAULT_STORE = "headwise-store"
 ROUNDS = 32  # of runs that depend on others' rows, at most
 Say = Callable[[str], None]
-
-
-# ---- what comes out
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """How many runs there are, and where their rows came from."""
-
-    runs: int
-    made: int  # now
-    taken: int  # from files of rows
-    missing: int  # not made, because only what is there was asked for
-    failed: int  # checks that do not hold
-
-
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """An experiment that was made: its rows, its points, and where its figure and page are."""
-
-    experiment: Experiment[Any, Any]
-    preset: str
-    settings: Settings
-    store: Store
-    rows: list[Row]
-    points: Sequence[Point]
-    headline: list[str]
-    counts: Counts
-    state: State  # how much of what was asked for is there
-    picture: Path | None = None  # the figure as an image
-    page: Path | None = None  # the store's page, report.html
-
-    @property
-    def name(self) -> str:
-        """The experiment's name."""
-        return self.experiment.name
-
-    @property
-    def figure(self) -> Figure:
-        """The figure as a description, which `headwise.show` draws."""
-        return self.experiment.figure(self.points)
-
-    @property
-    def table(self) -> list[list[str]]:
-        """The headings, then a line per point."""
-        return self.experiment.table(self.points)
-
-    @property
-    def note(self) -> str:
-        """What to bear in mind about the preset in these settings; empty: nothing."""
-        return self.experiment.note(self.preset, self.settings.plain())
-
-    def __repr__(self) -> str:
-        where = f", page {self.page}" if self.page else ""
-        counts = self.state.in_words.rstrip(".")
-        return "\n".join([f"{self.name} ({self.preset}): {counts}{where}", *self.headline])
-
-    def _repr_html_(self) -> str:
-        """The headline and the table, for a notebook."""
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.headline)
-        head, *body = self.table
-        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in body
-        )
-        question = html.escape(self.experiment.question)
-        return f"<b>{question}</b><ul>{lines}</ul><table><tr>{cells}</tr>{rows}</table>"
 
 
 # ---- the Python entry
@@ -118,6 +49,7 @@ def run(
     workers: int | None = None,
     rows: Sequence[str | Path] = (),
     train: bool = True,
+    fresh: bool = False,
     keep_weights: bool = False,
     checkpoint_every: float = 30.0,
     report: bool = True,
@@ -127,7 +59,8 @@ def run(
 
     `experiment` is a name (`headwise list` shows them), a Python file with an `EXPERIMENT`, or the
     value itself. Settings of the preset are changed by name. `task` and `model` put your own in the
-    place of the experiment's: values, names of built-in tasks, or files.
+    place of the experiment's: values, names of built-in tasks, or files. `fresh` makes again what
+    other code of theirs made; `train=False` shows what is there.
 
         made = headwise.run("fig1", store="my-store", seeds=2)
         made.points, made.rows, made.headline, made.picture, made.page
@@ -151,6 +84,7 @@ def run(
         workers=workers,
         rows=rows,
         train=train,
+        fresh=fresh,
         keep_weights=keep_weights,
         checkpoint_every=checkpoint_every,
         report=report,
@@ -166,6 +100,7 @@ def tasks_of(given: str | Task | Sequence[str | Task]) -> list[str | Task]:
         return [_task_of(word) for word in words]
     if isinstance(given, Sequence):
         return [task for one in given for task in tasks_of(one)]
+    check_instance("task", given)
     return [given]
 
 
@@ -178,6 +113,7 @@ def _task_of(word: str) -> str | Task:
 def model_of(given: str | Model) -> Model:
     """One's own model as a value; the name of a file is loaded."""
     if not isinstance(given, str):
+        check_instance("model", given)
         return given
     from headwise.tasks.own import load_model
 
@@ -197,6 +133,7 @@ def make(
     workers: int | None = None,
     rows: Sequence[str | Path] = (),
     train: bool = True,
+    fresh: bool = False,
     keep_weights: bool = False,
     checkpoint_every: float = 30.0,
     report: bool = True,
@@ -208,6 +145,7 @@ def make(
     """Make an experiment's rows, points, figure and page.
 
     `rows` names files of rows made before. `train=False` shows what is there and makes nothing.
+    `fresh` makes those again that other code of a task or model of one's own made.
     `note=False` leaves the page that the store already has for this experiment.
     `stop` is asked between steps.
     """
@@ -221,6 +159,8 @@ def make(
         )
     ids = list(dict.fromkeys(run.id for run in runs))
     experiment.check_options(runs, workers, keep_weights)
+    if fresh and (rows or not train):
+        raise UsageError("fresh makes runs again; it goes without rows of files and with training")
     given = given_rows(rows, runs) if rows else {}
     worker = _Worker(
         experiment, store, device, workers, keep_weights, checkpoint_every, train, stop
@@ -234,6 +174,9 @@ def make(
     later = _bounds(experiment, settings)
     before = store.noted_ids(experiment.name)
     taken = take_rows(given, runs, store, experiment) if given else 0
+    if fresh:  # a task that is refused leaves its rows where they are
+        check_tasks(store, runs, runs)
+    again = set_aside(store, runs) if fresh else 0
     missing = store.missing(runs)
     begun = store.begun(missing)
     there = len(runs) - len(missing)
@@ -247,10 +190,12 @@ def make(
     if train:
         from headwise.execute.sweep import check_machine
 
+        check_tasks(store, runs, missing)
         check_machine(device, store.path, missing, keep_weights)
     if not train and len(missing) == len(runs):
         raise UsageError(
-            f"none of these {count} is in {store.path}; without --no-train they are made"
+            f"none of these {count} is in {store.path}, and only what is there was asked for "
+            "(--no-train, train=False)"
         )
     if note:
         store.note(experiment.name, {**asked, "ids": ids, "later": later})
@@ -267,6 +212,7 @@ def make(
     later_rounds = _later_rounds(experiment, settings, runs, found) if train or not missing else ()
     for new in later_rounds:
         taken += take_rows(given, new, store, experiment) if given else 0
+        again += set_aside(store, new) if fresh else 0
         waiting = store.missing(new)
         later = after_round(later, len(new))
         # Noted before they are made, as the first ones are.
@@ -284,16 +230,20 @@ def make(
     if train or not missing:
         later = (0, 0)
     points = experiment.summary(found)
-    headline = experiment.headline(points)
+    remarks = edited(store, runs, now=False)
+    headline = [*experiment.headline(points), *remarks]
+    if again:
+        say(f"{again} runs that other code had begun were made again (--fresh)")
     if note:
         kept = _kept(experiment, preset, points, plain)
+        kept |= {"remarks": remarks} if remarks else {}
         store.note(experiment.name, {**asked, "ids": ids, "later": later, **kept})
         if before - set(ids):
             say(
                 f"{experiment.name} was made with other settings in {store.path} before: its page "
                 "now shows these; the older rows are still there"
             )
-    picture, html_page = _draw(experiment, points, store, say) if report else (None, None)
+    drawn = _draw(experiment, points, remarks, store, say) if report else (None, None)
     counts = Counts(
         runs=len(runs),
         made=len(missing) if train else 0,
@@ -318,8 +268,9 @@ def make(
             trains=experiment.trains,
             made=train,
         ),
-        picture=picture,
-        page=html_page,
+        remarks=remarks,
+        picture=drawn[0],
+        page=drawn[1],
     )
 
 
@@ -427,7 +378,11 @@ def _later_rounds(
 
 
 def _draw(
-    experiment: Experiment[Any, Any], points: Sequence[Point], store: Store, say: Say
+    experiment: Experiment[Any, Any],
+    points: Sequence[Point],
+    remarks: Sequence[str],
+    store: Store,
+    say: Say,
 ) -> tuple[Path | None, Path | None]:
     """Write the figure and the store's page; without the libraries that draw, say so."""
     try:
@@ -443,5 +398,5 @@ def _draw(
     from headwise.show.matplotlib_figure import save
 
     picture = store.path / f"{experiment.name}.png"
-    save(experiment.figure(points), picture)
+    save(remarked(experiment.figure(points), remarks), picture)
     return picture, write_report(store)

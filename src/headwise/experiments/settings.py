@@ -48,8 +48,8 @@ MEANINGS = {
     "evals": "how often it is measured",
     "beta2": "of AdamW",
     "weight_decay": "of AdamW",
-    "tasks": f"{', '.join(CHOICES)}, or a file with your own",
-    "task": "farthest, or a file with your own",
+    "tasks": f"{', '.join(CHOICES)}; your own file goes behind the experiment",
+    "task": "farthest; your own file goes behind the experiment",
     "model": "a file with your own model, by --model",
     "tokens": "tokens per sequence",
     "head_dim": "rank of a head",
@@ -142,13 +142,15 @@ class OverTasks(Training):
         check_lists(self, (), ("tasks", "lrs"))
         check_fresh(self)
         names = [task_name(task) for task in self.tasks]
-        if len(set(names)) < len(names):
-            raise UsageError(f"tasks must differ in their names, got {', '.join(names)}")
+        specs = [task if isinstance(task, str) else repr(task.spec()) for task in self.tasks]
+        if len(set(specs)) < len(specs):
+            raise UsageError(
+                f"tasks must differ in their names or fields, got {', '.join(names)}; for another "
+                "setting of a task of your own: my_task.py:MyTask(field=value)"
+            )
         for task in self.tasks:
             if isinstance(task, str) and task not in CHOICES:
-                raise UsageError(
-                    f"unknown task {task!r}; {nearest(task, CHOICES)}, or a Python file"
-                )
+                raise UsageError(f"unknown task {task!r}; {_task_choices(task, CHOICES)}")
         if self.source and not set(names) <= set(SOURCED):
             raise UsageError(
                 f"source goes with the tasks {', '.join(SOURCED)}, got {', '.join(names)}"
@@ -172,9 +174,16 @@ class OverTasks(Training):
             case "listops":
                 return tasks.ListOps(length=self.length)
             case str():
-                raise UsageError(f"unknown task {chosen!r}; {nearest(chosen, CHOICES)}")
+                raise UsageError(f"unknown task {chosen!r}; {_task_choices(chosen, CHOICES)}")
             case _:
                 return chosen
+
+
+def _task_choices(task: str, choices: Sequence[str]) -> str:
+    """The tail of an error about a task that is none of these."""
+    if ".py" in task:
+        return f"a file of your own goes behind the experiment: headwise run map {task}"
+    return f"{nearest(task, choices)}, or a Python file behind the experiment"
 
 
 def task_name(task: str | Task) -> str:
@@ -247,8 +256,6 @@ def settings_of(
         base = base.with_tasks(tasks)
     if model is not None:
         base = base.with_model(model)
-    # A word is read as the type that the preset's value has, so `lr=1` is a number and `tasks=text`
-    # a list of one.
     known = [f.name for f in dataclasses.fields(base)]
     values: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
     for word in typed:
@@ -259,24 +266,5 @@ def settings_of(
             raise UsageError(f"unknown setting {shown(key)}; {nearest(key, known)}")
         if key in BY_OPTION:
             raise UsageError(f"{key} is given by {BY_OPTION[key]}, not by --set")
-        values[key] = _parse(key, text, getattr(base, key))
+        values[key] = text
     return base.changed(**values)
-
-
-def _parse(key: str, text: str, like: Any) -> Any:
-    """Text as a value of the same kind as the preset's: a number, a word, or a comma-separated list
-    of them."""
-    if isinstance(like, tuple):
-        like = [one if isinstance(one, str | int | float) else "" for one in like]
-        return tuple(_parse(key, part, like[0] if like else "") for part in text.split(",") if part)
-    if isinstance(like, str) or like is None:
-        return text
-    if isinstance(like, bool):
-        if text.lower() not in ("true", "false"):
-            raise UsageError(f"{key} must be true or false, got {shown(text)}")
-        return text.lower() == "true"
-    try:
-        return type(like)(text.replace("_", ""))
-    except ValueError:
-        kind = "a whole number" if isinstance(like, int) else "a number"
-        raise UsageError(f"{key} must be {kind}, got {shown(text)}") from None

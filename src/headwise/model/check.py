@@ -4,13 +4,14 @@ line per rule, and `headwise check my_model.py` prints them."""
 from __future__ import annotations
 
 import pickle
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import Finding, Note, Rule, UsageError, Wrong, findings
+from headwise.errors import Finding, Note, Rule, UsageError, Wrong, findings, one_line
 from headwise.rows import check_value
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class _Case:
 
     def built(self, seed: int = 0) -> nn.Module:
         """The module, its weights drawn from the global generator as for a run."""
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of layers of no width
             torch.manual_seed(seed)
             return self.model.build(self.shape, self.task)
 
@@ -76,7 +78,15 @@ def _answers_in_size(case: _Case) -> str:
     # The answer is read from the first `answer_dim` coordinates of every token, so (B, N, width)
     # may be wider but not narrower.
     inputs, _ = case.inputs()
-    outputs = case.built()(inputs)
+    try:
+        outputs = case.built()(inputs)
+    except RuntimeError as e:
+        if not case.task.vocab:
+            raise
+        raise Wrong(
+            f"the module fails on token ids, which it must embed (vocab {case.task.vocab}): "
+            f"{one_line(e)}"
+        ) from None
     if not isinstance(outputs, Tensor):
         raise Wrong(f"the module must return one tensor, got {type(outputs).__name__}")
     task = case.task

@@ -3,6 +3,7 @@ Loads torch only when it builds."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,7 +49,8 @@ class Model:
 
         # On the meta device nothing is allocated or drawn.
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's own, of layers of no width
                 module = self.build(shape, task)
         except Exception:  # a factory that looks at its numbers needs some
             try:

@@ -21,6 +21,7 @@ from headwise.errors import UsageError, nearest
 COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b", "#c0392b", "#2a9d9d", "#6c5ce0")
 GREY = "#8b919a"
 FRAME = "#c0392b"  # around the best cells of a heat panel
+ABOVE, BELOW = 0.17, -0.2  # the middle of a cell of a heat panel: its number, and paths through it
 ONE_SEED = "hollow: one seed"
 Scale = Literal["log", "linear"]
 Symbol = Literal["star", "diamond"]
@@ -177,7 +178,7 @@ class Path:
     @property
     def shift(self) -> float:
         """How far it stands aside, so that paths through the same cells stay apart."""
-        return 0.13 * (self.colour - 1)
+        return 0.16 * (self.colour - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise.show.figure import (
+    ABOVE,
+    BELOW,
     FRAME,
     GREY,
     ONE_SEED,
@@ -86,11 +89,20 @@ def _canvas(
         yield canvas, axes[: len(figure.panels)]
         canvas.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=10)
         canvas.tight_layout()
+        _add_caption(canvas, figure.caption)
         canvas.savefig(
             path, format=path.suffix[1:], dpi=160, bbox_inches="tight",
             metadata=DATELESS.get(path.suffix, {}),
         )  # fmt: skip
         plt.close(canvas)
+
+
+def _add_caption(canvas: Any, caption: str) -> None:
+    """The caption below the axes, wrapped to the figure's width."""
+    if caption:
+        columns = int(19 * canvas.get_size_inches()[0])  # of letters of 7 points
+        text = _raised("\n".join(textwrap.wrap(caption, columns)))
+        canvas.text(0.01, -0.01, text, va="top", fontsize=7, color="#5b626b", linespacing=1.35)
 
 
 def _label_axes(figure: LineFigure | HeatFigure, axes: Sequence[Any]) -> None:
@@ -179,12 +191,17 @@ def _draw_line_panel(ax: Any, figure: LineFigure, panel: LinePanel) -> None:
 def _draw_line(ax: Any, figure: LineFigure, line: Line) -> None:
     """Markers and line by the style, then the interval: a band, or a bar where a point has no
     neighbour with an interval."""
+    from matplotlib import patheffects
+
     styles: dict[str, dict[str, Any]] = {
         "solid": {"lw": 1.8, "marker": "o", "ms": 4},
         "line": {"lw": 1.2},
         "dashed": {"ls": "--", "lw": 1, "marker": "s", "ms": 2.5, "alpha": 0.45},
-        "dots": {"ls": "none", "marker": "x", "ms": 4, "mew": 1},
+        "dots": {"ls": "none", "marker": "x", "ms": 6, "mew": 1.2, "zorder": 4},
     }
+    if line.style == "dots":  # a cross stands out on a circle of its colour
+        edge = [patheffects.withStroke(linewidth=2.8, foreground="white")]
+        styles["dots"]["path_effects"] = edge
     values, label = _gaps(line.y), _raised(line.label)
     colour = colour_of(line.colour)
     ax.plot(line.x, values, color=colour, label=label, **styles[line.style])
@@ -254,15 +271,19 @@ def _save_heat(figure: HeatFigure, path: Path) -> None:
 
 def _draw_cells(ax: Any, panel: HeatPanel) -> None:
     """Colours, the numbers on them, and frames around the best."""
+    from matplotlib import colormaps, patheffects
     from matplotlib.patches import Rectangle
 
+    colour_map = colormaps[COLOUR_MAP]
     colours = [_gaps(row) for row in panel.cells]
     ends = {"vmin": panel.least, "vmax": panel.most}
     ax.imshow(colours, origin="lower", cmap=COLOUR_MAP, aspect="auto", **ends)
     for x, y, value in panel.values:
         ink = _ink(value, panel)
         number = panel.number(x, y)
-        ax.text(x, y, number, ha="center", va="center", fontsize=6.5, color=ink)
+        text = ax.text(x, y + ABOVE, number, ha="center", va="center", fontsize=6.5, color=ink)
+        under = colour_map(_share(value, panel))  # a path behind a number does not cross it
+        text.set_path_effects([patheffects.withStroke(linewidth=1.6, foreground=under)])
     for places, width, style in ((panel.alike, 1.3, (0, (2, 1.5))), (panel.best, 2, "-")):
         for x, y in places:
             frame = Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, ec=FRAME, lw=width)
@@ -275,10 +296,12 @@ def _draw_paths(ax: Any, panel: HeatPanel) -> None:
     for path in panel.paths:
         ax.plot(
             [x + path.shift for x in path.x],
-            [y - 0.3 + path.shift for y in path.y],
+            [y + BELOW for y in path.y],
             "-o",
             color=colour_of(path.colour),
-            ms=3 if len(path.x) > 1 else 5,
+            mec="white",
+            mew=0.5,
+            ms=4,
             lw=1.3,
             label=path.label,
         )
@@ -298,9 +321,15 @@ def _draw_paths(ax: Any, panel: HeatPanel) -> None:
 
 def _ink(value: float, panel: HeatPanel) -> str:
     """White on dark cells, which are the better ones."""
+    return "white" if _share(value, panel) <= 0.45 else "black"
+
+
+def _share(value: float, panel: HeatPanel) -> float:
+    """How far a value is from the least to the most; 0 where all are equal."""
     assert panel.least is not None
     assert panel.most is not None
-    return "white" if value - panel.least < 0.45 * (panel.most - panel.least) else "black"
+    width = panel.most - panel.least
+    return (value - panel.least) / width if width else 0.0
 
 
 # ---- ranges

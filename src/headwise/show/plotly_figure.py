@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.show.figure import (
+    BELOW,
     FRAME,
     GREY,
     ONE_SEED,
@@ -238,7 +239,7 @@ def _trace(figure: LineFigure, line: Line) -> dict[str, Any]:
         "line": {"mode": "lines"},
         "dots": {
             "mode": "markers",
-            "marker": {"symbol": "x-thin", "size": 7, "line": {"width": 1.5, "color": colour}},
+            "marker": {"symbol": "x-thin", "size": 11, "line": {"width": 2, "color": colour}},
         },
         "dashed": {
             "opacity": 0.5,
@@ -319,7 +320,7 @@ def _add_cells(page: _Page, cell: Cell, figure: HeatFigure, panel: HeatPanel) ->
             "text": [
                 [panel.number(x, y) for x in range(len(row))] for y, row in enumerate(panel.cells)
             ],
-            "texttemplate": "%{text}",
+            "texttemplate": "%{text}<br> ",  # above the paths
             "hovertemplate": f"{place}: %{{z:.4f}}<extra></extra>",
             "hoverongaps": False,
             **cell.axes,
@@ -348,11 +349,11 @@ def _add_paths(page: _Page, cell: Cell, panel: HeatPanel) -> None:
         trace = {
             "mode": "lines+markers",
             "x": [x + path.shift for x in path.x],
-            "y": [y - 0.3 + path.shift for y in path.y],
+            "y": [y + BELOW for y in path.y],
             "name": path.label,
             "hoverinfo": "skip",
             "line": {"color": colour_of(path.colour), "width": 2},
-            "marker": {"size": 6},
+            "marker": {"size": 7, "line": {"color": "white", "width": 1}},
         }
         page.add_trace(cell, path.label, trace)
     for mark in panel.marks:

@@ -3,25 +3,25 @@ my_task.py` prints them.
 
 Every rule below is a function of the task that returns what holds, or raises `Wrong` with the value
 that breaks it. The rules draw a few thousand sequences and take about a second. The first ones also
-run before every training (first_check.py).
+run before every training (first_check.py), and those that make numbers meaningless before a task's
+first run (`check_data.check_meaning`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from headwise.errors import Finding, Note, Rule, Wrong, findings
 from headwise.tasks.check_data import (
-    draws_anew,
+    DATA_RULES,
     fills_what_it_samples,
-    follows_the_generator,
     global_generators_kept,
     hides_the_answer,
     is_pickled,
-    keeps_apart,
     same_elsewhere,
     stays_on_the_device,
 )
@@ -40,18 +40,24 @@ from headwise.tasks.task import Task
 STANDARD_ERRORS = 4.0  # between a baseline and its measurement
 
 
-def check(task: Task, spec: str = "", elsewhere: bool = True) -> list[Finding]:
-    """One finding per rule of the contract.
+def check(
+    task: Task,
+    spec: str = "",
+    elsewhere: bool = True,
+    found_one: Callable[[Finding], None] | None = None,
+) -> list[Finding]:
+    """One finding per rule of the contract; `found_one` gets each as soon as it is there.
 
     With `elsewhere` a second process draws the same data; it loads the task from `spec`, the text
     that named it on the command line, or else unpickles it.
     """
     rules = [*FIRST_RULES, *RULES]
     if elsewhere:
-        rules.append(Rule("process", lambda task: same_elsewhere(task, spec)))
+        other = Rule("process", lambda task: same_elsewhere(task, spec), follows="generator")
+        rules.append(other)
     # The rules seed the global generators, so the caller gets them back as they were.
     with global_generators_kept():
-        return findings(task, rules)
+        return findings(task, rules, found_one)
 
 
 # ---- loss
@@ -152,11 +158,9 @@ def _has_baselines(task: Task) -> str:
 
 
 RULES = (
-    Rule("generator", follows_the_generator),
-    Rule("draws", draws_anew),
+    *DATA_RULES,
     Rule("device", stays_on_the_device),
-    Rule("held out", keeps_apart),
-    Rule("fill", fills_what_it_samples),
+    Rule("fill", fills_what_it_samples, follows="generator"),
     Rule("mean", _averages),
     Rule("gradient", _is_differentiable),
     Rule("measures", _measures_per_model),

@@ -4,6 +4,7 @@ other processes."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -19,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.errors import Note, Wrong
-from headwise.tasks.first_check import BATCH, STEPS, drawn
+from headwise.errors import Note, Rule, Wrong
+from headwise.tasks.first_check import BATCH, STEPS, drawn, refuse
 from headwise.tasks.own import load_task
 from headwise.tasks.task import Task
 
@@ -32,6 +33,20 @@ SMALL_SPACE = 10**6  # so few sequences of ids may all be met in training
 def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     """Whether tensors are equal pair by pair."""
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# ---- before a task's first run
+
+
+@functools.lru_cache(256)
+def check_meaning(task: Task) -> None:
+    """Refuse a task whose data make every number about it meaningless: they do not follow from the
+    generator, never change, or show in training what is held out. Once per task and process.
+
+    It draws as much as some 40 steps of training do.
+    """
+    with global_generators_kept():
+        refuse(task, DATA_RULES)
 
 
 # ---- randomness
@@ -161,11 +176,29 @@ def keeps_apart(task: Task) -> str:
         )
     if task.vocab and seen <= held_count / 100:
         raise Note(what)
-    raise Wrong(f"{what}: where step is None, sample must draw from those that are kept apart")
+    # Sequences of ids may come from a space so small that training meets most of it. Training then
+    # repeats itself as often as it repeats what is held out.
+    cure = "where step is None, sample must draw from those that are kept apart"
+    again = len(held) * len(known) / seen
+    if task.vocab and 2 * seen < held_count:
+        cure = (
+            f"there seem to be some {float(f'{again:.2g}'):,.0f} sequences in all. Keep a part of "
+            "them for step None, such as every eighth by a sum of its ids (docs/own-task.md, few "
+            "sequences), or draw longer ones"
+        )
+    raise Wrong(f"{what}: {cure}")
 
 
 def _rows(inputs: Tensor) -> list[bytes]:
     return [row.tobytes() for row in inputs.flatten(1).numpy()]
+
+
+# Rules without which no held-out error means anything.
+DATA_RULES = (
+    Rule("generator", follows_the_generator),
+    Rule("draws", draws_anew),
+    Rule("held out", keeps_apart),
+)
 
 
 def fills_what_it_samples(task: Task) -> str:

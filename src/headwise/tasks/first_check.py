@@ -1,10 +1,11 @@
 """The first rules of a task's contract: it is a value, has sizes, draws samples of them, and its
-loss keeps models apart. They run before every training; `headwise check` adds the others
-(check.py).
+loss keeps models apart. They run before every training; those about data before a task's first run
+(check_data.py); `headwise check` adds the others (check.py).
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import Rule, UsageError, Wrong, findings
+from headwise.errors import Rule, UsageError, Wrong, findings, one_line
 from headwise.rows import check_value
 from headwise.tasks import PACKAGE, TASKS
-from headwise.tasks.task import Classified, SquaredError, Task
+from headwise.tasks.task import MEASURED_ON, Classified, SquaredError, Task
 
 BATCH = 5  # sequences of most rules
 STEPS = (0, 10**6, None)  # of training: the first, a late one; held out
@@ -23,15 +24,16 @@ STEPS = (0, 10**6, None)  # of training: the first, a late one; held out
 
 def check_first_sample(task: Task) -> None:
     """Refuse a task that breaks the cheap part of the contract, before anything is trained."""
-    _refuse(task, FIRST_RULES)
+    refuse(task, FIRST_RULES)
 
 
 def check_baselines(task: Task) -> None:
     """Refuse a task whose baselines are no errors by name, before anything is trained."""
-    _refuse(task, (Rule("baselines", lambda task: str(named_baselines(task))),))
+    refuse(task, (Rule("baselines", lambda task: str(named_baselines(task))),))
 
 
-def _refuse(task: Task, rules: Sequence[Rule]) -> None:
+def refuse(task: Task, rules: Sequence[Rule]) -> None:
+    """Refuse a task that breaks one of these rules, with the line of `headwise check`."""
     for finding in findings(task, rules):
         if finding.level == "wrong":
             raise UsageError(f"task {type(task).__name__}: {finding.text}")
@@ -90,8 +92,26 @@ def _samples_of_its_sizes(task: Task) -> str:
                 raise Wrong(
                     "sample is missing: write sample(self, generator, batch, step)"
                 ) from None
+            except TypeError as e:
+                if _takes_a_step(task):
+                    raise
+                given = ", ".join(("self", *inspect.signature(task.sample).parameters))
+                raise Wrong(
+                    f"sample must be written sample(self, generator, batch, step=None), got "
+                    f"sample({given}): {one_line(e)}"
+                ) from None
             text = _fits(task, pair, batch)
     return text
+
+
+def _takes_a_step(task: Task) -> bool:
+    """Whether `sample` can be called as the engine calls it."""
+    try:
+        inspect.signature(task.sample).bind(None, 1, 0)
+        inspect.signature(task.sample).bind(None, 1)
+    except TypeError:
+        return False
+    return True
 
 
 def _fits(task: Task, pair: Any, batch: int) -> str:
@@ -105,7 +125,9 @@ def _fits(task: Task, pair: Any, batch: int) -> str:
     dtype = torch.int64 if vocab else torch.float32
     wanted = f"{'ids (batch, tokens)' if vocab else 'vectors (batch, tokens, in_dim)'} = {size}"
     if tuple(inputs.shape) != size:
-        raise Wrong(f"inputs must be {wanted}, got {tuple(inputs.shape)}")
+        ids = not vocab and tuple(inputs.shape) == size[:2] and not inputs.is_floating_point()
+        hint = "; for token ids write vocab, how many there are, and no in_dim" if ids else ""
+        raise Wrong(f"inputs must be {wanted}, got {tuple(inputs.shape)}{hint}")
     if inputs.dtype != dtype:
         raise Wrong(f"inputs must be {_word(dtype)}, got {_word(inputs.dtype)}")
     if vocab and not 0 <= int(inputs.min()) <= int(inputs.max()) < vocab:
@@ -192,10 +214,25 @@ def named_baselines(task: Task) -> dict[str, float]:
         raise Wrong(f'baselines must hold "zero", the error of outputs of zero, got {baselines!r}')
     for name, value in baselines.items():
         if not isinstance(value, float) or not 0 <= value < math.inf:
+            _finds_what_is_not_finite(task)
             raise Wrong(f"baseline {name} must be a finite number of at least 0, got {value!r}")
     if baselines["zero"] == 0:
         raise Wrong("outputs of zero must have an error, got baseline zero 0.0")
     return baselines
+
+
+def _finds_what_is_not_finite(task: Task) -> None:
+    """A rare NaN in the data shows only where many are drawn, as for a measured baseline."""
+    generator = torch.Generator().manual_seed(0)
+    bad = dict.fromkeys(("inputs", "targets"), 0)
+    for _ in range(MEASURED_ON // 128):
+        for name, tensor in zip(bad, task.sample(generator, 128), strict=True):
+            bad[name] += int((~tensor.reshape(len(tensor), -1).isfinite()).any(1).sum())
+    for name, count in bad.items():
+        if count:
+            raise Wrong(
+                f"{name} must be finite, got nan or inf in {count:,} of {MEASURED_ON:,} sequences"
+            )
 
 
 def random_outputs(task: Task, models: int = 2, batch: int = BATCH) -> Tensor:

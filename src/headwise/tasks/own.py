@@ -174,7 +174,8 @@ def _module(path: str) -> ModuleType:
     except SyntaxError as e:
         raise UsageError(f"{path} is not Python: line {e.lineno}: {e.msg}") from None
     except (Exception, SystemExit) as e:
-        raise UsageError(f"{path} cannot be loaded: {one_line(e)}") from None
+        hint = ": write @dataclass(frozen=True)" if "non-frozen dataclass" in str(e) else ""
+        raise UsageError(f"{path} cannot be loaded: {one_line(e)}{hint}") from None
 
 
 def _choices(module: ModuleType, kind: _Kind) -> dict[str, type[Any]]:

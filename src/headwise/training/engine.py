@@ -29,12 +29,15 @@ import torch
 from torch import Tensor
 
 from headwise.device import memory, numerics, pick_device, provenance
+from headwise.errors import UsageError, shown
 from headwise.model.geometry import score_geometry
 from headwise.progress import Free, Progress, Steps
 from headwise.rows import Row
 from headwise.signals import Saved, Stop, Stopped, saving
 from headwise.tasks import PACKAGE
+from headwise.tasks.check_data import check_meaning
 from headwise.tasks.first_check import check_baselines, check_first_sample
+from headwise.tasks.task import Task
 from headwise.training import checkpoint
 from headwise.training.checkpoint import State
 from headwise.training.ensemble import Ensemble, pack
@@ -56,6 +59,7 @@ def train(
     keep_weights: bool = False,
     probe: Probe | None = None,
     stop: Stop | None = None,
+    checked: bool = False,
 ) -> list[Row]:
     """Train every run, together where their shapes agree; rows in the order of the runs.
 
@@ -65,12 +69,20 @@ def train(
     `done` gets each row as soon as it is there,
     `advance` the number of model-steps just made (`Free` ones take no time; a progress bar is shown
     when it is not given). What `probe` says of a trained run and its weights is added to its row.
+    `checked` says that the data of tasks of one's own were tested by whoever dealt the runs out.
     """
+    if isinstance(runs, Run):
+        raise UsageError("train takes a list of runs: train([run]), got one run")
+    runs = list(runs)
+    if others := [run for run in runs if not isinstance(run, Run)]:
+        raise UsageError(f"train takes a list of runs, got {shown(others[0])} in it")
     target = pick_device(device)
     for task in {run.task for run in runs}:
         if not type(task).__module__.startswith(PACKAGE):  # the tests check those of headwise
             check_first_sample(task)
             check_baselines(task)
+            if not checked:
+                check_meaning(task)
     unique = {run.id: run for run in runs}
     rows: dict[str, Row] = {}
 
@@ -244,6 +256,18 @@ def _saved(states: list[State]) -> list[Saved]:
     return [(state.run.id, state.step) for state in states if state.step]
 
 
+def _baselines(task: Task) -> Row:
+    """The error of answers of zero; of a task of one's own also its lowest baseline, since nobody
+    else knows it."""
+    errors = task.baselines()
+    if type(task).__module__.startswith(PACKAGE):
+        return {"zero_error": errors["zero"]}
+    name = min(errors, key=lambda name: errors[name])
+    # Its last bits may depend on the number of threads, and a row's must not.
+    lowest = {"baseline": float(f"{errors[name]:.6g}"), "baseline_name": name}
+    return {"zero_error": errors["zero"], **lowest}
+
+
 def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
@@ -270,7 +294,7 @@ def row_of(state: State, errors: Tensor | None, models: int, device: torch.devic
         "held_out_se": spread,
         "train_best": min(finite) if finite else None,
         "train_last": None if errors is None else state.curve[-1],
-        "zero_error": run.task.baselines()["zero"],
+        **_baselines(run.task),
         "epochs_done": state.epoch,
         "curve": [_finite(x) for x in state.curve],
         "held_out_curve": state.held_out_curve,

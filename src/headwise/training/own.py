@@ -12,6 +12,7 @@ module may be.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -54,6 +55,29 @@ def build(run: Run) -> nn.Module:
     if not trained(module):
         raise UsageError(f"model {name}: a model needs a parameter that is trained, got none")
     return module
+
+
+def module_digest(run: Run) -> str:
+    """A digest of the module that a run's model builds: of its text, its weights for this seed, and
+    its outputs in training and in evaluation.
+
+    Runs of one seed with equal digests train the same model. One that cannot be run has a digest
+    of its own; its training says why.
+    """
+    module = build(run)
+    found = hashlib.sha256(repr(module).encode())
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
+        found.update(tensor.detach().contiguous().numpy().tobytes())
+    inputs = run.task.sample(torch.Generator().manual_seed(0), 3, 0)[0]
+    try:
+        for training in (True, False):
+            with seeded(run, "digest"), torch.no_grad():
+                outputs = module.train(training)(inputs)
+            found.update(outputs.contiguous().numpy().tobytes())
+    except Exception:  # a user's module may raise anything
+        return run.id
+    return found.hexdigest()
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:

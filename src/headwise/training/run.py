@@ -9,13 +9,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headwise.errors import LARGEST, UsageError, check_seed, nearest, shown
+from headwise.errors import LARGEST, UsageError, check_instance, check_seed, nearest, shown
 from headwise.model import INITS
 from headwise.rows import Row, Work, columns_of, id_of
 from headwise.shape import Shape, not_built
 from headwise.tasks import PACKAGE, TASKS, task_of
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from headwise.model.own import Model
     from headwise.tasks.task import Task
 
@@ -58,6 +60,14 @@ class Recipe:
     # "": the held-out draw that all runs of a task share; "validation": another draw, for what is
     # chosen by its error, such as a rate
     evaluated_on: str = ""
+
+    def __new__(cls, *values: Any, **fields: Any) -> Self:
+        """Refuse names that are no fields, as settings do."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise UsageError(f"unknown field {shown(name)} of Recipe; {nearest(name, known)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "epoch", "held_out", "evals"):
@@ -151,6 +161,8 @@ class Run:
 
     def __post_init__(self) -> None:
         shape, task = self.shape, self.task
+        for part in ("shape", "task", "recipe", "model"):
+            check_instance(part, getattr(self, part))
         vocab, name = task.vocab, task.spec()["name"]
         if name in TASKS and not type(task).__module__.startswith(PACKAGE):
             raise UsageError(
@@ -185,8 +197,8 @@ class Run:
                 else ""
             )
             raise UsageError(
-                f"a shape's {what} must be its task's dim{beside}, got {what} "
-                f"{getattr(shape, what)}, task dim {task.in_dim}"
+                f"a shape's {what} must be its task's in_dim{beside}, got {what} "
+                f"{getattr(shape, what)}, in_dim {task.in_dim}: input_dim={task.in_dim} takes them"
             )
         if shape.output_dim and shape.output_dim != task.answer_dim:
             raise UsageError(

@@ -278,7 +278,7 @@ def test_summary_over_tasks_says_what_the_headline_says(tmp_path):
 
 
 def test_heads_that_help_in_one_depth_and_hurt_in_another_do_not_cancel():
-    settings = dataclasses.replace(TINY, heads=(1, 2, 4), ranks=(2, 4))
+    settings = dataclasses.replace(TINY, heads=(1, 2, 4), ranks=(2, 4, 8))
 
     def loss(run):
         sign = 1 if run.shape.depth == 1 else -1

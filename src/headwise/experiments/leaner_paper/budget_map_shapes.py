@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,10 @@ from headwise.experiments.leaner_paper.shared import PAPER, QUICK
 from headwise.experiments.settings import OverTasks, check_lists
 from headwise.experiments.shapes import shape_for
 from headwise.shape import Shape
+from headwise.training.run import Recipe, Run
 
 if TYPE_CHECKING:
+    from headwise.model.own import Model
     from headwise.tasks.task import Task
 
 BUDGETS = ("params", "flops")
@@ -93,3 +97,23 @@ def cells(task: Task, s: MapSettings) -> list[Shape]:
             f"{s.dim // 4}; base {','.join(map(str, s.base))}"
         )
     return out
+
+
+def distinct(task: Task, s: MapSettings, shapes: Sequence[Shape]) -> list[Shape]:
+    """The shapes for which a model of one's own builds something else than for those before. All
+    of them where the model is headwise's."""
+    if s.model is None:
+        return list(shapes)
+    return list(_distinct(s.model, task, s.run(shapes[0], task, 0).recipe, tuple(shapes)))
+
+
+@functools.lru_cache(64)  # a map asks for its runs again after every round
+def _distinct(
+    model: Model, task: Task, recipe: Recipe, shapes: tuple[Shape, ...]
+) -> tuple[Shape, ...]:
+    from headwise.training.own import module_digest
+
+    first: dict[str, Shape] = {}
+    for shape in shapes:
+        first.setdefault(module_digest(Run(shape, task, recipe, 0, model)), shape)
+    return tuple(first.values())

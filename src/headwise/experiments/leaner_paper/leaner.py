@@ -25,7 +25,7 @@ from headwise.errors import UsageError
 from headwise.experiments.base import Experiment
 from headwise.experiments.figure_parts import error_line
 from headwise.experiments.leaner_paper.shared import NOTES, PAPER, QUICK
-from headwise.experiments.points import Tuned, groups, plural
+from headwise.experiments.points import Tuned, groups, labelled, plural
 from headwise.experiments.settings import OverTasks, check_lists
 from headwise.experiments.shapes import shape_for, shape_of_row
 from headwise.experiments.tuning import edge_warning, gap_between, later_runs, next_round, tuned
@@ -197,12 +197,12 @@ class Arm(Tuned):
 def summary(rows: list[Row]) -> list[Arm]:
     """One point per task and arm."""
     out = []
-    for (task,), of_task in group(rows, "task").items():
+    for (task,), of_task in group(labelled(rows), "task").items():
         by_shape: dict[Shape, list[Row]] = {}
         for row in of_task:
             by_shape.setdefault(shape_of_row(row), []).append(row)
         found = named(set(by_shape))
-        base = found.get(BASE)
+        base, own = found.get(BASE), "model" in of_task[0]
         for arm, shape in found.items():
             gap = change = None
             if base is not None and arm != BASE:
@@ -215,8 +215,8 @@ def summary(rows: list[Row]) -> list[Arm]:
                     heads=shape.num_heads,
                     rank=shape.head_dim,
                     ffn=shape.ffn_dim,
-                    params=shape.params,
-                    off=None if base is None else shape.params / base.params - 1,
+                    params=by_shape[shape][0]["params"],
+                    off=None if base is None or own else shape.params / base.params - 1,
                     **tuned(by_shape[shape]),
                     gap=gap,
                     change=change,

@@ -34,7 +34,7 @@ from headwise.experiments.leaner_paper.shared import (
     Conditioned,
     kappas,
 )
-from headwise.experiments.points import gap_in_words, groups, plural
+from headwise.experiments.points import gap_in_words, groups, labelled, plural
 from headwise.experiments.probes import condition_probe
 from headwise.experiments.settings import OverTasks, check_lists
 from headwise.experiments.shapes import shape_for
@@ -155,7 +155,7 @@ class Start(Conditioned):
 def summary(rows: list[Row]) -> list[Start]:
     """One point per task, start and depth, most layers first."""
     out = []
-    for (task, init, depth), of_point in group(rows, "task", "init", "depth").items():
+    for (task, init, depth), of_point in group(labelled(rows), "task", "init", "depth").items():
         first = of_point[0]
         out.append(
             Start(

@@ -67,6 +67,13 @@ class Conditioned(Tuned):
     kappa_end: float | None
     kappa_centred_end: float | None
 
+    def cell(self, key: str) -> str:
+        """As `Tuned.cell`; of a large condition number two digits count."""
+        value = getattr(self, key)
+        if key.startswith("kappa") and value is not None and value >= 10_000:
+            return f"{value:.1e}"
+        return super().cell(key)
+
 
 def kappas(rows: Sequence[Row]) -> dict[str, Any]:
     """The condition numbers of `Conditioned`: geometric means over the rows that have them."""

@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING
 
 from headwise.errors import UsageError
 from headwise.experiments.base import Experiment
-from headwise.experiments.points import Errors, check_one_model, errors_of, groups, plural
+from headwise.experiments.points import (
+    Against,
+    Errors,
+    baseline_of,
+    check_one_model,
+    errors_of,
+    groups,
+    labelled,
+    plural,
+)
 from headwise.experiments.rank_paper import fig1_figures
 from headwise.experiments.rank_paper.shapes import budget, paper_shape
 from headwise.experiments.settings import Training, check_lists, task_name
@@ -225,7 +234,7 @@ def later(settings: Settings) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point(Errors):
+class Point(Errors, Against):
     """One place in the figure."""
 
     task: str
@@ -246,6 +255,7 @@ class Point(Errors):
 def summary(rows: list[Row]) -> list[Point]:
     """One point per (protocol, layers, width, rank). Where there are several rates: of the one that
     is best on seed 0, over the other seeds."""
+    rows = labelled(rows)
     dims, tasks = ({row[key] for row in rows} for key in ("dim", "task"))
     if len(dims) > 1:
         raise UsageError(
@@ -282,6 +292,7 @@ def _point(rows: list[Row], protocol: str, layers: int, width: int, rank: int) -
         edge=len(tried) > 2 and first["lr"] in (min(tried), max(tried)),
         tuning=len(tried) > 1 and first["seed"] == 0,
         published=paper.get((layers, width, rank)),
+        **baseline_of(best),
         **errors,
     )
 

@@ -59,6 +59,11 @@ def _task_in_title(points: Sequence[Point]) -> str:
     return "Farthest neighbour" if name == "farthest" else name
 
 
+def _baseline(p: Point) -> Reference | None:
+    """The lowest error of an answer that needs no training."""
+    return None if p.baseline is None else Reference(label=p.answer, y=p.baseline)
+
+
 # ---- the figure
 
 
@@ -85,7 +90,7 @@ def figure(points: Sequence[Point]) -> LineFigure:
         title=f"{title}: error against rank at equal parameters (d={dim})",
         x_label="rank of a head / d",
         y_label="held-out loss" if own_task else "squared error",
-        reference=None if own_task else ZERO,
+        reference=_baseline(points[0]) if own_task else ZERO,
         panels=panels,
         columns=len({p.layers for p in points}),
     )
@@ -255,7 +260,7 @@ def _view(points: Sequence[Point], axes: _Axes, rows: list[_Row]) -> LineFigure:
         title=f"{axes.title} {_task_in_title(points)}, d={points[0].dim}",
         x_label=axes.label,
         y_label="squared error",
-        reference=ZERO if points[0].task == "farthest" else None,
+        reference=ZERO if points[0].task == "farthest" else _baseline(points[0]),
         columns=max(1, len(sides)),
         caption=axes.caption,
         panels=[
