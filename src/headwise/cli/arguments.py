@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from headwise.cli.cluster_arguments import add_cancel, add_place, add_worker
 from headwise.cli.values import number, seconds, whole, wholes
 from headwise.errors import UsageError
 
@@ -54,6 +55,8 @@ def parser() -> Parser:
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
+    add_cancel(add)
+    add_worker(add)
     return top
 
 
@@ -102,6 +105,7 @@ def _add_run(add: Add) -> None:
     command.add_argument(
         "--workers", type=whole, metavar="N", help="processes on a CPU; default one per core"
     )
+    add_place(command)
     _add_set(command, "change settings of the preset")
     command.add_argument(
         "--checkpoint-every", type=seconds, default=30.0, metavar="SECONDS",

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from headwise.cli.cluster_arguments import place_of
 from headwise.cli.output import print_made, say
 
 
@@ -18,6 +19,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.execute.engine import Engine
     from headwise.experiments import find
     from headwise.experiments.runner import make, model_of, tasks_of
     from headwise.experiments.settings import settings_of
@@ -28,20 +30,22 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     tasks = tasks_of(named) if named else []
     model = model_of(args.model) if args.model else None
     settings = settings_of(experiment, args.preset, args.changes, args.seeds, tasks, model)
-    made = make(
-        experiment,
-        settings,
-        Store(args.store),
-        preset=args.preset,
-        device=args.device,
-        workers=args.workers,
-        rows=args.rows,
-        train=not args.no_train,
-        keep_weights=args.keep_weights,
-        checkpoint_every=args.checkpoint_every,
-        report=not args.no_report,
-        say=say,
-        stop=args.stop,
-        command=shlex.join(["headwise", *words]),
-    )
+    with Engine(place_of(args)) as engine:
+        made = make(
+            experiment,
+            settings,
+            Store(args.store),
+            preset=args.preset,
+            device=args.device,
+            workers=args.workers,
+            engine=engine,
+            rows=args.rows,
+            train=not args.no_train,
+            keep_weights=args.keep_weights,
+            checkpoint_every=args.checkpoint_every,
+            report=not args.no_report,
+            say=say,
+            stop=args.stop,
+            command=shlex.join(["headwise", *words]),
+        )
     return print_made(made, show=args.no_train, wide=args.wide)

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError
+from headwise.execute.engine import Engine, Place
 from headwise.execute.sources import edited
 from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.base import MOST_RUNS, Experiment, Settings
 from headwise.experiments.given_rows import given_rows, take_rows
+from headwise.experiments.maker import Maker
 from headwise.experiments.pages import page_of, write_report
 from headwise.experiments.points import Point, plain_point
 from headwise.experiments.state import Bounds, State, after_round, announced, tuning_only
@@ -116,6 +118,7 @@ def run(
     model: str | Model | None = None,
     device: str = "auto",
     workers: int | None = None,
+    on: str | Place = "local",
     rows: Sequence[str | Path] = (),
     train: bool = True,
     keep_weights: bool = False,
@@ -127,7 +130,8 @@ def run(
 
     `experiment` is a name (`headwise list` shows them), a Python file with an `EXPERIMENT`, or the
     value itself. Settings of the preset are changed by name. `task` and `model` put your own in the
-    place of the experiment's: values, names of built-in tasks, or files.
+    place of the experiment's: values, names of built-in tasks, or files. `on` says where to train:
+    "local", "ray", "ray:auto", "ray://HOST:PORT", "slurm" or a `Place`.
 
         made = headwise.run("fig1", store="my-store", seeds=2)
         made.points, made.rows, made.headline, made.picture, made.page
@@ -142,20 +146,22 @@ def run(
         chosen = chosen.with_tasks(tasks_of(task))
     if model is not None:
         chosen = chosen.with_model(model_of(model))
-    return make(
-        experiment,
-        chosen.changed(**settings),
-        store if isinstance(store, Store) else Store(store),
-        preset=preset,
-        device=device,
-        workers=workers,
-        rows=rows,
-        train=train,
-        keep_weights=keep_weights,
-        checkpoint_every=checkpoint_every,
-        report=report,
-        command=f'headwise.run("{experiment.name}", preset="{preset}", ...)',
-    )
+    with Engine(on if isinstance(on, Place) else Place(on)) as engine:
+        return make(
+            experiment,
+            chosen.changed(**settings),
+            store if isinstance(store, Store) else Store(store),
+            preset=preset,
+            device=device,
+            workers=workers,
+            engine=engine,
+            rows=rows,
+            train=train,
+            keep_weights=keep_weights,
+            checkpoint_every=checkpoint_every,
+            report=report,
+            command=f'headwise.run("{experiment.name}", preset="{preset}", ...)',
+        )
 
 
 def tasks_of(given: str | Task | Sequence[str | Task]) -> list[str | Task]:
@@ -195,6 +201,7 @@ def make(
     preset: str = "",
     device: str = "auto",
     workers: int | None = None,
+    engine: Engine | None = None,
     rows: Sequence[str | Path] = (),
     train: bool = True,
     keep_weights: bool = False,
@@ -209,7 +216,7 @@ def make(
 
     `rows` names files of rows made before. `train=False` shows what is there and makes nothing.
     `note=False` leaves the page that the store already has for this experiment.
-    `stop` is asked between steps.
+    `stop` is asked between steps. `engine` trains elsewhere than here and in a pool.
     """
     say = say or functools.partial(print, file=sys.stderr, flush=True)
     settings.check_number()
@@ -222,8 +229,9 @@ def make(
     ids = list(dict.fromkeys(run.id for run in runs))
     experiment.check_options(runs, workers, keep_weights)
     given = given_rows(rows, runs) if rows else {}
-    worker = _Worker(
-        experiment, store, device, workers, keep_weights, checkpoint_every, train, stop
+    engine = engine if engine is not None and engine.place.by_engine else None
+    worker = Maker(
+        experiment, store, device, workers, keep_weights, checkpoint_every, train, stop, engine
     )
 
     # What is asked for, and what of it is there: said and noted before anything is made, so that
@@ -247,7 +255,7 @@ def make(
     if train:
         from headwise.execute.sweep import check_machine
 
-        check_machine(device, store.path, missing, keep_weights)
+        check_machine(device, store.path, missing, keep_weights, elsewhere=engine is not None)
     if not train and len(missing) == len(runs):
         raise UsageError(
             f"none of these {count} is in {store.path}; without --no-train they are made"
@@ -346,63 +354,6 @@ def _kept(
     values = [plain_point(point) for point in points]
     page = page_of(experiment, preset, points, settings)
     return {"page": page.to_json(), "points": values}
-
-
-@dataclass(frozen=True)
-class _Worker:
-    """How rows come to be: trained in ensembles, one decoder after another, or computed."""
-
-    experiment: Experiment[Any, Any]
-    store: Store
-    device: str
-    workers: int | None
-    keep_weights: bool
-    checkpoint_every: float
-    train: bool
-    stop: Stop | None
-
-    @property
-    def slow(self) -> bool:
-        """Whether this trains on a CPU."""
-        from headwise.device import pick_device
-
-        return self.experiment.trains and pick_device(self.device).type == "cpu"
-
-    def rows_of(self, runs: Sequence[Any], keep_weights: bool = False) -> list[Row]:
-        """The rows of runs, in order; those that are missing are made unless only what is there was
-        asked for."""
-        if not self.train or not runs:
-            return self.store.rows([run.id for run in runs])
-        from headwise.execute.sweep import compute, pretrain_all, sweep
-
-        name, keep = self.experiment.name, keep_weights or self.keep_weights
-        match runs[0].work:
-            case "compute":
-                assert self.experiment.make is not None
-                make = self.experiment.make
-                return compute(runs, make, self.store, device=self.device, label=name)
-            case "pretrain":
-                return pretrain_all(
-                    runs,
-                    self.store,
-                    device=self.device,
-                    checkpoint_every=self.checkpoint_every,
-                    keep_weights=keep,
-                    label=name,
-                    stop=self.stop,
-                )
-            case _:
-                return sweep(
-                    runs,
-                    self.store,
-                    device=self.device,
-                    workers=self.workers,
-                    label=name,
-                    keep_weights=keep,
-                    checkpoint_every=self.checkpoint_every,
-                    probe=self.experiment.probe,
-                    stop=self.stop,
-                )
 
 
 def _later_rounds(
