@@ -28,6 +28,7 @@ def add_place(command: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="several devices of this machine, a process each: 0,1 or all (GPUs), or cpu:N",
     )
+    add_slurm(command)
     command.add_argument(
         "--lost-after",
         type=seconds,
@@ -44,11 +45,26 @@ def add_place(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_slurm(command: argparse.ArgumentParser) -> None:
+    """The options of sbatch."""
+    command.add_argument(
+        "--slurm",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help=(
+            "options of sbatch for --on slurm: partition=gpu time=8:00:00 gpus=1, and any other; "
+            "submitit=no has sbatch used where submitit is installed"
+        ),
+    )
+
+
 def place_of(args: argparse.Namespace) -> Any:
     """The place that the options name."""
     from headwise.execute.engine import Place
 
-    return Place(args.on, args.devices, lost_after=args.lost_after, tries=args.tries)
+    return Place(args.on, args.devices, tuple(args.slurm), args.lost_after, args.tries)
 
 
 def add_cancel(add: Add) -> None:

@@ -255,7 +255,8 @@ class Driver:
         states = {beat["state"] for beat in ends}
         stop = cancelled(group.folder)
         course.cause = "cancelled" if stop else course.cause
-        if "stopped" in states and course.stops < MOST_STOPS:  # a time limit, or a preemption
+        # A time limit, or a preemption, is no failure where there was any progress.
+        if "stopped" in states and course.steps and course.stops < MOST_STOPS:
             course.stops, course.tries = course.stops + 1, course.tries - 1
         if course.tries >= self.tries or stop or "refused" in states:
             self._close(course, "failed")

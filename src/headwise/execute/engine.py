@@ -77,7 +77,9 @@ def executor_of(place: Place) -> Executor:
 
         return Ray(place.on)
     if place.on == "slurm":
-        raise UsageError("--on slurm is not there yet")  # execute/slurm.py
+        from headwise.execute.slurm import Slurm
+
+        return Slurm(place.slurm)
     from headwise.execute.local import Local, devices_of
 
     return Local(devices_of(place.devices, _gpus, _cores()))
