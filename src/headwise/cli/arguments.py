@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from headwise.cli.cluster_arguments import add_cancel, add_place, add_worker
+from headwise.cli.cluster_arguments import add_cancel, add_nodes, add_place, add_worker
 from headwise.cli.values import number, seconds, whole, wholes
 from headwise.errors import UsageError
 
@@ -226,6 +226,7 @@ def _add_pretrain(add: Add) -> None:
         metavar="N",
         help="what one device can do, for the utilisation; default by its name",
     )
+    add_nodes(command)
     _add_device(command)
     _add_store(command)
     command.add_argument(

@@ -29,6 +29,10 @@ def add_place(command: argparse.ArgumentParser) -> None:
         help="several devices of this machine, a process each: 0,1 or all (GPUs), or cpu:N",
     )
     add_slurm(command)
+    _add_patience(command)
+
+
+def _add_patience(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--lost-after",
         type=seconds,
@@ -57,6 +61,34 @@ def add_slurm(command: argparse.ArgumentParser) -> None:
             "options of sbatch for --on slurm: partition=gpu time=8:00:00 gpus=1, and any other; "
             "submitit=no has sbatch used where submitit is installed"
         ),
+    )
+
+
+def add_nodes(command: argparse.ArgumentParser) -> None:
+    """Options of `pretrain` for a job over several nodes."""
+    command.add_argument(
+        "--on",
+        default="local",
+        metavar="ENGINE",
+        help="where to train: local (or the processes of torchrun), or slurm; default local",
+    )
+    add_slurm(command)
+    command.add_argument(
+        "--nodes", type=whole, default=0, metavar="N", help="nodes of the job; default 1"
+    )
+    command.add_argument(
+        "--gpus-per-node",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="GPUs of each node, a process for each; without them one process on its CPU",
+    )
+    _add_patience(command)
+    command.add_argument(
+        "--group", default="", metavar="DIR", help="of a job of --on slurm: STORE/groups/ID"
+    )
+    command.add_argument(
+        "--attempt", type=whole, default=1, metavar="N", help="of a job of --on slurm; default 1"
     )
 
 

@@ -44,7 +44,7 @@ ANSWER = 60.0  # seconds that a command of Slurm may take
 # What Slurm's commands complain of while its head is away, and when to ask it again
 AWAY = "Unable to contact|Socket timed out|Connection refused|has not answered|temporarily"
 PAUSES = (2.0, 5.0, 15.0)
-SHORTEST, LONGEST = 1.0, 15.0  # seconds between two questions; longer while nothing changes
+SHORTEST, LONGEST = 1.0, 10.0  # seconds between two questions; longer while nothing changes
 WAITING = {
     *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"),
     "SPECIAL_EXIT",
@@ -248,7 +248,7 @@ class Slurm:
         check_slurm()
         self._seen: dict[str, tuple[State, str]] = {}  # as squeue showed them last
         self._ended: dict[str, Status] = {}
-        self._asked, self._wait = float("-inf"), SHORTEST
+        self.ask_soon()
 
     def slots(self) -> int:
         """The jobs of this size for which the partition has devices, or cores without `gpus`."""
@@ -264,18 +264,22 @@ class Slurm:
                 Handle(self.name, job_id, job.group, job.attempt, str(job.log))
                 for job_id, job in zip(ids, some, strict=True)
             ]
-        self._asked, self._wait = float("-inf"), SHORTEST
+        self.ask_soon()
         return handles
 
+    def ask_soon(self) -> None:
+        """Ask the queue at the next poll."""
+        self._asked, self._wait = float("-inf"), SHORTEST
+
     def poll(self, handles: Sequence[Handle]) -> list[Status]:
-        """A status each. The queue is asked every second, and up to every 15 while nothing
+        """A status each. The queue is asked every second, and up to every 10 while nothing
         changes."""
         now, trouble = time.monotonic(), ""
         if now - self._asked >= self._wait:
             self._asked = now
             try:
                 seen = queue()
-                self._wait = SHORTEST if seen != self._seen else min(LONGEST, 1.5 * self._wait)
+                self._wait = SHORTEST if seen != self._seen else min(LONGEST, 1.25 * self._wait)
                 self._seen = seen
             except SlurmError as e:
                 trouble = f"the queue cannot be seen: {e}"
@@ -307,7 +311,7 @@ class Slurm:
             except SlurmError as e:
                 if "Invalid job id" not in str(e):  # those that have ended
                     raise
-        self._asked = float("-inf")
+        self.ask_soon()
 
     def close(self) -> None:
         """Nothing is held; jobs stay in the queue."""
