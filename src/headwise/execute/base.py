@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 # waiting   in the engine's queue
 # running   the engine has started it and has not heard of its end
@@ -36,6 +36,9 @@ class Job:
     attempt: int  # 1 the first time; a name for logs, since a later driver counts on
     device: str  # of its runs, as pick_device takes it
     words: tuple[str, ...] = ()  # of the worker's command line beside these: the user's code
+    # The runs and the probe as values, for an engine that carries values; never written
+    runs: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    probe: Any = field(default=None, repr=False, compare=False)
 
     def command(self, python: str = sys.executable) -> list[str]:
         """What to run where the folder is seen; its exit code is 0 when every run has a row.
@@ -79,7 +82,7 @@ class Executor(Protocol):
     name: str  # "local", "ray", "slurm": what group folders keep
     address: str  # what `--on` takes to reach it again: "local", "ray://head:10001", "slurm"
     outlives: bool  # whether jobs stay when the driver ends
-    shared: bool  # whether workers see the store's file system; False: the executor carries it
+    by_value: bool  # whether it carries Job.runs to the worker; else own code needs a file
 
     def slots(self) -> int:
         """How many jobs run at once, as far as it is known now; at least 1."""
@@ -94,12 +97,13 @@ class Executor(Protocol):
         ...
 
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """Have jobs save and end: SIGTERM where the engine can, which workers take as Ctrl-C, and
-        SIGKILL after a grace. Jobs that have ended are left out silently."""
+        """Have jobs save and end, without waiting: SIGTERM where the engine can, which workers take
+        as Ctrl-C, and SIGKILL after a grace. Jobs that have ended are left out silently."""
         ...
 
     def close(self) -> None:
-        """Let go of the engine. Jobs of an engine that does not outlive its driver end."""
+        """Let go of the engine, at once. Jobs of an engine that does not outlive its driver are
+        killed, those of another one stay."""
         ...
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from headwise.execute.base import Executor, Handle, Job, Status, last_lines
@@ -41,6 +42,7 @@ POLL = 0.25  # seconds between two polls, at the beginning
 SLOWEST = 2.0  # and once groups take long
 INFINITE = float("inf")
 MOST_STOPS = 100  # times that an engine may ask a group to save and end, such as at a time limit
+SAVE_WITHIN = 45.0  # seconds that workers have to save when the driver is asked to stop
 BEGIN_WITHIN = 600.0  # seconds from an engine's "running" to the first beat
 
 
@@ -88,11 +90,13 @@ class Driver:
     store: Store
     executor: Executor
     words: tuple[str, ...] = ()  # of each worker's command line: the user's code
+    probe: Any = None  # the same as a value, for an engine that carries values
     tries: int = TRIES
     lost_after: float = 60.0
     label: str = "sweep"
     watch: Watch = field(init=False)
     courses: list[_Course] = field(init=False, default_factory=list)
+    runs: dict[str, Specified] = field(init=False, default_factory=dict)  # that are missing
     device_seconds: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
@@ -105,12 +109,14 @@ class Driver:
     ) -> list[Group]:
         """Take up what a former driver left, and cut the runs that are in no such group."""
         missing = {run.id: run for run in self.store.missing(runs)}
+        self.runs = dict(missing)
         for group in groups_in(self.store.path):
             attempts = attempts_of(group.folder)
             left = [run_id for run_id in group.ids if run_id in missing]
             if not left or not attempts or not self._alive(group, attempts[-1]):
                 continue
-            course = _Course(group, left, handle_of(attempts[-1]), attempts[-1]["attempt"], 1)
+            handle = replace(handle_of(attempts[-1]), log=str(log_of(group, attempts[-1])))
+            course = _Course(group, left, handle, attempts[-1]["attempt"], 1)
             self.courses.append(course)
             for run_id in left:
                 del missing[run_id]
@@ -125,7 +131,8 @@ class Driver:
             return True
         if attempt.get("engine") != self.executor.name:
             return False
-        (status,) = self.executor.poll([handle_of(attempt)])
+        handle = replace(handle_of(attempt), log=str(log_of(group, attempt)))
+        (status,) = self.executor.poll([handle])
         return status.state in ("waiting", "running")
 
     # ---- the loop
@@ -195,7 +202,18 @@ class Driver:
             group.write()
             (group.folder / CANCEL_FILE).unlink(missing_ok=True)
             device = group.options.device
-            jobs.append(Job(group.id, group.folder, course.attempt, device, self.words))
+            values = tuple(self.runs[run_id] for run_id in course.left if run_id in self.runs)
+            jobs.append(
+                Job(
+                    group.id,
+                    group.folder,
+                    course.attempt,
+                    device,
+                    self.words,
+                    values if self.executor.by_value else (),
+                    self.probe,
+                )
+            )
         for course, handle in zip(new, self.executor.submit(jobs), strict=True):
             course.handle = handle
             note_attempt(course.group, handle, self.executor.address)
@@ -287,8 +305,17 @@ class Driver:
                 file=sys.stderr,
                 flush=True,
             )
-        else:
-            self.executor.cancel(handles)
+            raise Stopped(heard.number)
+        self.executor.cancel(handles)
+        end = time.monotonic() + SAVE_WITHIN
+        while handles and time.monotonic() < end:
+            statuses = self.executor.poll(handles)
+            handles = [
+                h
+                for h, s in zip(handles, statuses, strict=True)
+                if s.state in ("waiting", "running")
+            ]
+            time.sleep(0.05)
         raise Stopped(heard.number)
 
 
@@ -297,3 +324,8 @@ def _wait(seconds: float, heard: Stop) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0 and not heard.asked():
         time.sleep(min(0.1, left))
+
+
+def log_of(group: Group, attempt: dict[str, Any]) -> Path:
+    """Where the log of an attempt lies as the store is seen from here."""
+    return group.folder / f"log.{attempt['attempt']}"

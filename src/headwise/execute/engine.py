@@ -150,14 +150,15 @@ class Engine:
         from headwise.execute.sources import note_sources
 
         store.open()
-        words = words_of(runs, probe)
         digests = digests_of(runs)
         options = replace(options, lost_after=self.place.lost_after)
         executor = self.executor
+        words = () if executor.by_value else words_of(runs, probe)
         driver = Driver(
             store,
             executor,
             words,
+            probe,
             self.place.tries,
             self.place.lost_after,
             f"{label}: {len(runs)} runs",

@@ -224,7 +224,7 @@ def claimed(store: Store, runs: Sequence[S], beat: Beat | None = None) -> Iterat
             if number:
                 continue
             if beat is not None:
-                if not _made(folder, 1, beat):
+                if not make_lease(folder, 1, beat.path):
                     continue
                 held.callback(_release, folder, 1)
                 # Somebody may have finished it between the two.
@@ -244,16 +244,16 @@ def free_lost(store: Store, ids: Sequence[str], watch: Watch, ended: Collection[
         number, path = lease_of(folder)
         if path is None or not (path in ended or watch.lost(path)):
             continue
-        if _made(folder, number + 1, None):
+        if make_lease(folder, number + 1, folder / "none"):
             _release(folder, number + 1)
             freed += 1
     return freed
 
 
-def _made(folder: Path, number: int, beat: Beat | None) -> bool:
-    """Make a lease where there is none of that number; of many who try, one does."""
-    token = secrets.token_hex(6) if beat is None else beat.token
-    group = "none" if beat is None else beat.path.parent.name
+def make_lease(folder: Path, number: int, beat: Path) -> bool:
+    """Make a lease in a run's folder, for the worker of a beat, where there is none of that number;
+    of many who try, one does."""
+    group, token = beat.parent.name, beat.stem
     temporary = folder / f".lease.{own_mark()}"
     try:
         temporary.write_text(json.dumps({"group": group, "token": token}))

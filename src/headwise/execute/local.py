@@ -27,6 +27,7 @@ class _Slot:
     device: str  # an index for CUDA_VISIBLE_DEVICES; empty: a core
     process: subprocess.Popen[bytes] | None = None
     job: str = ""
+    deadline: float = 0.0  # when it is killed, once it was asked to save and end
 
 
 class Local:
@@ -36,7 +37,7 @@ class Local:
     name = "local"
     address = "local"
     outlives = False
-    shared = True
+    by_value = False
 
     def __init__(self, devices: Sequence[str], python: str = sys.executable) -> None:
         self.python = python
@@ -86,32 +87,29 @@ class Local:
             if name in names:
                 self._ended[name] = "cancelled before it began"
         self._waiting = [(name, job) for name, job in self._waiting if name not in names]
-        asked = [slot for slot in self._slots if slot.process and slot.job in names]
-        for slot in asked:
-            assert slot.process is not None
-            slot.process.terminate()
-        end = time.monotonic() + GRACE
-        for slot in asked:
-            assert slot.process is not None
-            try:
-                slot.process.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        for slot in self._slots:
+            if slot.process is not None and slot.job in names and not slot.deadline:
+                slot.process.terminate()
+                slot.deadline = time.monotonic() + GRACE
+
+    def close(self) -> None:
+        """End all workers."""
+        self._waiting = []
+        for slot in self._slots:
+            if slot.process is not None:
                 slot.process.kill()
                 slot.process.wait()
         self._reap()
 
-    def close(self) -> None:
-        """End all workers."""
-        names = [slot.job for slot in self._slots if slot.job] + [name for name, _ in self._waiting]
-        self.cancel([Handle(self.name, name, "", 0) for name in names])
-
     def _reap(self) -> None:
         """Free the devices of workers that have ended."""
         for slot in self._slots:
+            if slot.process is not None and slot.deadline and time.monotonic() > slot.deadline:
+                slot.process.kill()
             if slot.process is not None and (code := slot.process.poll()) is not None:
                 killed = f"killed by signal {-code}" if code < 0 else ""
                 self._ended[slot.job] = killed
-                slot.process, slot.job = None, ""
+                slot.process, slot.job, slot.deadline = None, "", 0.0
 
     def _start(self) -> None:
         """Give free devices work."""
