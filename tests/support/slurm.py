@@ -100,6 +100,14 @@ class Bed:
         """The processes of a node's jobs."""
         return _of_node(node, self.environment["SLURM_CONF"])
 
+    def daemon_of(self, number: int) -> int:
+        """The daemon of the step that a process belongs to."""
+        while number > 1:
+            number = _parent(number)
+            if Path(f"/proc/{number}/cmdline").read_bytes().startswith(b"slurmstepd"):
+                return number
+        raise AssertionError("it is in no step")
+
     def revive_node(self, node: str) -> None:
         """The node comes back."""
         self.start_node(node)
@@ -272,10 +280,14 @@ def _of_node(node: str, configuration: str) -> list[int]:
         with contextlib.suppress(OSError):
             if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
                 found.add(int(entry.name))
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = _parent(int(entry.name))
                 if Path(f"/proc/{parent}/cmdline").read_bytes().startswith(b"slurmstepd"):
                     found.add(parent)
     return sorted(found)
+
+
+def _parent(number: int) -> int:
+    return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _number_in(path: Path) -> int:

@@ -37,6 +37,7 @@ OURS = {  # sbatch's options that are set here
 }
 # Ends of a script whose node does not see the group's folder, so that nothing could be written.
 NOT_SEEN = 113
+GONE = "Invalid job id|already completing or completed"  # what has ended, or is just ending
 # Threads of PyTorch where the engine does not set them itself: as many as the job has cores
 THREADS = "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}"
 MOST_JOBS = 500  # of one array; a cluster takes 1,000 unless it says otherwise
@@ -242,6 +243,7 @@ class Slurm:
     address = "slurm"
     outlives = True
     shared = True
+    by_value = False
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.submit_array, self.options = way_to_submit(options_of(words))
@@ -307,9 +309,9 @@ class Slurm:
         ids = [handle.job for handle in handles if handle.job not in self._ended]
         for at in range(0, len(ids), MOST_JOBS):
             try:
-                ask("scancel", "--quiet", *ids[at : at + MOST_JOBS])
+                ask("scancel", *ids[at : at + MOST_JOBS])
             except SlurmError as e:
-                if "Invalid job id" not in str(e):  # those that have ended
+                if not re.search(GONE, str(e)):
                     raise
         self.ask_soon()
 
@@ -353,10 +355,9 @@ def status_of_ended(handle: Handle) -> Status:
         return Status("running")
     number = code.partition(":")[0]
     if number == str(NOT_SEEN):
-        why = (
-            f"its node does not see {Path(handle.log).parent}: the store must be on a file system "
-        )
-        return Status("ended", f"{why}that all nodes share")
+        folder = Path(handle.log).parent
+        why = f"its node does not see {folder}: the store must be where all nodes see it"
+        return Status("ended", why)
     said = last_lines(handle.log) if state in ("COMPLETED", "FAILED") else ""
     why = state.lower().replace("_", " ") + (f", exit code {number}" if state == "FAILED" else "")
     return Status("ended", bounded(said) or f"Slurm: {why}")

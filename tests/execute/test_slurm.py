@@ -1,0 +1,253 @@
+"""Sweeps on a real Slurm of two virtual nodes. Every process, kill and requeue is real."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.engines import (
+    SMALL,
+    assert_whole,
+    attempts,
+    beats,
+    begin,
+    checkpoints,
+    command,
+    finished,
+    kill,
+    made_here,
+    runs_of,
+    wait_for,
+)
+from support.slurm import NODES, Bed
+
+from headwise.cli import main
+from headwise.errors import UsageError
+from headwise.execute.base import Handle, Job
+from headwise.execute.leases import lease_of
+from headwise.execute.slurm import Slurm, options_of, script_of
+from headwise.execute.slurm_nodes import words_of_job
+
+ON = ["--on", "slurm", "--slurm", "submitit=no", "mem=300", "gpus=1"]
+RUNS = runs_of()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return made_here(RUNS, tmp_path_factory.mktemp("undisturbed"))
+
+
+def running(bed: Bed) -> dict[str, str]:
+    """The jobs that run, and where."""
+    words = [line.split() for line in bed.jobs()]
+    return {word[0]: word[2] for word in words if word[1] == "RUNNING"}
+
+
+def begun_at(store: Path, bed: Bed, nodes: Sequence[str]) -> tuple[str, str, int]:
+    """The next group that begins to be trained at a node: its id, its job, its worker."""
+    before = {group for group in attempts(store) if checkpoints(store, group)}
+
+    def found() -> tuple[str, str, int] | None:
+        at = {job for job, place in running(bed).items() if place in nodes}
+        for group, noted in attempts(store).items():
+            if group not in before and noted[-1]["job"] in at and checkpoints(store, group):
+                for beat in beats(store, group).values():
+                    return group, noted[-1]["job"], beat["pid"]
+        return None
+
+    return wait_for(found)
+
+
+def test_slurm_sweep_survives_every_kill(
+    bed: Bed, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    """In one sweep of 40 runs: a worker killed, one that is out of time, the driver killed, a node
+    killed while no driver is there. All that is found again is not begun again."""
+    store, log = tmp_path / "store", tmp_path / "log"
+    words = command(store, *ON)
+    driver = begin(words, log)
+    try:
+        wait_for(lambda: set(running(bed).values()) == set(NODES))
+        assert len(attempts(store)) >= 8, "groups in flight"
+        killed, _, pid = begun_at(store, bed, ["n1"])
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: len(attempts(store)[killed]) == 2)
+        stopped, job, _ = begun_at(store, bed, NODES)
+        with contextlib.suppress(RuntimeError):  # what Slurm sends at a time limit
+            bed.command("scancel", "--batch", "--signal=TERM", job)
+        wait_for(lambda: len(attempts(store)[stopped]) == 2)
+        begun_at(store, bed, ["n2"])
+        kill(driver)
+        before = attempts(store)
+        waiting = {line.split()[0] for line in bed.jobs()}
+        bed.kill_node("n2")
+        driver = begin(words, log)
+        wait_for(lambda: log.read_text().count("already in") == 2)
+        bed.revive_node("n2")
+        finished(driver, log)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            kill(driver)
+    assert_whole(store, RUNS, undisturbed)
+    kept = {group: noted for group, noted in before.items() if noted[-1]["job"] in waiting}
+    assert kept
+    for group, noted in kept.items():
+        assert attempts(store)[group] == noted, "a job that is found is not submitted again"
+
+
+def test_slurm_requeue_with_two_writers_ends_with_one_row(
+    bed: Bed, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    """A node that cannot be reached goes on for a while. Here the step's daemon is killed, so that
+    the requeue does not end the worker, which sleeps until another has its runs, and wakes up."""
+    store, log = tmp_path / "store", tmp_path / "log"
+    driver = begin(command(store, *ON, "--lost-after", "6", changes=SMALL), log)
+    old = None
+    try:
+        group, job, old = begun_at(store, bed, NODES)
+        os.kill(old, signal.SIGSTOP)
+        for lock in store.glob("runs/*/lock"):  # those of one node do not reach another
+            lock.unlink()
+        os.kill(bed.daemon_of(old), signal.SIGKILL)
+        bed.command("scontrol", "requeue", job)
+        (beat,) = beats(store, group)
+        wait_for(lambda: {lease_of(run)[1] for run in store.glob("runs/*")} - {beat, None})
+        os.kill(old, signal.SIGCONT)
+        finished(driver, log)
+        wait_for(lambda: not Path(f"/proc/{old}").exists())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            kill(driver)
+        if old is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(old, signal.SIGKILL)
+    assert [one["job"] for one in attempts(store)[group]] == [job]
+    assert_whole(store, runs_of(SMALL), undisturbed)
+
+
+DYING = """
+import os, signal
+from dataclasses import dataclass
+from headwise.tasks.regression import Regression
+
+@dataclass(frozen=True)
+class Dying(Regression):
+    name = "dying"
+
+    def sample(self, batch, generator, device, step=None):
+        if self.dim == 4:
+            print("no more memory for this", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().sample(batch, generator, device, step)
+"""
+
+
+# ---- one line
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("partition=nix", "Invalid partition name specified"),
+        ("frobnicate=3", "unrecognized option '--frobnicate=3'"),
+        ("gpus=77", "Requested node configuration is not available"),
+    ],
+)
+@pytest.mark.parametrize("way", ["no", "yes"])
+def test_slurm_refusal_is_one_line(
+    word: str, why: str, way: str, bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if way == "yes":
+        pytest.importorskip("submitit")
+    words = command(tmp_path / "s", "--on", "slurm", "--slurm", f"submitit={way}", word)[3:]
+    assert main(words) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("headwise: error: Slurm took no job (")
+    assert f"--{word}" in line
+    assert why in line
+    assert bed.jobs() == []
+
+
+def test_slurm_that_does_not_answer_is_one_line(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Path(bed.environment["SLURM_CONF"]).read_text()
+    away = tmp_path / "slurm.conf"
+    away.write_text(text.replace("SlurmctldPort=", "MessageTimeout=2\nSlurmctldPort=1"))
+    monkeypatch.setenv("SLURM_CONF", str(away))
+    with pytest.raises(UsageError, match=r"the cluster does not answer: .*contact"):
+        Slurm()
+
+
+def test_slurm_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="has no sbatch, squeue, scontrol, scancel"):
+        Slurm()
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("Partition=x", "key=value"),
+        ("a b=3", "key=value"),
+        ("array=0-3", "headwise sets this option"),
+        ("job_name=x", "headwise sets this option"),
+        ("comment=a\nb", "key=value"),
+    ],
+)
+def test_slurm_option_that_cannot_be_is_refused(word: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        options_of([word])
+
+
+# ---- jobs
+
+
+def test_slurm_job_whose_node_does_not_see_the_store_says_so(bed: Bed, tmp_path: Path) -> None:
+    slurm = Slurm(["submitit=no"])
+    (handle,) = slurm.submit([Job("0a", tmp_path / "not there", 1, "cpu")])
+    assert slurm.poll([handle])[0].state in ("waiting", "running")
+    status = wait_for(lambda: [s for s in slurm.poll([handle]) if s.state == "ended"], 30)[0]
+    assert status.line == (
+        f"its node does not see {tmp_path}/not there: the store must be where all nodes see it"
+    )
+    unknown = Handle("slurm", "99999_7", "0a", 1)
+    assert slurm.poll([unknown])[0].state == "unknown"
+    slurm.cancel([handle, unknown])
+
+
+def test_slurm_script_runs_the_worker_in_its_place(tmp_path: Path) -> None:
+    """Names that a shell would take apart; the shell is gone, so that signals reach the worker."""
+    folder = tmp_path / 'it\'s $HOME; "a" `b`'
+    folder.mkdir()
+
+    class Shown(Job):
+        def command(self, python: str = "") -> list[str]:
+            return ["printf", "%s\n", "$SLURM_ARRAY_TASK_ID", "it's"]
+
+    jobs = [Job("0a", tmp_path / "not there", 1, "cpu"), Shown("0b", folder, 2, "cpu")]
+    script = script_of(jobs)
+
+    def code(index: int) -> int:
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(index)}
+        return subprocess.run(["sh"], input=script, text=True, env=environment).returncode
+
+    assert (code(0), code(1)) == (113, 0)
+    assert (folder / "log.2").read_text() == "$SLURM_ARRAY_TASK_ID\nit's\n"
+    assert "exec printf" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("pretrain --on slurm --nodes 2 --steps 5", "pretrain --steps 5"),
+        ("pretrain --slurm a=1 b=2 --steps 5 --json", "pretrain --steps 5"),
+        ("pretrain --nodes=2 --slurm=a=1 b=2 --set dim=3 depth=2", "pretrain --set dim=3 depth=2"),
+        ("pretrain --group g --attempt 2 --lost-after 9 c.json", "pretrain c.json"),
+    ],
+)
+def test_words_of_job_leave_out_where_it_runs(words: str, kept: str) -> None:
+    assert words_of_job(words.split()) == kept.split()
