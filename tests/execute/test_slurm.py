@@ -1,9 +1,12 @@
 """Sweeps on a real Slurm of two virtual nodes. Every process, kill and requeue is real."""
 
 import contextlib
+import importlib.util
+import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from support.engines import (
     runs_of,
     wait_for,
 )
+from support.lm_runs import alike
+from support.pretrain_command import answer
 from support.slurm import NODES, Bed
 
 from headwise.cli import main
@@ -30,6 +35,7 @@ from headwise.execute.base import Handle, Job
 from headwise.execute.leases import lease_of
 from headwise.execute.slurm import Slurm, options_of, script_of
 from headwise.execute.slurm_nodes import words_of_job
+from headwise.store import Store
 
 ON = ["--on", "slurm", "--slurm", "submitit=no", "mem=300", "gpus=1"]
 RUNS = runs_of()
@@ -128,21 +134,109 @@ def test_slurm_requeue_with_two_writers_ends_with_one_row(
     assert_whole(store, runs_of(SMALL), undisturbed)
 
 
-DYING = """
-import os, signal
+TASKS = """
+import os
+import signal
 from dataclasses import dataclass
-from headwise.tasks.regression import Regression
+from headwise.tasks import Farthest
 
 @dataclass(frozen=True)
-class Dying(Regression):
+class Living(Farthest):
+    dim: int = 8
+    points: int = 4
+    name = "living"
+
+@dataclass(frozen=True)
+class Dying(Living):
     name = "dying"
 
-    def sample(self, batch, generator, device, step=None):
-        if self.dim == 4:
-            print("no more memory for this", flush=True)
+    def sample(self, generator, batch, step=None):
+        if "SLURM_JOB_ID" in os.environ:
+            print("the last words of a worker", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().sample(batch, generator, device, step)
+        return super().sample(generator, batch, step)
 """
+
+
+def test_slurm_group_that_fails_three_times_stops_only_itself(bed: Bed, tmp_path: Path) -> None:
+    file, store, log = tmp_path / "tasks.py", tmp_path / "store", tmp_path / "log"
+    file.write_text(TASKS)
+    words = command(store, *ON, changes=SMALL, seeds=2)
+    words[5:5] = [f"{file}:Living", f"{file}:Dying"]
+    assert begin(words, log).wait(120) == 1
+    rows = Store(store).rows()
+    assert sorted(row["task"] for row in rows) == ["living", "living"]
+    assert sorted(len(noted) for noted in attempts(store).values()) == [1, 3]
+    assert "2 runs are missing, of 1 groups that failed" in log.read_text()
+    assert "the last words of a worker" in log.read_text()
+
+
+def test_slurm_jobs_that_wait_leave_the_queue_when_cancelled(
+    bed: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C leaves them there."""
+    store, log = tmp_path / "store", tmp_path / "log"
+    driver = begin(command(store, *ON, "begin=now+1hour", changes=SMALL), log)
+    wait_for(lambda: len(attempts(store)))
+    os.kill(driver.pid, signal.SIGINT)
+    assert driver.wait(30) == 130
+    assert f"headwise cancel --store {store} ends them" in log.read_text()
+    assert {line.split()[1] for line in bed.jobs()} == {"PENDING"}
+    assert main(["cancel", "--store", str(store)]) == 0
+    assert bed.jobs() == []
+
+
+def test_sweep_partly_here_on_ray_and_on_slurm_is_one_store_and_one_report(
+    bed: Bed, tmp_path: Path
+) -> None:
+    """Each takes what is there and makes two runs. Slurm's jobs go through submitit where it is
+    installed."""
+    store, log = tmp_path / "store", tmp_path / "log"
+    there = importlib.util.find_spec("submitit") is not None
+    ray = [["--on", "ray"]] if importlib.util.find_spec("ray") is not None else []
+    places = [[], *ray, ["--on", "slurm", "--slurm", f"submitit={'yes' if there else 'no'}"]]
+    for number, place in enumerate(places, 1):
+        words = command(store, *place, changes=SMALL, seeds=2 * number)
+        words.remove("--no-report")
+        finished(begin(words, log), log)
+        assert json.loads(log.read_text().splitlines()[-1])["made"] == 2
+    runs = runs_of(SMALL, 2 * len(places))
+    assert_whole(store, runs, made_here(runs, tmp_path / "here"))
+    engines = {noted[-1]["engine"] for noted in attempts(store).values()}
+    assert engines == {"ray", "slurm"} if ray else {"slurm"}
+    page = (store / "report.html").read_text()
+    assert all(run.id in page for run in runs)
+
+
+# ---- one training over several nodes
+
+
+def test_pretrain_on_two_nodes_survives_one_of_them(bed: Bed, tmp_path: Path) -> None:
+    """Two processes of two nodes train what one trains; a node is killed, Slurm starts the job
+    again, and it resumes."""
+    store, log = tmp_path / "store", tmp_path / "log"
+    shape = ["dim=22", "depth=1", "num_heads=3", "head_dim=10", "qk_rope_head_dim=10"]
+    sizes = ["--steps", "60", "--batch-tokens", "88", "--length", "11", "--evals", "2"]
+    words = [sys.executable, "-m", "headwise", "pretrain", "--device", "cpu", "--set", *shape]
+    words += [*sizes, "--checkpoint-every", "0", "--json"]
+    driver = begin(
+        [*words, "--store", str(store), "--on", "slurm", "--nodes", "2", "--slurm", "mem=500"], log
+    )
+    try:
+        wait_for(lambda: list(store.glob("runs/*/checkpoint.safetensors")))
+        assert set(bed.jobs()[0].split()) >= {"RUNNING", "n[1-2]"}
+        bed.kill_node("n2")
+        bed.revive_node("n2")
+        finished(driver, log)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            kill(driver)
+    row = answer(log.read_text())
+    assert (row["processes"], row["resumed"]) == (2, 1)
+    assert Store(store).rows() == [row]
+    alone = tmp_path / "alone"
+    finished(begin([*words, "--store", str(tmp_path / "one")], alone), alone)
+    alike(row, answer(alone.read_text()))
 
 
 # ---- one line

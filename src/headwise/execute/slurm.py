@@ -306,17 +306,27 @@ class Slurm:
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         """Have jobs save and end."""
-        ids = [handle.job for handle in handles if handle.job not in self._ended]
-        for at in range(0, len(ids), MOST_JOBS):
-            try:
-                ask("scancel", *ids[at : at + MOST_JOBS])
-            except SlurmError as e:
-                if not re.search(GONE, str(e)):
-                    raise
+        scancel([handle.job for handle in handles if handle.job not in self._ended])
         self.ask_soon()
 
     def close(self) -> None:
         """Nothing is held; jobs stay in the queue."""
+
+
+def scancel(ids: Sequence[str], *flags: str) -> None:
+    """End jobs; those that have ended are left out silently."""
+    for at in range(0, len(ids), MOST_JOBS):
+        try:
+            ask("scancel", *flags, *ids[at : at + MOST_JOBS])
+        except SlurmError as e:
+            if not re.search(GONE, str(e)):
+                raise
+
+
+def cancel_waiting(handles: Sequence[Handle]) -> None:
+    """Take jobs from the queue that have not begun."""
+    check_slurm()
+    scancel([handle.job for handle in handles], "--state=PENDING")
 
 
 # ---- what Slurm knows

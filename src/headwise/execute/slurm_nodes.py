@@ -132,7 +132,13 @@ def train_on_nodes(
 ) -> Row:
     """Have a decoder trained by a job over several nodes; returns its row. A job that a former
     driver submitted is found again."""
-    driver = Driver(store, executor, (), tries, options.lost_after, f"pretrain {run.id}")
+    driver = Driver(
+        store,
+        executor,
+        tries=tries,
+        lost_after=options.lost_after,
+        label=f"pretrain {run.id}",
+    )
 
     def cut(runs: list[Any]) -> list[Group]:
         return [group_of(store.path, runs, run.steps, run.flops * run.steps, options, {})]
