@@ -41,6 +41,7 @@ TRIES = 3  # attempts at a group in one call
 POLL = 0.25  # seconds between two polls, at the beginning
 SLOWEST = 2.0  # and once groups take long
 INFINITE = float("inf")
+LOOK = 2.0  # seconds between two looks for a wish to cancel
 MOST_STOPS = 100  # times that an engine may ask a group to save and end, such as at a time limit
 SAVE_WITHIN = 45.0  # seconds that workers have to save when the driver is asked to stop
 BEGIN_WITHIN = 600.0  # seconds from an engine's "running" to the first beat
@@ -73,6 +74,8 @@ class _Course:
     running_since: float = 0.0
     rows: int = 0  # that its workers have said
     gone_since: float = 0.0  # when its workers were first seen to have ended
+    looked: float = 0.0  # when somebody's wish to cancel it was last looked for
+    cancelled: bool = False
     stops: int = 0  # times that its engine asked it to save and end
 
     @property
@@ -113,6 +116,8 @@ class Driver:
         for group in groups_in(self.store.path):
             attempts = attempts_of(group.folder)
             left = [run_id for run_id in group.ids if run_id in missing]
+            if not left:
+                self._tidy(group)
             if not left or not attempts or not self._alive(group, attempts[-1]):
                 continue
             handle = replace(handle_of(attempts[-1]), log=str(log_of(group, attempts[-1])))
@@ -120,9 +125,23 @@ class Driver:
             self.courses.append(course)
             for run_id in left:
                 del missing[run_id]
+        if self.courses:
+            print(
+                f"headwise: {len(self.courses)} groups of a former driver are under way",
+                file=sys.stderr,
+                flush=True,
+            )
         new = cut(list(missing.values())) if missing else []
         self.courses += [_Course(group, list(group.ids)) for group in new]
         return new
+
+    def _tidy(self, group: Group) -> None:
+        """Remove what workers of a complete group left that nobody followed to their end."""
+        beats = [path for path in group.beats() if self.watch.lost(path)]
+        if beats and not group.missing(self.store):
+            free_lost(self.store, group.ids, self.watch, set(beats))
+            for path in beats:
+                path.unlink(missing_ok=True)
 
     def _alive(self, group: Group, attempt: dict[str, Any]) -> bool:
         """Whether an attempt of a former driver may still be under way."""
@@ -242,6 +261,11 @@ class Driver:
         if living or not beats:
             course.gone_since = 0.0
         why = ""
+        if course.handle and not course.cancelled and now - course.looked > LOOK:
+            course.looked = now
+            course.cancelled = cancelled(group.folder)
+            if course.cancelled:
+                self.executor.cancel([course.handle])
         if not course.left:
             self._close(course, "done")
         elif status.state == "ended" or (ended and not living):
@@ -281,7 +305,7 @@ class Driver:
             return
         # Its leases are of no use to anybody, since the engine knows that it ended.
         if status.state == "ended":
-            free_lost(self.store, course.left, self.watch, set(beats))
+            free_lost(self.store, group.ids, self.watch, set(beats))
         course.handle, course.state = None, "waiting"
 
     def _last_words(self, course: _Course) -> str:
@@ -292,7 +316,10 @@ class Driver:
         course.state, course.handle = state, None
         self.watch.forget(course.group.folder)
         if state == "done":
-            for path in course.group.beats():
+            beats = course.group.beats()
+            if beats:
+                free_lost(self.store, course.group.ids, self.watch, set(beats))
+            for path in beats:
                 path.unlink(missing_ok=True)
 
     def _stopped(self, heard: Stop) -> None:

@@ -23,7 +23,7 @@ from headwise.errors import UsageError, nearest, shown
 from headwise.execute.base import Executor
 from headwise.execute.driver import TRIES, Driver, GroupsFailedError
 from headwise.execute.groups import Group, Options, group_of
-from headwise.execute.leases import LOST_AFTER
+from headwise.execute.leases import BEAT, LOST_AFTER
 from headwise.rows import Row
 from headwise.signals import Stop
 from headwise.store import Store
@@ -151,7 +151,8 @@ class Engine:
 
         store.open()
         digests = digests_of(runs)
-        options = replace(options, lost_after=self.place.lost_after)
+        beat = min(BEAT, self.place.lost_after / 6)
+        options = replace(options, beat=beat, lost_after=self.place.lost_after)
         executor = self.executor
         words = () if executor.by_value else words_of(runs, probe)
         driver = Driver(

@@ -47,6 +47,10 @@ class Options:
     beat: float = BEAT  # seconds between two signs of life
     lost_after: float = LOST_AFTER  # seconds without one
 
+    def __post_init__(self) -> None:
+        for name in ("checkpoint_every", "beat", "lost_after"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+
 
 @dataclass(frozen=True)
 class Group:
