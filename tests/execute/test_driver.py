@@ -3,18 +3,15 @@ failing, of another version, twice at once, on a full disk."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.clusters import (
     assert_complete,
     command,
-    count_rows,
     driver,
     environment,
     living,
@@ -23,11 +20,8 @@ from support.clusters import (
     wait_for,
 )
 
-from headwise.cli import main
 from headwise.execute.base import Handle, Job, Status
-from headwise.execute.cut import groups_of
-from headwise.execute.driver import Driver, GroupsFailedError
-from headwise.execute.groups import Group, Options, cancel_group, group_of, groups_in, read_group
+from headwise.execute.groups import Group, Options, group_of
 from headwise.execute.local import Local
 from headwise.store import Store
 

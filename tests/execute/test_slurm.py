@@ -11,20 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.engines import (
-    SMALL,
-    assert_whole,
-    attempts,
-    beats,
-    begin,
-    checkpoints,
-    command,
-    finished,
-    kill,
-    made_here,
-    runs_of,
-    wait_for,
-)
+from support.clusters import assert_complete, command, runs_of, undisturbed, wait_for
+from support.engines import SMALL, attempts, beats, begin, checkpoints, finished, kill
 from support.lm_runs import alike
 from support.pretrain_command import answer
 from support.slurm import NODES, Bed
@@ -32,18 +20,18 @@ from support.slurm import NODES, Bed
 from headwise.cli import main
 from headwise.errors import UsageError
 from headwise.execute.base import Handle, Job
-from headwise.execute.leases import lease_of
+from headwise.execute.leases import lease_of, started
 from headwise.execute.slurm import Slurm, options_of, script_of
 from headwise.execute.slurm_nodes import words_of_job
 from headwise.store import Store
 
 ON = ["--on", "slurm", "--slurm", "submitit=no", "mem=300", "gpus=1"]
-RUNS = runs_of()
+SEEDS = 5
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return made_here(RUNS, tmp_path_factory.mktemp("undisturbed"))
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return undisturbed(tmp_path_factory.mktemp("undisturbed"), runs_of(SEEDS))
 
 
 def running(bed: Bed) -> dict[str, str]:
@@ -68,12 +56,12 @@ def begun_at(store: Path, bed: Bed, nodes: Sequence[str]) -> tuple[str, str, int
 
 
 def test_slurm_sweep_survives_every_kill(
-    bed: Bed, tmp_path: Path, undisturbed: dict[str, str]
+    bed: Bed, tmp_path: Path, reference: dict[str, str]
 ) -> None:
     """In one sweep of 40 runs: a worker killed, one that is out of time, the driver killed, a node
     killed while no driver is there. All that is found again is not begun again."""
     store, log = tmp_path / "store", tmp_path / "log"
-    words = command(store, *ON)
+    words = command(store, ON, SEEDS)
     driver = begin(words, log)
     try:
         wait_for(lambda: set(running(bed).values()) == set(NODES))
@@ -97,7 +85,7 @@ def test_slurm_sweep_survives_every_kill(
     finally:
         with contextlib.suppress(ProcessLookupError):
             kill(driver)
-    assert_whole(store, RUNS, undisturbed)
+    assert_complete(store, reference)
     kept = {group: noted for group, noted in before.items() if noted[-1]["job"] in waiting}
     assert kept
     for group, noted in kept.items():
@@ -105,22 +93,25 @@ def test_slurm_sweep_survives_every_kill(
 
 
 def test_slurm_requeue_with_two_writers_ends_with_one_row(
-    bed: Bed, tmp_path: Path, undisturbed: dict[str, str]
+    bed: Bed, tmp_path: Path, reference: dict[str, str]
 ) -> None:
     """A node that cannot be reached goes on for a while. Here the step's daemon is killed, so that
     the requeue does not end the worker, which sleeps until another has its runs, and wakes up."""
     store, log = tmp_path / "store", tmp_path / "log"
-    driver = begin(command(store, *ON, "--lost-after", "6", changes=SMALL), log)
+    driver = begin(command(store, [*ON, "--lost-after", "6"], SEEDS, *SMALL), log)
     old = None
     try:
         group, job, old = begun_at(store, bed, NODES)
+        # In this order: the kernel wakes up whom a parent leaves behind stopped.
+        os.kill(daemon := bed.daemon_of(old), signal.SIGKILL)
+        wait_for(lambda: not started(daemon))
         os.kill(old, signal.SIGSTOP)
-        for lock in store.glob("runs/*/lock"):  # those of one node do not reach another
-            lock.unlink()
-        os.kill(bed.daemon_of(old), signal.SIGKILL)
+        for checkpoint in checkpoints(store, group):  # one node's locks do not reach another
+            checkpoint.with_name("lock").unlink()
         bed.command("scontrol", "requeue", job)
         (beat,) = beats(store, group)
-        wait_for(lambda: {lease_of(run)[1] for run in store.glob("runs/*")} - {beat, None})
+        run = checkpoints(store, group)[0].parent
+        wait_for(lambda: lease_of(run)[1] not in (None, beat))
         os.kill(old, signal.SIGCONT)
         finished(driver, log)
         wait_for(lambda: not Path(f"/proc/{old}").exists())
@@ -131,7 +122,7 @@ def test_slurm_requeue_with_two_writers_ends_with_one_row(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(old, signal.SIGKILL)
     assert [one["job"] for one in attempts(store)[group]] == [job]
-    assert_whole(store, runs_of(SMALL), undisturbed)
+    assert_complete(store, {run.id: reference[run.id] for run in runs_of(SEEDS, *SMALL)})
 
 
 DYING = """
@@ -160,8 +151,10 @@ class Dying(Farthest):
 def test_slurm_group_that_fails_three_times_stops_only_itself(bed: Bed, tmp_path: Path) -> None:
     file, store, log = tmp_path / "task.py", tmp_path / "store", tmp_path / "log"
     file.write_text(DYING)
-    words = command(store, *ON, changes=SMALL, seeds=3)
-    words.insert(5, str(file))
+    words = command(store, ON, 3, *SMALL)
+    words[5:5] = [str(file)]
+    at = words.index("points=4")  # an option of another task
+    del words[at - 1 : at + 1]
     assert begin(words, log).wait(120) == 1
     first, *others = sorted(attempts(store).items())
     assert [len(noted) for _, noted in (first, *others)] == [3, 1, 1]
@@ -176,7 +169,7 @@ def test_slurm_jobs_that_wait_leave_the_queue_when_cancelled(
 ) -> None:
     """Ctrl-C leaves them there."""
     store, log = tmp_path / "store", tmp_path / "log"
-    driver = begin(command(store, *ON, "begin=now+1hour", changes=SMALL), log)
+    driver = begin(command(store, [*ON, "begin=now+1hour"], SEEDS, *SMALL), log)
     wait_for(lambda: len(attempts(store)))
     os.kill(driver.pid, signal.SIGINT)
     assert driver.wait(30) == 130
@@ -196,12 +189,12 @@ def test_sweep_partly_here_on_ray_and_on_slurm_is_one_store_and_one_report(
     ray = [["--on", "ray"]] if importlib.util.find_spec("ray") is not None else []
     places = [[], *ray, ["--on", "slurm", "--slurm", f"submitit={'yes' if there else 'no'}"]]
     for number, place in enumerate(places, 1):
-        words = command(store, *place, changes=SMALL, seeds=2 * number)
+        words = command(store, place, 2 * number, *SMALL)
         words.remove("--no-report")
         finished(begin(words, log), log)
         assert json.loads(log.read_text().splitlines()[-1])["made"] == 2
-    runs = runs_of(SMALL, 2 * len(places))
-    assert_whole(store, runs, made_here(runs, tmp_path / "here"))
+    runs = runs_of(2 * len(places), *SMALL)
+    assert_complete(store, undisturbed(tmp_path / "here", runs))
     engines = {noted[-1]["engine"] for noted in attempts(store).values()}
     assert engines == {"ray", "slurm"} if ray else {"slurm"}
     page = (store / "report.html").read_text()
@@ -256,7 +249,7 @@ def test_slurm_refusal_is_one_line(
 ) -> None:
     if way == "yes":
         pytest.importorskip("submitit")
-    words = command(tmp_path / "s", "--on", "slurm", "--slurm", f"submitit={way}", word)[3:]
+    words = command(tmp_path / "s", ["--on", "slurm", "--slurm", f"submitit={way}", word], 1)[3:]
     assert main(words) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("headwise: error: Slurm took no job (")

@@ -73,6 +73,7 @@ class _Course:
     steps: int = 0  # of the latest attempt
     running_since: float = 0.0
     rows: int = 0  # that its workers have said
+    started: float = 0.0  # when the engine started it, again and again after a lost node
     gone_since: float = 0.0  # when its workers were first seen to have ended
     looked: float = 0.0  # when somebody's wish to cancel it was last looked for
     cancelled: bool = False
@@ -260,6 +261,10 @@ class Driver:
             course.left = group.missing(self.store)
         if living or not beats:
             course.gone_since = 0.0
+        if status.state != "running":
+            course.started = 0.0
+        elif not course.started:
+            course.started = now
         why = ""
         if course.handle and not course.cancelled and now - course.looked > LOOK:
             course.looked = now
@@ -278,6 +283,7 @@ class Driver:
             # starts a job again by itself gets the time to.
             course.gone_since = course.gone_since or now
             silent = any(seconds < INFINITE for seconds in quiet)
+            silent = silent and now - course.started > self.lost_after
             if silent or now - course.gone_since > self.lost_after:
                 why = f"no sign of life for {self.lost_after:g}s"
         if why:
