@@ -16,6 +16,9 @@ SMALL = ["depths=1", "widths=1", "ranks=2", "lr=0.05"]  # one point of a sweep
 
 def begin(words: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a command in a process group of its own; what it prints goes to a file."""
+    here = environment()
+    if more := os.environ.get("PYTHONPATH"):
+        here["PYTHONPATH"] += f":{more}"
     with log.open("ab") as out:
         return subprocess.Popen(
             words,
@@ -23,7 +26,7 @@ def begin(words: list[str], log: Path) -> subprocess.Popen[bytes]:
             stdout=out,
             stderr=out,
             start_new_session=True,
-            env=environment(),
+            env=here,
         )
 
 
