@@ -209,8 +209,10 @@ def test_group_that_fails_three_times_stops_only_itself(nodes: Nodes, tmp_path: 
         "headwise.execute.driver.GroupsFailedError: 3 runs are missing, of "
     )
     assert "RuntimeError: planted at step 2" in done.stderr.splitlines()[-1]
-    (line,) = {line for line in done.stderr.splitlines() if "3 of 3" in line and "planted" in line}
-    assert line.split()[4] == "3", "attempts"
+    lines = [line.split() for line in done.stderr.splitlines() if "planted" in line][:-1]
+    failed = {words[0]: (int(words[1]), words[4]) for words in lines if words[2] == "of"}
+    assert sum(missing for missing, _ in failed.values()) == 3
+    assert {attempts for _, attempts in failed.values()} == {"3"}
     assert count_rows(store) == 3
 
 

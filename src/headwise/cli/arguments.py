@@ -227,6 +227,7 @@ def _add_pretrain(add: Add) -> None:
         help="what one device can do, for the utilisation; default by its name",
     )
     _add_device(command)
+    add_place(command)
     _add_store(command)
     command.add_argument(
         "--checkpoint-every",
@@ -250,6 +251,9 @@ def _add_list(add: Add) -> None:
     )
     command.add_argument("--store", metavar="DIR", help="list this store's runs")
     command.add_argument("--older", action="store_true", help="only rows that another commit made")
+    command.add_argument(
+        "--live", action="store_true", help="the groups of this store: who trains what just now"
+    )
     _add_wide(command)
 
 

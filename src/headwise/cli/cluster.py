@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise.cli.output import say
 from headwise.errors import UsageError
 
 
@@ -29,6 +30,7 @@ def worker(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 
 def cancel(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.execute.engine import cancel_jobs
     from headwise.execute.live import cancel_groups
     from headwise.store import Store
 
@@ -40,5 +42,7 @@ def cancel(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             "--live shows them"
         )
     cancelled = cancel_groups(store, args.groups)
+    for line in cancel_jobs(store, cancelled):
+        say(line)
     print(f"{len(cancelled)} groups are asked to save and end")
     return {"cancelled": cancelled}

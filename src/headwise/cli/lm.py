@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from headwise.cli.cluster_arguments import place_of
 from headwise.cli.output import print_table, say
 from headwise.cli.shapes import shape_of
 from headwise.errors import UsageError, nearest
@@ -101,6 +102,9 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.store import Store
 
     world = from_env()
+    place = place_of(args)
+    if place.by_engine:
+        return _pretrain_elsewhere(args, place, world.size)
     where = local_device(world, pick_device(args.device))
     run, store = _pretraining(args, str(where)), Store(args.store)
     peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
@@ -149,6 +153,43 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             )
     _print_pretrained(row)
     tell(f"beside others: headwise report --store {shlex.quote(str(store.path))}")
+    return {
+        "store": str(store.path),
+        "folder": str(store.runs_path / run.id),
+        "row": row,
+        "failed": int(row["status"] != "done"),
+    }
+
+
+def _pretrain_elsewhere(args: argparse.Namespace, place: Any, processes: int) -> dict[str, Any]:
+    """The decoder as one group of an engine, on one device."""
+    from headwise.execute.engine import Engine
+    from headwise.execute.sweep import pretrain_all
+    from headwise.store import Store
+
+    given = {
+        "torchrun": processes > 1,
+        "--shard": args.shard != "ddp",
+        "--accumulate": args.accumulate != 1,
+        "--compile": args.compile or args.compile_blocks,
+        "--peak-tflops": args.peak_tflops is not None,
+    }
+    if chosen := [name for name, there in given.items() if there]:
+        raise UsageError(
+            f"--on {place.on} trains a decoder on one device, compiled on a GPU, got {chosen[0]}"
+        )
+    run, store = _pretraining(args, args.device), Store(args.store)
+    with Engine(place) as engine:
+        (row,) = pretrain_all(
+            [run],
+            store,
+            device=args.device,
+            checkpoint_every=args.checkpoint_every,
+            keep_weights=True,
+            stop=args.stop,
+            engine=engine,
+        )
+    _print_pretrained(row)
     return {
         "store": str(store.path),
         "folder": str(store.runs_path / run.id),
