@@ -5,6 +5,7 @@ not see one folder, `hidden`: over what lies there is another file system, as on
 shares none.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -28,7 +29,8 @@ from support.clusters import (
     wait_for,
 )
 
-pytest.importorskip("ray", reason="the extra ray is not installed")
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("the extra ray is not installed", allow_module_level=True)
 
 SEEDS = 5
 FAST = ["--lost-after", "8"]

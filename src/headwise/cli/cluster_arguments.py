@@ -44,6 +44,19 @@ def add_place(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_live(command: argparse.ArgumentParser) -> None:
+    """`headwise list --live`."""
+    command.add_argument(
+        "--live", action="store_true", help="the groups of this store: who trains what just now"
+    )
+
+
+def add_groups(add: Add) -> None:
+    """The commands that groups have."""
+    _add_cancel(add)
+    _add_worker(add)
+
+
 def place_of(args: argparse.Namespace) -> Any:
     """The place that the options name."""
     from headwise.execute.engine import Place
@@ -51,8 +64,7 @@ def place_of(args: argparse.Namespace) -> Any:
     return Place(args.on, args.devices, lost_after=args.lost_after, tries=args.tries)
 
 
-def add_cancel(add: Add) -> None:
-    """`headwise cancel`."""
+def _add_cancel(add: Add) -> None:
     command = add(
         "cancel",
         "Have the groups of a store that are waiting or running save and end, wherever they run.",
@@ -64,8 +76,7 @@ def add_cancel(add: Add) -> None:
     )
 
 
-def add_worker(add: Add) -> None:
-    """`headwise worker`."""
+def _add_worker(add: Add) -> None:
     command = add(
         "worker",
         "Train one group of runs; this is what an engine starts, wherever the store is seen.",

@@ -302,7 +302,7 @@ class Ray:
             self._ended[agent.job] = why
             self._orders.pop(agent.job, None)
         elif not agent.alive and self._waiting:
-            # It never began, so the next job in turn would not either: that one is told why.
+            # It never began, and the next job in turn would not either: it ends for that reason.
             order = self._waiting.pop(0)
             self._ended[order.handle.job] = why
             self._orders.pop(order.handle.job, None)
