@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "store": {"errors", "files", "digests", "rows"},
     "execute": {
-        *("errors", "signals", "files", "digests", "rows", "device", "progress"),
-        *("training", "lm", "store"),
+        *("headwise", "errors", "signals", "files", "digests", "rows", "device", "progress"),
+        *("shape", "tasks", "training", "lm", "store"),
     },
     "show": {"headwise", "errors", "files", "rows", "progress"},
     "experiments": {
@@ -65,6 +65,7 @@ AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a publ
 EXTRAS = {  # what is not always installed: inside functions only
     "cli": {"torch"},
     "device": {"torch"},
+    "execute": {"torch", "ray"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
     "integrations": {"transformers"},
     "lm": {"tokenizers"},
@@ -81,8 +82,9 @@ WITH_TORCH = {
 LIGHT = (
     *("errors", "signals", "digests", "files", "policies", "progress", "rows", "seeds", "device"),
     *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
-    *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
-    *("experiments.runner",),
+    *("execute.base", "execute.driver", "execute.engine", "execute.live", "execute.local"),
+    *("execute.pool", "execute.worker", "cli", "__main__", "show.report", "show.figure"),
+    *("experiments", "experiments.runner"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 
@@ -324,7 +326,7 @@ def test_planted_fault_is_found_by_way_of_others(planted: str, source: str) -> N
     assert loaded_with("headwise.store", sources) & {"torch", "numpy"}
 
 
-HEAVY = {"torch", "numpy", "pandas", "duckdb", "matplotlib", "plotly", "transformers"}
+HEAVY = {"torch", "numpy", "pandas", "duckdb", "matplotlib", "plotly", "transformers", "ray"}
 
 
 def run_python(code: str) -> set[str]:

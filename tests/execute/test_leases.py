@@ -1,4 +1,4 @@
-"""Leases on a file system without locks: one of many holds a run, and the lost ones are followed."""
+"""Leases on a file system without locks: one of many holds a run, lost ones are followed."""
 
 import json
 import os

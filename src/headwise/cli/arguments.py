@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from headwise.cli.cluster_arguments import add_cancel, add_nodes, add_place, add_worker
+from headwise.cli.cluster_arguments import add_groups, add_live, add_nodes, add_place
 from headwise.cli.values import number, seconds, whole, wholes
 from headwise.errors import UsageError
 
@@ -55,8 +55,7 @@ def parser() -> Parser:
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
-    add_cancel(add)
-    add_worker(add)
+    add_groups(add)
     return top
 
 
@@ -193,6 +192,7 @@ def _add_pretrain(add: Add) -> None:
         ("evals", whole, "how often the held-out part is evaluated"),
         ("eval-tokens", whole, "how much of it at most"),
         ("seed", int, "default 0"),
+        ("peak-tflops", number, "what one device can do, for the utilisation; default by its name"),
     )
     for name, kind, text in options:
         command.add_argument(
@@ -220,14 +220,9 @@ def _add_pretrain(add: Add) -> None:
         action="store_true",
         help="compile block by block: sooner done, a little slower",
     )
-    command.add_argument(
-        "--peak-tflops",
-        type=number,
-        metavar="N",
-        help="what one device can do, for the utilisation; default by its name",
-    )
-    add_nodes(command)
     _add_device(command)
+    add_place(command)
+    add_nodes(command)
     _add_store(command)
     command.add_argument(
         "--checkpoint-every",
@@ -251,6 +246,7 @@ def _add_list(add: Add) -> None:
     )
     command.add_argument("--store", metavar="DIR", help="list this store's runs")
     command.add_argument("--older", action="store_true", help="only rows that another commit made")
+    add_live(command)
     _add_wide(command)
 
 

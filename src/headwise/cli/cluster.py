@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise.cli.output import say
 from headwise.errors import UsageError
 
 
@@ -29,9 +30,8 @@ def worker(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 
 def cancel(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
-    from headwise.execute.groups import attempts_of, handle_of
+    from headwise.execute.engine import cancel_jobs
     from headwise.execute.live import cancel_groups
-    from headwise.execute.slurm import cancel_waiting
     from headwise.store import Store
 
     store = Store(args.store, create=False)
@@ -42,10 +42,7 @@ def cancel(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             "--live shows them"
         )
     cancelled = cancel_groups(store, args.groups)
-    # Who works sees it in the folder; who waits in a queue is taken from it.
-    latest = [attempts_of(store.path / "groups" / group)[-1:] for group in cancelled]
-    jobs = [handle_of(a) for attempts in latest for a in attempts if a.get("engine") == "slurm"]
-    if jobs:
-        cancel_waiting(jobs)
+    for line in cancel_jobs(store, cancelled):
+        say(line)
     print(f"{len(cancelled)} groups are asked to save and end")
     return {"cancelled": cancelled}

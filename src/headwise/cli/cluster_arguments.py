@@ -28,11 +28,17 @@ def add_place(command: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="several devices of this machine, a process each: 0,1 or all (GPUs), or cpu:N",
     )
-    add_slurm(command)
-    _add_patience(command)
-
-
-def _add_patience(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--slurm",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help=(
+            "options of sbatch for --on slurm: partition=gpu time=8:00:00 gpus=1, and any other; "
+            "submitit=no has sbatch used where submitit is installed"
+        ),
+    )
     command.add_argument(
         "--lost-after",
         type=seconds,
@@ -49,47 +55,41 @@ def _add_patience(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_slurm(command: argparse.ArgumentParser) -> None:
-    """The options of sbatch."""
-    command.add_argument(
-        "--slurm",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help=(
-            "options of sbatch for --on slurm: partition=gpu time=8:00:00 gpus=1, and any other; "
-            "submitit=no has sbatch used where submitit is installed"
-        ),
-    )
-
-
 def add_nodes(command: argparse.ArgumentParser) -> None:
     """Options of `pretrain` for a job over several nodes."""
     command.add_argument(
-        "--on",
-        default="local",
-        metavar="ENGINE",
-        help="where to train: local (or the processes of torchrun), or slurm; default local",
-    )
-    add_slurm(command)
-    command.add_argument(
-        "--nodes", type=whole, default=0, metavar="N", help="nodes of the job; default 1"
+        "--nodes",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="of --on slurm: one training over N nodes; default one device",
     )
     command.add_argument(
         "--gpus-per-node",
         type=whole,
         default=0,
         metavar="N",
-        help="GPUs of each node, a process for each; without them one process on its CPU",
-    )
-    _add_patience(command)
-    command.add_argument(
-        "--group", default="", metavar="DIR", help="of a job of --on slurm: STORE/groups/ID"
+        help="with --nodes: a process for each GPU; without them one per node, on its CPU",
     )
     command.add_argument(
-        "--attempt", type=whole, default=1, metavar="N", help="of a job of --on slurm; default 1"
+        "--group", default="", metavar="DIR", help="of the job itself: STORE/groups/ID"
     )
+    command.add_argument(
+        "--attempt", type=whole, default=1, metavar="N", help="of the job itself; default 1"
+    )
+
+
+def add_live(command: argparse.ArgumentParser) -> None:
+    """`headwise list --live`."""
+    command.add_argument(
+        "--live", action="store_true", help="the groups of this store: who trains what just now"
+    )
+
+
+def add_groups(add: Add) -> None:
+    """The commands that groups have."""
+    _add_cancel(add)
+    _add_worker(add)
 
 
 def place_of(args: argparse.Namespace) -> Any:
@@ -99,8 +99,7 @@ def place_of(args: argparse.Namespace) -> Any:
     return Place(args.on, args.devices, tuple(args.slurm), args.lost_after, args.tries)
 
 
-def add_cancel(add: Add) -> None:
-    """`headwise cancel`."""
+def _add_cancel(add: Add) -> None:
     command = add(
         "cancel",
         "Have the groups of a store that are waiting or running save and end, wherever they run.",
@@ -112,8 +111,7 @@ def add_cancel(add: Add) -> None:
     )
 
 
-def add_worker(add: Add) -> None:
-    """`headwise worker`."""
+def _add_worker(add: Add) -> None:
     command = add(
         "worker",
         "Train one group of runs; this is what an engine starts, wherever the store is seen.",

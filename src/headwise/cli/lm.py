@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise.cli.cluster_arguments import place_of
 from headwise.cli.output import print_table, say
 from headwise.cli.shapes import shape_of
 from headwise.errors import UsageError, nearest
@@ -92,13 +93,8 @@ def _in_words(shape: Any) -> str:
 
 
 def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
-    if args.on == "slurm":
-        return _pretrain_on_slurm(args, words)
-    if args.on != "local" or args.slurm or args.nodes or args.gpus_per_node:
-        raise UsageError(
-            "pretrain runs --on local (or under torchrun) or slurm, and --slurm, --nodes and "
-            f"--gpus-per-node are for --on slurm; got --on {args.on}"
-        )
+    if args.nodes or args.gpus_per_node:
+        return _pretrain_on_nodes(args, words)
     from headwise.device import pick_device
     from headwise.execute.memory import check_memory
     from headwise.execute.slurm_nodes import hold, reporting, words_of_job
@@ -110,6 +106,9 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.store import Store
 
     world = from_env()
+    place = place_of(args)
+    if place.by_engine:
+        return _pretrain_elsewhere(args, place, world.size)
     where = local_device(world, pick_device(args.device))
     run, store = _pretraining(args, str(where)), Store(args.store)
     peak, compiled = _execution(args)
@@ -167,8 +166,10 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     return _answered(run, store.path, row, tell)
 
 
-def _pretrain_on_slurm(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
-    """The same, by a job over nodes."""
+def _pretrain_on_nodes(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """The same, by one job of Slurm over several nodes."""
+    if args.on != "slurm":
+        raise UsageError(f"--nodes and --gpus-per-node are for --on slurm, got --on {args.on}")
     from headwise.execute.driver import GroupsFailedError
     from headwise.execute.groups import Options
     from headwise.execute.slurm_nodes import SlurmNodes, train_on_nodes, words_of_job
@@ -223,6 +224,43 @@ def _answered(
     return {
         "store": str(store),
         "folder": str(store / "runs" / run.id),
+        "row": row,
+        "failed": int(row["status"] != "done"),
+    }
+
+
+def _pretrain_elsewhere(args: argparse.Namespace, place: Any, processes: int) -> dict[str, Any]:
+    """The decoder as one group of an engine, on one device."""
+    from headwise.execute.engine import Engine
+    from headwise.execute.sweep import pretrain_all
+    from headwise.store import Store
+
+    given = {
+        "torchrun": processes > 1,
+        "--shard": args.shard != "ddp",
+        "--accumulate": args.accumulate != 1,
+        "--compile": args.compile or args.compile_blocks,
+        "--peak-tflops": args.peak_tflops is not None,
+    }
+    if chosen := [name for name, there in given.items() if there]:
+        raise UsageError(
+            f"--on {place.on} trains a decoder on one device, compiled on a GPU, got {chosen[0]}"
+        )
+    run, store = _pretraining(args, args.device), Store(args.store)
+    with Engine(place) as engine:
+        (row,) = pretrain_all(
+            [run],
+            store,
+            device=args.device,
+            checkpoint_every=args.checkpoint_every,
+            keep_weights=True,
+            stop=args.stop,
+            engine=engine,
+        )
+    _print_pretrained(row)
+    return {
+        "store": str(store.path),
+        "folder": str(store.runs_path / run.id),
         "row": row,
         "failed": int(row["status"] != "done"),
     }

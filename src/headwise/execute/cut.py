@@ -72,8 +72,8 @@ def speed_of(store: Store) -> float:
     """FLOPs per second as the store's latest rows measured them, the median; 0: there are none."""
     speeds = []
     for folder in itertools.islice(store.runs_path.glob("*"), MOST_MEASURED):
-        row = store.row(folder.name) or {}
-        flops, seconds, steps = (row.get(key) for key in ("flops", "seconds", "steps"))
-        if all(isinstance(x, int | float) and x > 0 for x in (flops, seconds, steps)):
-            speeds.append(flops * steps / seconds)
+        row: dict[str, Any] = store.row(folder.name) or {}
+        numbers = [row.get(key) or 0 for key in ("flops", "steps", "seconds")]
+        if all(isinstance(number, int | float) and number > 0 for number in numbers):
+            speeds.append(numbers[0] * numbers[1] / numbers[2])
     return statistics.median(speeds) if speeds else 0.0

@@ -179,6 +179,8 @@ class Driver:
                 if running or any(c.state == "waiting" for c in self.courses):
                     _wait(pause, heard)
         bar.close(self.line())
+        for group in groups_in(self.store.path):  # those of former drivers among them
+            self._tidy(group)
         if table := self.failures():
             raise GroupsFailedError(table, sum(len(c.left) for c in self.courses))
 

@@ -15,14 +15,22 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headwise.errors import UsageError, nearest, shown
-from headwise.execute.base import Executor
-from headwise.execute.driver import TRIES, Driver, GroupsFailedError
-from headwise.execute.groups import Group, Options, group_of
+from headwise.execute.base import Executor, Handle
+from headwise.execute.driver import SAVE_WITHIN, TRIES, Driver, GroupsFailedError
+from headwise.execute.groups import (
+    Group,
+    Options,
+    attempts_of,
+    group_of,
+    groups_in,
+    handle_of,
+)
 from headwise.execute.leases import BEAT, LOST_AFTER
 from headwise.rows import Row
 from headwise.signals import Stop
@@ -132,19 +140,21 @@ class Engine:
         themselves; what they lack is a GroupsFailedError, after all others are done."""
         missing = store.missing(runs)
         if missing:
-            self._make(missing, store, options, label, probe, stop)
+            self.make(missing, store, options, label=label, probe=probe, stop=stop)
         store.tidy(runs)
         return store.rows([run.id for run in runs])
 
-    def _make(
+    def make(
         self,
         runs: Sequence[Any],
         store: Store,
         options: Options,
+        *,
         label: str,
-        probe: Callable[..., Any] | None,
-        stop: Stop | None,
+        probe: Callable[..., Any] | None = None,
+        stop: Stop | None = None,
     ) -> None:
+        """Make the rows of runs and read none."""
         from headwise.execute.cut import groups_of, steps_of
         from headwise.execute.own_code import digests_of, words_of
         from headwise.execute.sources import note_sources
@@ -180,3 +190,38 @@ class Engine:
             for line in e.table:
                 print("  ".join(line), file=sys.stderr, flush=True)
             raise
+
+
+def cancel_jobs(store: Store, groups: Sequence[str]) -> list[str]:
+    """Ask the engines that have a store's groups to end their jobs, those of this machine excepted,
+    whose driver sees the groups' folders; returns a line for each that was not reached."""
+    of_engine: dict[str, list[Handle]] = {}
+    for group in groups_in(store.path):
+        for attempt in attempts_of(group.folder)[-1:] if group.id in groups else ():
+            if attempt.get("address") not in ("local", "ray"):
+                log = str(group.folder / f"log.{attempt['attempt']}")
+                handle = replace(handle_of(attempt), log=log)
+                of_engine.setdefault(str(attempt.get("address")), []).append(handle)
+    lines = []
+    for address, handles in of_engine.items():
+        try:
+            executor = executor_of(Place(address))
+            try:
+                executor.poll(handles)
+                executor.cancel(handles)
+                _wait_for_ends(executor, handles)
+            finally:
+                executor.close()
+        except (UsageError, RuntimeError, OSError) as e:
+            lines.append(f"{len(handles)} groups of {address} see it in their folders alone: {e}")
+    return lines
+
+
+def _wait_for_ends(executor: Executor, handles: Sequence[Handle]) -> None:
+    """Poll until jobs have ended, for as long as they may take to save."""
+    end = time.monotonic() + SAVE_WITHIN
+    while time.monotonic() < end:
+        states = {status.state for status in executor.poll(handles)}
+        if not states & {"waiting", "running"}:
+            return
+        time.sleep(0.1)

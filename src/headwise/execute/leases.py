@@ -204,7 +204,7 @@ def lease_of(folder: Path) -> tuple[int, Path | None]:
     if not numbers:
         return 0, None
     beat = folder / "none"  # of a lease that cannot be read: nobody's
-    with contextlib.suppress(FileNotFoundError, DamagedError):
+    with contextlib.suppress(FileNotFoundError, DamagedError, AttributeError):
         about = parse(read_bytes(folder / f"lease.{max(numbers)}", SIZE))
         group, token = str(about.get("group")), str(about.get("token"))
         if group.isalnum() and token.isalnum():  # a store is data, and leads nowhere else

@@ -28,7 +28,7 @@ class Live:
     state: str  # waiting, running, done, cancelled, ended
     rows: int  # of its runs that have one
     runs: int
-    steps: float  # share that is made of the latest attempt's
+    share: float  # of its steps that is made
     engine: str
     attempt: int
     host: str

@@ -13,6 +13,7 @@ agent does not see the store, files travel over Ray (ray_agent.py).
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -301,7 +302,7 @@ class Ray:
             self._ended[agent.job] = why
             self._orders.pop(agent.job, None)
         elif not agent.alive and self._waiting:
-            # It never began, so the next job in turn would not either: that one is told why.
+            # It never began, and the next job in turn would not either: it ends for that reason.
             order = self._waiting.pop(0)
             self._ended[order.handle.job] = why
             self._orders.pop(order.handle.job, None)
@@ -412,11 +413,10 @@ def _keep_private() -> dict[str, str]:
 def _read_environment() -> None:
     """Have a Ray that is imported already look at the environment again."""
     if "ray" in sys.modules:
-        with contextlib.suppress(ImportError, AttributeError):
-            from ray._raylet import AuthenticationTokenLoader, Config
-
-            Config.initialize("")
-            AuthenticationTokenLoader.instance().reset_cache()
+        inner: Any = importlib.import_module("ray._raylet")
+        with contextlib.suppress(AttributeError):
+            inner.Config.initialize("")
+            inner.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _pickled(job: Job) -> tuple[bytes, tuple[tuple[str, str, str], ...]]:

@@ -242,7 +242,6 @@ class Slurm:
     name = "slurm"
     address = "slurm"
     outlives = True
-    shared = True
     by_value = False
 
     def __init__(self, words: Sequence[str] = ()) -> None:
@@ -321,12 +320,6 @@ def scancel(ids: Sequence[str], *flags: str) -> None:
         except SlurmError as e:
             if not re.search(GONE, str(e)):
                 raise
-
-
-def cancel_waiting(handles: Sequence[Handle]) -> None:
-    """Take jobs from the queue that have not begun."""
-    check_slurm()
-    scancel([handle.job for handle in handles], "--state=PENDING")
 
 
 # ---- what Slurm knows

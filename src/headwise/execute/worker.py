@@ -115,13 +115,13 @@ def _train(
 ) -> None:
     store, watch = Store(group.store, create=False), Watch(group.options.lost_after)
     while missing := store.missing(runs):
+        free_lost(store, [run.id for run in missing], watch)
         with claimed(store, missing, beat) as mine:
             if mine and group.work == "pretrain":
                 _pretrain(group, store, beat, mine, stop)
             elif mine:
                 _sweep(group, store, beat, mine, probe, stop)
         if not mine:
-            free_lost(store, [run.id for run in missing], watch)
             time.sleep(WAIT)
         if stop.asked():
             raise Stopped(stop.number)
