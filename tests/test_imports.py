@@ -65,7 +65,7 @@ AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a publ
 EXTRAS = {  # what is not always installed: inside functions only
     "cli": {"torch"},
     "device": {"torch"},
-    "execute": {"torch", "ray"},
+    "execute": {"torch", "ray", "submitit"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
     "integrations": {"transformers"},
     "lm": {"tokenizers"},

@@ -95,8 +95,9 @@ def test_slurm_sweep_survives_every_kill(
 def test_slurm_requeue_with_two_writers_ends_with_one_row(
     bed: Bed, tmp_path: Path, reference: dict[str, str]
 ) -> None:
-    """A node that cannot be reached still works for a while. Here the step's daemon is killed, so that
-    the requeue does not end the worker, which sleeps until another has its runs, and wakes up."""
+    """A node that cannot be reached still works for a while. Here the step's daemon is killed, so
+    that the requeue does not end the worker, which sleeps until another has its runs, and wakes
+    up."""
     store, log = tmp_path / "store", tmp_path / "log"
     driver = begin(command(store, [*ON, "--lost-after", "6"], SEEDS, *SMALL), log)
     old = None
