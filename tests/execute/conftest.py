@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support import slurm
@@ -20,8 +21,11 @@ def running_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Be
 
 
 @pytest.fixture
-def bed(running_slurm: slurm.Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurm.Bed]:
+def bed(
+    running_slurm: slurm.Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[slurm.Bed]:
     """The same, found by what this test starts, with an empty queue before and after it."""
+    monkeypatch.setenv("HOME", str(tmp_path))  # where submitit's files go
     monkeypatch.setenv("SLURM_CONF", running_slurm.environment["SLURM_CONF"])
     yield running_slurm
     running_slurm.clear()

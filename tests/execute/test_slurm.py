@@ -291,7 +291,29 @@ def test_slurm_option_that_cannot_be_is_refused(word: str, why: str) -> None:
         options_of([word])
 
 
+@pytest.mark.parametrize("jobs", ["0", "many", "501"])
+def test_slurm_jobs_at_once_are_a_number(jobs: str) -> None:
+    with pytest.raises(UsageError, match="jobs=N has N from 1 to 500"):
+        Slurm([f"jobs={jobs}"])
+
+
+@pytest.mark.parametrize("more", ["--nodes=2", "--gpus-per-node=1 --on=local"])
+def test_pretrain_over_nodes_is_for_slurm(
+    more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pretrain", "--store", str(tmp_path / "s"), *more.split()]) == 2
+    assert "--nodes and --gpus-per-node are for --on slurm" in capsys.readouterr().err
+
+
 # ---- jobs
+
+
+def test_slurm_slots_are_devices_or_what_is_asked(bed: Bed) -> None:
+    assert Slurm(["gpus=1"]).slots() == 4
+    assert Slurm(["gpus=2"]).slots() == Slurm(["gres=gpu:2"]).slots() == 2
+    assert Slurm([]).slots() == 8
+    assert Slurm(["cpus-per-task=3"]).slots() == 2
+    assert Slurm(["jobs=7"]).slots() == 7
 
 
 def test_slurm_job_whose_node_does_not_see_the_store_says_so(bed: Bed, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def add_place(command: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help=(
             "options of sbatch for --on slurm: partition=gpu time=8:00:00 gpus=1, and any other; "
-            "submitit=no has sbatch used where submitit is installed"
+            "also jobs=N, how many at once, and submitit=no, where it is installed"
         ),
     )
     command.add_argument(

@@ -40,6 +40,7 @@ NOT_SEEN = 113
 GONE = "Invalid job id|already completing or completed"  # what has ended, or is just ending
 # Threads of PyTorch where the engine does not set them itself: as many as the job has cores
 THREADS = "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}"
+MOST_SLOTS = 32  # for which a sweep is cut where nobody says how many
 MOST_JOBS = 500  # of one array; a cluster takes 1,000 unless it says otherwise
 ANSWER = 60.0  # seconds that a command of Slurm may take
 # What Slurm's commands complain of while its head is away, and when to ask it again
@@ -200,17 +201,17 @@ def script_of(jobs: Sequence[Job]) -> str:
 
 
 class Submit(Protocol):
-    """Submits one array; returns an id for each job."""
+    """Submits one array, of which `most` run at once; returns an id for each job."""
 
-    def __call__(self, jobs: Sequence[Job], options: Mapping[str, str]) -> list[str]: ...
+    def __call__(self, jobs: Sequence[Job], options: Mapping[str, str], most: int) -> list[str]: ...
 
 
-def submit_by_sbatch(jobs: Sequence[Job], options: Mapping[str, str]) -> list[str]:
+def submit_by_sbatch(jobs: Sequence[Job], options: Mapping[str, str], most: int) -> list[str]:
     """One array by sbatch. What a worker prints is in its group's log, and Slurm has no more to
     say than squeue and scontrol tell."""
     flags = [
         "--job-name=headwise",
-        f"--array=0-{len(jobs) - 1}",
+        f"--array=0-{len(jobs) - 1}%{most}",
         "--output=/dev/null",
         *([] if "no-requeue" in options else ["--requeue"]),
         *flags_of(options),
@@ -246,21 +247,26 @@ class Slurm:
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         self.submit_array, self.options = way_to_submit(options_of(words))
+        jobs = self.options.pop("jobs", "")
+        if jobs and not (jobs.isdecimal() and 1 <= int(jobs) <= MOST_JOBS):
+            raise UsageError(f"--slurm jobs=N has N from 1 to {MOST_JOBS}, got {shown(jobs)}")
+        self.most = int(jobs or 0)
         check_slurm()
         self._seen: dict[str, tuple[State, str]] = {}  # as squeue showed them last
         self._ended: dict[str, Status] = {}
         self.ask_soon()
 
     def slots(self) -> int:
-        """The jobs of this size for which the partition has devices, or cores without `gpus`."""
-        return slots_of(self.options)
+        """What `jobs` says; else the jobs of this size for which the partition has devices, or
+        cores without `gpus`, and few of a large cluster's."""
+        return self.most or min(MOST_SLOTS, slots_of(self.options))
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Queue jobs, in arrays."""
         handles = []
         for at in range(0, len(jobs), MOST_JOBS):
             some = jobs[at : at + MOST_JOBS]
-            ids = self.submit_array(some, self.options)
+            ids = self.submit_array(some, self.options, self.most or len(some))
             handles += [
                 Handle(self.name, job_id, job.group, job.attempt, str(job.log))
                 for job_id, job in zip(ids, some, strict=True)

@@ -19,7 +19,7 @@ FOLDER = "~/.cache/headwise/submitit/%j"
 SIGNAL = "TERM@30"
 
 
-def submit_by_submitit(jobs: Sequence[Job], options: Mapping[str, str]) -> list[str]:
+def submit_by_submitit(jobs: Sequence[Job], options: Mapping[str, str], most: int) -> list[str]:
     """One array by submitit; returns an id for each job."""
     import submitit
 
@@ -29,7 +29,7 @@ def submit_by_submitit(jobs: Sequence[Job], options: Mapping[str, str]) -> list[
         job_name="headwise",
         time=None,  # the partition's, not submitit's five minutes
         wckey=None,
-        array_parallelism=len(jobs),
+        array_parallelism=most,
         # The shell outlives SIGTERM, since with it all of the job would end.
         setup=[*setup_of().splitlines(), THREADS, "trap : TERM"],
         use_srun=False,
