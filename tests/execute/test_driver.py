@@ -39,7 +39,7 @@ from headwise.store import Store
 from headwise.tasks.own import load_task
 from headwise.training.run import Recipe, Run
 
-HALF = ["depths=1", "lr=0.05"]  # eight runs in two ensembles
+HALF = ["depths=1", "lr=0.05", "steps=90"]  # eight runs in two ensembles
 RUNS = runs_of(2, *HALF)
 ON = ["--devices", "cpu:2", "--lost-after", "8"]
 LONG = "steps=800"
@@ -56,7 +56,7 @@ def groups(store: Store, *, count: int = 2) -> list[Group]:
     size = len(RUNS) // count
     parts = [RUNS[i : i + size] for i in range(0, len(RUNS), size)]
     options = Options("cpu", checkpoint_every=0.0, beat=0.1, lost_after=5.0)
-    made = [group_of(store.path, part, 180 * len(part), 1.0, options, {}) for part in parts]
+    made = [group_of(store.path, part, 90 * len(part), 1.0, options, {}) for part in parts]
     for group in made:
         group.write()
     return made

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.output import say
 from headwise.errors import UsageError
 
 
@@ -42,7 +41,7 @@ def cancel(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             "--live shows them"
         )
     cancelled = cancel_groups(store, args.groups)
-    for line in cancel_jobs(store, cancelled):
-        say(line)
+    if args.on and cancelled:
+        cancel_jobs(store, cancelled, args.on)
     print(f"{len(cancelled)} groups are asked to save and end")
     return {"cancelled": cancelled}

@@ -107,6 +107,12 @@ def _add_cancel(add: Add) -> None:
     )
     command.add_argument("groups", nargs="*", metavar="GROUP", help="some of them; default all")
     command.add_argument(
+        "--on",
+        default="",
+        metavar="ENGINE",
+        help="ask this engine too, where no driver runs or its workers do not see the store",
+    )
+    command.add_argument(
         "--store", default="headwise-store", metavar="DIR", help="default headwise-store"
     )
 

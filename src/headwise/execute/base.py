@@ -14,11 +14,15 @@ store is executed: code of one's own is named by the worker's command line. Stan
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
+
+from headwise.errors import bounded
 
 # waiting   in the engine's queue
 # running   the engine has started it and has not heard of its end
@@ -107,14 +111,26 @@ class Executor(Protocol):
         ...
 
 
+def open_log(path: str | Path) -> BinaryIO:
+    """A log to append to. A link or a pipe in somebody's store could lead anywhere."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    handle = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is not a regular file")
+    return os.fdopen(handle, "ab", 0)
+
+
 def last_lines(path: str | Path, count: int = 1) -> str:
     """The last lines of a log that say something, joined; empty where there is none."""
     try:
-        with open(path, "rb") as f:
-            f.seek(0, 2)
-            f.seek(max(0, f.tell() - 8192))
-            text = f.read().decode(errors="replace")
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""
+    with os.fdopen(handle, "rb") as f:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return ""
+        f.seek(max(0, os.fstat(handle).st_size - 8192))
+        text = f.read(8192).decode(errors="replace")
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[-count:])
+    return bounded(" | ".join(lines[-count:]))

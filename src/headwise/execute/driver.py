@@ -249,7 +249,8 @@ class Driver:
     def _follow(self, course: _Course, status: Status) -> None:
         """What a status means, as far as the store agrees."""
         group, now = course.group, time.monotonic()
-        beats = beats_of(group, course.attempt)
+        queued = status.state == "waiting" and course.state == "waiting"
+        beats = {} if queued else beats_of(group, course.attempt)
         quiet = [self.watch.quiet(path) for path in beats]
         living = any(seconds < self.lost_after for seconds in quiet)
         rows = sum(beat.get("rows", 0) for beat in beats.values())

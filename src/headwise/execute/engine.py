@@ -12,6 +12,7 @@ An engine that is an extra is imported where it is used. Standard library only.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 
 from headwise.errors import UsageError, nearest, shown
 from headwise.execute.base import Executor, Handle
-from headwise.execute.driver import SAVE_WITHIN, TRIES, Driver, GroupsFailedError
+from headwise.execute.driver import SAVE_WITHIN, TRIES, Driver, GroupsFailedError, log_of
 from headwise.execute.groups import (
     Group,
     Options,
@@ -56,6 +57,8 @@ class Place:
     def __post_init__(self) -> None:
         if self.on not in ("local", "slurm") and not is_ray(self.on):
             raise UsageError(f"unknown engine {shown(self.on)}; {nearest(self.on, ENGINES)}")
+        if self.on.startswith("ray:/") and not 0 < int(self.on.rpartition(":")[2]) < 65_536:
+            raise UsageError(f"a port is from 1 to 65535, got {self.on}")
         if self.devices and self.on != "local":
             raise UsageError(
                 f"--devices names this machine's, so it is for --on local, got --on {self.on}"
@@ -126,6 +129,16 @@ class Engine:
             self._executor = executor_of(self.place)
         return self._executor
 
+    def _memory(self, device: str, slots: int) -> float:
+        """Bytes that a group may need. Of another machine nobody knows; there the engine halves
+        what does not fit."""
+        if self.place.on != "local":
+            return math.inf
+        from headwise.device import memory_of, pick_device
+
+        where = pick_device(device)
+        return memory_of(where) * 0.8 / (slots if where.type == "cpu" else 1)
+
     def rows(
         self,
         runs: Sequence[Any],
@@ -176,7 +189,8 @@ class Engine:
         )
 
         def cut(left: list[Any]) -> list[Group]:
-            groups = groups_of(left, executor.slots(), store)
+            slots = executor.slots()
+            groups = groups_of(left, slots, store, self._memory(options.device, slots))
             return [
                 group_of(store.path, g, sum(map(steps_of, g)), c, options, digests)
                 for g, c in groups
@@ -192,29 +206,23 @@ class Engine:
             raise
 
 
-def cancel_jobs(store: Store, groups: Sequence[str]) -> list[str]:
-    """Ask the engines that have a store's groups to end their jobs, those of this machine excepted,
-    whose driver sees the groups' folders; returns a line for each that was not reached."""
-    of_engine: dict[str, list[Handle]] = {}
+def cancel_jobs(store: Store, groups: Sequence[str], on: str) -> int:
+    """Have the engine that is named end its jobs of these groups, also where their workers do not
+    see the store; returns how many it was asked for. What a store says of an engine's place is
+    followed by nobody."""
+    handles = []
     for group in groups_in(store.path):
-        for attempt in attempts_of(group.folder)[-1:] if group.id in groups else ():
-            if attempt.get("address") not in ("local", "ray"):
-                log = str(group.folder / f"log.{attempt['attempt']}")
-                handle = replace(handle_of(attempt), log=log)
-                of_engine.setdefault(str(attempt.get("address")), []).append(handle)
-    lines = []
-    for address, handles in of_engine.items():
-        try:
-            executor = executor_of(Place(address))
-            try:
-                executor.poll(handles)
-                executor.cancel(handles)
-                _wait_for_ends(executor, handles)
-            finally:
-                executor.close()
-        except (UsageError, RuntimeError, OSError) as e:
-            lines.append(f"{len(handles)} groups of {address} see it in their folders alone: {e}")
-    return lines
+        handles += [
+            replace(handle_of(attempt), log=str(log_of(group, attempt)))
+            for attempt in (attempts_of(group.folder)[-1:] if group.id in groups else ())
+        ]
+    with Engine(Place(on)) as engine:
+        executor = engine.executor
+        mine = [handle for handle in handles if handle.engine == executor.name]
+        executor.poll(mine)
+        executor.cancel(mine)
+        _wait_for_ends(executor, mine)
+    return len(mine)
 
 
 def _wait_for_ends(executor: Executor, handles: Sequence[Handle]) -> None:

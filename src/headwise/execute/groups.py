@@ -50,6 +50,12 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("checkpoint_every", "beat", "lost_after"):
             object.__setattr__(self, name, float(getattr(self, name)))
+        if not 0.01 <= self.beat <= self.lost_after <= 86_400 or not self.checkpoint_every >= 0:
+            raise UsageError(
+                "beat is from 0.01 seconds to lost_after, which is at most a day, and "
+                f"checkpoint_every is at least 0, got {self.beat}, {self.lost_after}, "
+                f"{self.checkpoint_every}"
+            )
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def group_of(
     digests: Mapping[str, str],
 ) -> Group:
     """A group of these runs."""
-    specs = [run.spec() for run in runs]
+    specs = [json.loads(json.dumps(run.spec())) for run in runs]
     for spec in specs:
         for name in PATHS:  # a worker may run in another folder
             if spec.get(name):

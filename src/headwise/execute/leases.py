@@ -149,7 +149,11 @@ def read_beat(path: Path) -> dict[str, Any]:
         value = parse(read_bytes(path, SIZE).rstrip(b" \n"))
     except (FileNotFoundError, DamagedError):
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    counts = {name: value.get(name) for name in ("attempt", "count", "steps", "rows", "pid")}
+    known = {name: n for name, n in counts.items() if isinstance(n, int) and 0 <= n < 2**63}
+    return {**value, **dict.fromkeys(counts, 0), **known}
 
 
 def ended_here(beat: dict[str, Any]) -> bool:
@@ -256,7 +260,11 @@ def make_lease(folder: Path, number: int, beat: Path) -> bool:
     group, token = beat.parent.name, beat.stem
     temporary = folder / f".lease.{own_mark()}"
     try:
-        temporary.write_text(json.dumps({"group": group, "token": token}))
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            os.write(handle, json.dumps({"group": group, "token": token}).encode())
+        finally:
+            os.close(handle)
         try:
             os.link(temporary, folder / f"lease.{number}")
         except FileExistsError:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwise.errors import UsageError
-from headwise.execute.base import Handle, Job, Status, last_lines
+from headwise.execute.base import Handle, Job, Status, last_lines, open_log
 from headwise.execute.leases import host
 
 GRACE = 30.0  # seconds that a worker has to save
@@ -128,9 +128,9 @@ class Local:
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
             "HEADWISE_PARENT": str(os.getpid()),
-            **({"CUDA_VISIBLE_DEVICES": device} if device else {}),
+            **({"CUDA_VISIBLE_DEVICES": _visible(device)} if device else {}),
         }
-        with open(job.log, "ab") as log:
+        with open_log(job.log) as log:
             return subprocess.Popen(
                 job.command(self.python),
                 stdin=subprocess.DEVNULL,
@@ -139,6 +139,12 @@ class Local:
                 env=environment,
                 start_new_session=True,  # Ctrl-C is the driver's to hear
             )
+
+
+def _visible(device: str) -> str:
+    """The name of the GPU that this process sees by a number, which may be one of a few."""
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return names[int(device)] if int(device) < len(names) else device
 
 
 def devices_of(text: str, gpus: Callable[[], int], cores: int) -> list[str]:

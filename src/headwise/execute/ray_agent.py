@@ -28,6 +28,7 @@ from typing import Any, TextIO
 
 from headwise.digests import digest_of, read_signed
 from headwise.errors import one_line
+from headwise.execute.base import open_log
 from headwise.execute.groups import GROUP_FILE
 from headwise.execute.worker import Outcome, work_on
 from headwise.signals import Stop
@@ -212,7 +213,7 @@ def values_of(order: Order) -> tuple[Any, Any]:
 def _logged(path: Path) -> Iterator[None]:
     """What is printed goes into a group's log, where one can be written."""
     try:
-        log: TextIO = open(path, "a", buffering=1)  # noqa: SIM115
+        log: TextIO = io.TextIOWrapper(open_log(path), write_through=True)
     except OSError:
         log = io.StringIO()
     try:

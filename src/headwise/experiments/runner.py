@@ -256,6 +256,8 @@ def make(
         from headwise.execute.sweep import check_machine
 
         check_machine(device, store.path, missing, keep_weights, elsewhere=engine is not None)
+        if engine is not None and missing:
+            engine.executor.slots()  # what cannot be reached is said first
     if not train and len(missing) == len(runs):
         raise UsageError(
             f"none of these {count} is in {store.path}; without --no-train they are made"
