@@ -176,7 +176,7 @@ def test_slurm_jobs_that_wait_leave_the_queue_when_cancelled(
     assert driver.wait(30) == 130
     assert f"headwise cancel --store {store} ends them" in log.read_text()
     assert {line.split()[1] for line in bed.jobs()} == {"PENDING"}
-    assert main(["cancel", "--store", str(store)]) == 0
+    assert main(["cancel", "--store", str(store), "--on", "slurm"]) == 0
     assert bed.jobs() == []
 
 
@@ -324,9 +324,19 @@ def test_slurm_job_whose_node_does_not_see_the_store_says_so(bed: Bed, tmp_path:
     assert status.line == (
         f"its node does not see {tmp_path}/not there: the store must be where all nodes see it"
     )
-    unknown = Handle("slurm", "99999_7", "0a", 1)
-    assert slurm.poll([unknown])[0].state == "unknown"
-    slurm.cancel([handle, unknown])
+    unknown = [Handle("slurm", job, "0a", 1) for job in ("99999_7", "--user=root", "")]
+    assert {status.state for status in slurm.poll(unknown)} == {"unknown"}
+    slurm.cancel([handle, *unknown])
+
+
+def test_slurm_cancels_jobs_of_headwise_alone(bed: Bed, tmp_path: Path) -> None:
+    """A store may be somebody else's, and name any job."""
+    script = tmp_path / "other.sh"
+    script.write_text("#!/bin/sh\nsleep 60\n")
+    other = bed.command("sbatch", "--parsable", "--output=/dev/null", str(script)).strip()
+    slurm = Slurm(["submitit=no"])
+    slurm.cancel([Handle("slurm", job, "0a", 1) for job in (other, "--user=root")])
+    assert [line.split()[0] for line in bed.jobs()] == [other]
 
 
 def test_slurm_script_runs_the_worker_in_its_place(tmp_path: Path) -> None:
@@ -338,14 +348,19 @@ def test_slurm_script_runs_the_worker_in_its_place(tmp_path: Path) -> None:
         def command(self, python: str = "") -> list[str]:
             return ["printf", "%s\n", "$SLURM_ARRAY_TASK_ID", "it's"]
 
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "log.3").symlink_to(tmp_path / "elsewhere")
     jobs = [Job("0a", tmp_path / "not there", 1, "cpu"), Shown("0b", folder, 2, "cpu")]
+    jobs.append(Shown("0c", linked, 3, "cpu"))
     script = script_of(jobs)
 
     def code(index: int) -> int:
         environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(index)}
         return subprocess.run(["sh"], input=script, text=True, env=environment).returncode
 
-    assert (code(0), code(1)) == (113, 0)
+    assert (code(0), code(1), code(2)) == (113, 0, 113)
+    assert not (tmp_path / "elsewhere").exists()
     assert (folder / "log.2").read_text() == "$SLURM_ARRAY_TASK_ID\nit's\n"
     assert "exec printf" in script
 

@@ -35,6 +35,8 @@ OURS = {  # sbatch's options that are set here
     *("array", "error", "input", "job-name", "open-mode", "output", "parsable"),
     *("test-only", "wait", "wrap"),
 }
+NAME = "headwise"  # of every job
+JOB_ID = r"\d{1,10}(_\d{1,7})?"
 # Ends of a script whose node does not see the group's folder, so that nothing could be written.
 NOT_SEEN = 113
 GONE = "Invalid job id|already completing or completed"  # what has ended, or is just ending
@@ -187,8 +189,13 @@ def setup_of(python_path: str | None = None) -> str:
 
 def command_of(job: Job) -> str:
     """What the shell of a job runs: the worker in its place, so that signals reach it."""
-    folder, log = shlex.quote(str(job.folder)), shlex.quote(str(job.log))
-    return f"[ -d {folder} ] || exit {NOT_SEEN}; exec {shlex.join(job.command())} >>{log} 2>&1"
+    return f"{log_to(job.log)}; exec {shlex.join(job.command())}"
+
+
+def log_to(path: Path) -> str:
+    """Have a shell write to a group's log; a link in somebody's store could lead anywhere."""
+    folder, log = shlex.quote(str(path.parent)), shlex.quote(str(path))
+    return f"[ -d {folder} ] && [ ! -L {log} ] || exit {NOT_SEEN}; exec >>{log} 2>&1"
 
 
 def script_of(jobs: Sequence[Job]) -> str:
@@ -210,7 +217,7 @@ def submit_by_sbatch(jobs: Sequence[Job], options: Mapping[str, str], most: int)
     """One array by sbatch. What a worker prints is in its group's log, and Slurm has no more to
     say than squeue and scontrol tell."""
     flags = [
-        "--job-name=headwise",
+        f"--job-name={NAME}",
         f"--array=0-{len(jobs) - 1}%{most}",
         "--output=/dev/null",
         *([] if "no-requeue" in options else ["--requeue"]),
@@ -311,21 +318,19 @@ class Slurm:
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         """Have jobs save and end."""
-        scancel([handle.job for handle in handles if handle.job not in self._ended])
+        jobs = [handle.job for handle in handles if handle.job not in self._ended]
+        # A store may be somebody's, and name any job.
+        jobs = [job for job in jobs if re.fullmatch(JOB_ID, job)]
+        for at in range(0, len(jobs), MOST_JOBS):
+            try:
+                ask("scancel", f"--name={NAME}", *jobs[at : at + MOST_JOBS])
+            except SlurmError as e:
+                if not re.search(GONE, str(e)):
+                    raise
         self.ask_soon()
 
     def close(self) -> None:
         """Nothing is held; jobs stay in the queue."""
-
-
-def scancel(ids: Sequence[str], *flags: str) -> None:
-    """End jobs; those that have ended are left out silently."""
-    for at in range(0, len(ids), MOST_JOBS):
-        try:
-            ask("scancel", *flags, *ids[at : at + MOST_JOBS])
-        except SlurmError as e:
-            if not re.search(GONE, str(e)):
-                raise
 
 
 # ---- what Slurm knows
@@ -348,6 +353,8 @@ def queue() -> dict[str, tuple[State, str]]:
 def status_of_ended(handle: Handle) -> Status:
     """What became of a job that is no longer in the queue."""
     fields = {}
+    if not re.fullmatch(JOB_ID, handle.job):
+        return Status("unknown", f"{shown(handle.job)} is no job of Slurm")
     try:
         fields = dict(_fields(ask("scontrol", "show", "job", "-o", handle.job)))
     except SlurmError as e:

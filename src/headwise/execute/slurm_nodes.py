@@ -26,7 +26,7 @@ from headwise.execute.base import Handle, Job
 from headwise.execute.driver import Driver
 from headwise.execute.groups import Group, Options, cancelled, group_of, read_group
 from headwise.execute.leases import Beat, Watch, claimed, free_lost
-from headwise.execute.slurm import Slurm, flags_of, setup_of, submitted
+from headwise.execute.slurm import NAME, Slurm, flags_of, log_to, setup_of, submitted
 from headwise.lm.spec import Pretraining
 from headwise.rows import Row
 from headwise.signals import Stop, Stopped, message
@@ -74,7 +74,7 @@ def nodes_script(words: Sequence[str], nodes: int, processes: int, log: Path) ->
     # srun forgets --cpus-per-task, from Slurm 22.05 on. It replaces the shell, so that SIGTERM
     # reaches all there is.
     return (
-        f"#!/bin/sh\n{setup_of()}exec >>{shlex.quote(str(log))} 2>&1\n"
+        f"#!/bin/sh\n{setup_of()}{log_to(log)}\n"
         f'MEETING_HOST=$(hostname) MEETING_PORT=$({python} -c "{FREE_PORT}")\n'
         "export MEETING_HOST MEETING_PORT\n"
         "exec srun --kill-on-bad-exit=1 "
@@ -89,7 +89,7 @@ def submit_nodes(
     """Queue one training over `nodes`, on `gpus` of each; none: a process on each node's CPU.
     Returns the job's id."""
     flags = [
-        "--job-name=headwise",
+        f"--job-name={NAME}",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         "--output=/dev/null",

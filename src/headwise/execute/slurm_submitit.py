@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.execute.base import Job
-from headwise.execute.slurm import THREADS, command_of, flags_of, reason_of, refusal, setup_of
+from headwise.execute.slurm import NAME, THREADS, command_of, flags_of, reason_of, refusal, setup_of
 
 # submitit pickles a command for each job. Nothing in a store is executed, so they are not there.
 FOLDER = "~/.cache/headwise/submitit/%j"
@@ -26,7 +26,7 @@ def submit_by_submitit(jobs: Sequence[Job], options: Mapping[str, str], most: in
     executor = submitit.SlurmExecutor(folder=Path(FOLDER).expanduser())
     given: dict[str, Any] = {key: value or True for key, value in options.items()}
     executor.update_parameters(
-        job_name="headwise",
+        job_name=NAME,
         time=None,  # the partition's, not submitit's five minutes
         wckey=None,
         array_parallelism=most,
