@@ -20,6 +20,7 @@ from support.slurm import NODES, Bed
 from headwise.cli import main
 from headwise.errors import UsageError
 from headwise.execute.base import Handle, Job
+from headwise.execute.groups import read_group
 from headwise.execute.leases import lease_of, started
 from headwise.execute.slurm import Slurm, options_of, script_of
 from headwise.execute.slurm_nodes import words_of_job
@@ -86,6 +87,9 @@ def test_slurm_sweep_survives_every_kill(
         with contextlib.suppress(ProcessLookupError):
             kill(driver)
     assert_complete(store, reference)
+    for group in (killed, stopped):
+        ids = read_group(store / "groups" / group).ids
+        assert all(row["resumed"] for row in Store(store).rows(ids))
     kept = {group: noted for group, noted in before.items() if noted[-1]["job"] in waiting}
     assert kept
     for group, noted in kept.items():
