@@ -143,10 +143,17 @@ def test_store_that_no_node_sees_is_filled_over_ray(nodes: Nodes, tmp_path: Path
     expected = undisturbed(tmp_path / "here", runs)
     store = nodes.hidden / "store"
     words = command(store, nodes.on, 2, "depths=1", "lr=0.01", "widths=1,2", "steps=180")
-    with driver([*words, "--keep-weights"]) as process:
-        # Checkpoints come while it is under way, and a worker that dies is followed by another.
+    words.append("--keep-weights")
+    with driver(words) as process:
+        # Checkpoints come while it is under way. A driver that dies is followed by another, which
+        # collects what was made meanwhile, and so is a worker.
         wait_for(lambda: list(store.glob("runs/*/checkpoint.safetensors")))
-        os.kill(living(store)[0], signal.SIGKILL)
+        process.kill()
+        process.wait()
+    with driver(words) as process:
+        pid = wait_for(lambda: living(store))[0]
+        wait_for(lambda: list(store.glob("runs/*/checkpoint.safetensors")))
+        os.kill(pid, signal.SIGKILL)
         finish(process)
     assert len(list(store.glob("runs/*/weights.safetensors"))) == len(runs)
     for path in store.glob("runs/*/weights.safetensors"):

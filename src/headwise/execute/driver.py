@@ -39,7 +39,7 @@ from headwise.store import Store
 
 TRIES = 3  # attempts at a group in one call
 POLL = 0.25  # seconds between two polls, at the beginning
-SLOWEST = 2.0  # and once groups take long
+SLOWEST = 0.5  # and once groups take long
 INFINITE = float("inf")
 LOOK = 2.0  # seconds between two looks for a wish to cancel
 MOST_STOPS = 100  # times that an engine may ask a group to save and end, such as at a time limit

@@ -138,6 +138,8 @@ class Ray:
         """Queue jobs; they begin as agents are free."""
         handles = []
         for job in jobs:
+            if job.device.startswith("cuda") and not self.outlives and self._without_gpu("auto"):
+                raise UsageError(f"device {job.device} is not there: Ray sees no GPU here")
             self._submitted += 1
             name = f"{self._session}:{self._submitted}"
             handle = Handle(self.name, name, job.group, job.attempt, str(job.log))

@@ -167,7 +167,7 @@ def sweep(
 
     Without an `engine` they are made in this process or in a pool of them.
     """
-    if engine is not None:
+    if engine is not None and engine.place.by_engine:
         options = Options(device, keep_weights, checkpoint_every)
         return engine.rows(runs, store, options, label=label, probe=probe, stop=stop)
     where = pick_device(device)
@@ -219,7 +219,7 @@ def pretrain_all(
 ) -> list[Row]:
     """Make every decoder's row exist, one after the other in this process, compiled on a GPU, and
     return the rows in order."""
-    if engine is not None:
+    if engine is not None and engine.place.by_engine:
         options = Options(device, keep_weights, checkpoint_every)
         return engine.rows(runs, store, options, label=label, stop=stop)
     compiled = "blocks" if pick_device(device).type == "cuda" else ""
