@@ -186,7 +186,7 @@ def hold(
 ) -> bool:
     """Hold a run until `held` ends; False: it is finished, or somebody else's. A job waits until
     who has it ends, is lost, or is done: Slurm may have started it twice."""
-    watch = Watch()
+    watch = Watch() if beat is None else Watch(read_group(beat.path.parent).options.lost_after)
     while True:
         with contextlib.ExitStack() as attempt:
             if attempt.enter_context(claimed(store, [run], beat)):
