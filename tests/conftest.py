@@ -65,7 +65,7 @@ QUICK = {
 # Files of long tests begin first, so that no worker is left alone with one at the end; under
 # `--dist loadfile` the tests of a file share its fixtures on one worker.
 FIRST = (
-    "execute/test_sweep.py",
+    "execute/",
     "theory/checks/",
     "kernels/",
     "cli/",

@@ -48,8 +48,8 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"errors", "files", "digests", "rows"},
     "tracking": {"errors", "files", "rows", "store"},
     "execute": {
-        *("errors", "signals", "files", "digests", "rows", "device", "progress"),
-        *("tasks", "training", "lm", "store"),
+        *("headwise", "errors", "signals", "files", "digests", "rows", "device", "progress"),
+        *("shape", "tasks", "training", "lm", "store"),
     },
     "show": {"headwise", "errors", "files", "rows", "progress"},
     "planning": {"errors", "device", "shape", "model", "execute"},
@@ -74,6 +74,7 @@ EXTRAS = {  # what is not always installed: inside functions only
     "choosing": {"jinja2", "plotly"},
     "cli": {"torch"},
     "device": {"torch"},
+    "execute": {"torch", "ray", "submitit"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
     "integrations": {"transformers", "wandb", "mlflow", "trackio"},
     "lm": {"tokenizers"},
@@ -93,8 +94,9 @@ WITH_TORCH = {
 LIGHT = (
     *("errors", "signals", "digests", "files", "policies", "progress", "rows", "seeds", "device"),
     *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
-    *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
-    *("experiments.runner", "choosing.recommend", "tracking", "tracking.tables"),
+    *("execute.base", "execute.driver", "execute.engine", "execute.live", "execute.local"),
+    *("execute.pool", "execute.worker", "cli", "__main__", "show.report", "show.figure"),
+    *("experiments", "experiments.runner", "choosing.recommend", "tracking", "tracking.tables"),
     *("planning.limits", "planning.costs", "planning.space"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
@@ -344,7 +346,7 @@ def test_planted_fault_is_found_by_way_of_others(planted: str, source: str) -> N
     assert loaded_with("headwise.store", sources) & {"torch", "numpy"}
 
 
-HEAVY = {"torch", "numpy", "pandas", "duckdb", "matplotlib", "plotly", "transformers"}
+HEAVY = {"torch", "numpy", "pandas", "duckdb", "matplotlib", "plotly", "transformers", "ray"}
 
 
 def run_python(code: str) -> set[str]:

@@ -8,14 +8,18 @@ import contextlib
 import errno
 import fcntl
 import fnmatch
+import functools
 import glob
 import hashlib
 import importlib.util
 import json
 import os
+import re
 import secrets
+import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +30,7 @@ from headwise.signals import half_written
 
 MOST_TEXT = 64 << 20  # bytes of a note or of another description
 MOST_CODE = 16 << 20  # bytes of a user's Python file
+DAY = 86_400.0  # seconds
 USER_FILE = "headwise_file_"  # the modules of users' files are named so, with a hash behind
 
 
@@ -53,17 +58,53 @@ def _held_file(path: Path) -> Iterator[Path]:
     while True:
         # The new content lies in the same folder, since a rename is atomic within one file system
         # only.
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        temporary = path.with_name(f".{path.name}.{own_mark()}")
         with half_written(temporary):
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                lock(handle)
                 # Between the two lines somebody may have taken it for a leftover.
                 if os.fstat(handle).st_nlink:
                     yield temporary
                     return
             finally:
                 os.close(handle)
+
+
+@functools.cache
+def _host_mark() -> str:
+    """Four letters for this machine, in the names of half-written files."""
+    return f"h{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:3]}"
+
+
+def own_mark() -> str:
+    """Eight letters at the end of a half-written file's name, of this machine and of no other
+    file."""
+    return _host_mark() + secrets.token_hex(2)
+
+
+def lock(handle: int, *, wait: bool = True) -> bool:
+    """Lock an open file, or wait for it; False where somebody else holds it. A file system without
+    locks has none to wait for."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        if e.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    return True
+
+
+def may_remove(path: Path) -> bool:
+    """Whether a half-written file of nobody alive may go. One of another machine, whose lock may
+    not be seen here, has to be a day old."""
+    mark = path.name.rpartition(".")[2][:4]
+    if mark == _host_mark() or not re.fullmatch("h[0-9a-f]{3}", mark):
+        return True
+    with contextlib.suppress(OSError):
+        return time.time() - path.lstat().st_mtime > DAY
+    return False
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:
@@ -76,6 +117,8 @@ def remove_leftovers(folder: Path, pattern: str) -> None:
     for name in names:
         stem, _, letters = name.rpartition(".")
         if len(letters) != 8 or not fnmatch.fnmatchcase(stem, f".{pattern}"):
+            continue
+        if not may_remove(folder / name):
             continue
         with contextlib.suppress(OSError):  # its writer holds it, or it is gone
             handle = os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)

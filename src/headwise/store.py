@@ -10,6 +10,8 @@ many writers.
     STORE/runs/ID/checkpoint.safetensors   where an unfinished run is
     STORE/runs/ID/weights.safetensors      its weights, where they were kept
     STORE/runs/ID/lock                     held by who works on it; freed when they die
+    STORE/runs/ID/lease.N                  held by a worker of another machine (execute/leases.py)
+    STORE/groups/ID                        runs that one device trains at once (execute/groups.py)
 
 There is no index and no shared file, so a store can be copied, merged with cp -r and read while it
 grows. A store is data: nothing that it names is ever imported or run. Rows, specifications and what
@@ -21,7 +23,6 @@ run's specification.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -38,6 +39,8 @@ from headwise.files import (
     MOST_TEXT,
     DamagedError,
     NotReadableError,
+    lock,
+    may_remove,
     read_file,
     remove_leftovers,
     write_whole,
@@ -128,6 +131,19 @@ class Store:
         line = json.dumps(signed(row), allow_nan=False)
         append_line(self.runs_path / row["id"] / ROWS_FILE, line)
 
+    def add_once(self, row: Row) -> None:
+        """Add a row unless its run has one. Of several writers of one run, on machines that share
+        no locks, one row is kept: the file is renamed into its place."""
+        self.open()
+        if self.row(row["id"]) is not None:
+            return
+        path = self.runs_path / row["id"] / ROWS_FILE
+        _check_regular(path)
+        line = json.dumps(signed(row), allow_nan=False)
+        before = path.read_bytes() if path.exists() else b""  # damaged lines stay
+        torn = b"\n" if before and not before.endswith(b"\n") else b""
+        write_whole(path, before + torn + line.encode() + b"\n")
+
     def row(self, run_id: str) -> Row | None:
         """The run's last row that is as it was written."""
         row, problems = _read_run(self.runs_path, run_id)
@@ -201,12 +217,11 @@ class Store:
                     _check_regular(folder / name)
                 handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 held.callback(os.close, handle)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not lock(handle, wait=False):
                     continue
                 for left in folder.glob(".*"):  # half-written by somebody who was killed
-                    left.unlink(missing_ok=True)
+                    if may_remove(left):
+                        left.unlink(missing_ok=True)
                 # What is damaged was named by whoever asked for the row, and not by every worker.
                 row, problems = _read_run(self.runs_path, run.id)
                 if row is None:
@@ -358,7 +373,7 @@ def append_line(path: Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # a line that is being written is not a torn one
+        lock(handle)  # a line that is being written is not a torn one
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
         data = (b"\n" if torn else b"") + line.encode() + b"\n"

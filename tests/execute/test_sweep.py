@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from support.processes import started
 
 from headwise.digests import unsigned
-from headwise.execute.sweep import MOST_RUNS, chunks_of, cost, sweep
+from headwise.execute.cut import MOST_RUNS, chunks_of, cost
+from headwise.execute.sweep import sweep
 from headwise.experiments.rank_paper import fig1
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.experiments.settings import settings_of

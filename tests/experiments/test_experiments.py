@@ -14,7 +14,7 @@ from support.experiment_rows import a_row, counted, in_rounds, some_rows
 from support.tolerance import seeded
 
 from headwise.errors import UsageError
-from headwise.execute.sweep import cost
+from headwise.execute.cut import cost
 from headwise.experiments import EXPERIMENTS, PAGES, find
 from headwise.experiments.pages import shown_by
 from headwise.experiments.points import plain_point

@@ -11,7 +11,7 @@ from tests.fuzz.values import STRANGE_TEXTS, typed, word
 
 COMMANDS = (
     "run", "theory", "pretrain", "list", "report", "draw", "cost", "policies", "explain", "infer",
-    "check", "plan",
+    "check", "plan", "cancel", "worker",
 )  # fmt: skip
 SHAPE = {
     "dim": "8", "depth": "2", "num_heads": "2", "head_dim": "4", "v_head_dim": "4",
@@ -58,7 +58,8 @@ def shapes(rng: random.Random) -> Case:
 OPTIONS = {  # option -> a value that will do
     "run": ("--preset=quick", "--seeds=1", "--workers=1", "--device=cpu", "--checkpoint-every=0",
             "--set=steps=2", "--task=farthest", "--model=m.py", "--rows=r.jsonl", "--store=store",
-            "--no-train", "--keep-weights"),
+            "--no-train", "--keep-weights", "--on=local", "--devices=cpu:1", "--lost-after=9",
+            "--tries=1"),
     "theory": ("--only=kernels", "--seed=0", "--store=store", "--no-report"),
     "pretrain": ("--preset=quick", "--steps=1", "--batch-tokens=8", "--length=4", "--lr=0.1",
                  "--optimiser=adamw", "--schedule=cosine", "--warmup=0.1", "--warmdown=0.1",
@@ -66,7 +67,7 @@ OPTIONS = {  # option -> a value that will do
                  "--eval-tokens=8", "--accumulate=1", "--shard=ddp", "--peak-tflops=1",
                  "--device=cpu", "--store=store", "--checkpoint-every=0", "--tokenizer=t.json",
                  "--text=book.txt"),
-    "list": ("--store=store", "--older"),
+    "list": ("--store=store", "--older", "--live"),
     "report": ("--store=store", "--output=out.html"),
     "draw": ("--output=out.png", "--view=depth"),
     "cost": ("--tokens=8",),
@@ -81,6 +82,8 @@ OPTIONS = {  # option -> a value that will do
              "--sort=-depth", "--columns=dim,params", "--pareto=params", "--csv=out.csv",
              "--only-pareto", "--row=2", "--write=row", "--set=head_dim=8,16",
              "--set=windows=3/0", "--set=tied=true,false", "--set=dim/depth=1..99"),
+    "cancel": ("--store=store", "--on=local"),
+    "worker": ("--attempt=2", "--code=own.py", "--probe=own.py:probe"),
 }  # fmt: skip
 
 
@@ -105,7 +108,7 @@ def options(rng: random.Random) -> Case:
         "explain": ["--set", "dim=8", "depth=1", "num_heads=1"],
         "infer": ["--set", "dim=8", "depth=1", "num_heads=1", "causal=true", "vocab_size=11",
                   "--tokens", "8", "--steps", "3", "--batch", "1"],
-        "check": ["none.py"],
+        "check": ["none.py"], "cancel": ["--store", "store"], "worker": ["store/groups/0a"],
         "plan": ["--params", "1M", "--set", "vocab_size=64", "depth=2"],
     }[command]  # fmt: skip
     if command == "theory":  # the checks themselves take seconds

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwise.cli.choose_arguments import add_choose
+from headwise.cli.cluster_arguments import add_groups, add_live, add_nodes, add_place
 from headwise.cli.parser import Parser
 from headwise.cli.plan_arguments import add_plan
 from headwise.cli.tracking_arguments import add_export, add_track
@@ -52,6 +53,7 @@ def parser() -> Parser:
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
+    add_groups(add)
     return top
 
 
@@ -100,6 +102,7 @@ def _add_run(add: Add) -> None:
     command.add_argument(
         "--workers", type=whole, metavar="N", help="processes on a CPU; default one per core"
     )
+    add_place(command)
     _add_set(command, "change settings of the preset")
     command.add_argument(
         "--checkpoint-every", type=seconds, default=30.0, metavar="SECONDS",
@@ -188,6 +191,7 @@ def _add_pretrain(add: Add) -> None:
         ("evals", whole, "how often the held-out part is evaluated"),
         ("eval-tokens", whole, "how much of it at most"),
         ("seed", int, "default 0"),
+        ("peak-tflops", number, "what one device can do, for the utilisation; default by its name"),
     )
     for name, kind, text in options:
         command.add_argument(
@@ -213,13 +217,9 @@ def _add_pretrain(add: Add) -> None:
         action="store_true",
         help="compile block by block: sooner done, a little slower",
     )
-    command.add_argument(
-        "--peak-tflops",
-        type=number,
-        metavar="N",
-        help="what one device can do, for the utilisation; default by its name",
-    )
     _add_device(command)
+    add_place(command)
+    add_nodes(command)
     _add_store(command)
     command.add_argument(
         "--checkpoint-every",
@@ -244,6 +244,7 @@ def _add_list(add: Add) -> None:
     )
     command.add_argument("--store", metavar="DIR", help="list this store's runs")
     command.add_argument("--older", action="store_true", help="only rows that another commit made")
+    add_live(command)
     _add_wide(command)
 
 

@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from headwise.cli.cluster_arguments import place_of
 from headwise.cli.export import tracking
 from headwise.cli.output import print_table, say
 from headwise.cli.shapes import shape_of
@@ -103,8 +105,11 @@ def _in_words(shape: Any) -> str:
 
 
 def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    if args.nodes or args.gpus_per_node:
+        return _pretrain_on_nodes(args, words)
     from headwise.device import pick_device
     from headwise.execute.memory import check_memory
+    from headwise.execute.slurm_nodes import hold, reporting, words_of_job
     from headwise.execute.sweep import check_space
     from headwise.lm.distributed import broadcast_result, local_device, process_group
     from headwise.lm.launch import from_env
@@ -113,13 +118,17 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.store import Store
 
     world = from_env()
+    place = place_of(args)
+    if place.by_engine:
+        return _pretrain_elsewhere(args, place, world.size)
     where = local_device(world, pick_device(args.device))
     run, store = _pretraining(args, str(where)), Store(args.store)
-    peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
-    compiled = "blocks" if args.compile_blocks else "model" if args.compile else ""
+    peak, compiled = _execution(args)
     check_execution(run, world, args.accumulate, args.shard, compiled, peak)
+    group = args.group if world.is_main else ""
     with (
         tracking(args.track, store, enabled=world.is_main) as also,
+        reporting(group, args.attempt, args.stop) as beat,
         process_group(world, where),
         contextlib.ExitStack() as held,
     ):
@@ -133,7 +142,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 store.open()
                 # a text that cannot be used leaves no run behind
                 load_corpus(run, store.path / "tokens")
-                return bool(held.enter_context(store.claim([run])))
+                return hold(store, run, beat, held, args.stop) or store.row(run.id) or False
             store.tidy([run])
             return row
 
@@ -144,12 +153,15 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         begun = (store.runs_path / run.id / CHECKPOINT_FILE).exists()
         state = ("resumed" if begun else "to train") if row is True else "already"
         tell = say if world.is_main else _nothing
-        tell(
-            f"pretrain {run.id}: {_in_words(run.shape)}, {run.steps} steps of {run.batch_tokens:,} "
-            f"tokens, {state} in {store.path}"
-        )
+        tell(_announced(run, store.path, state))
+        command = {"command": shlex.join(["headwise", *words_of_job(words)])}
+
+        def done(made: dict[str, Any]) -> None:
+            store.add_once(command | made)
+            if beat is not None:
+                beat.add(rows=1)
+
         if row is True:
-            command = {"command": shlex.join(["headwise", *words])}
             row = command | pretrain(
                 run,
                 device=args.device,
@@ -161,11 +173,105 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 compiled=compiled,
                 peak=peak,
                 checkpoint_every=args.checkpoint_every,
-                done=lambda made: store.add(command | made),
+                done=done,
                 stop=args.stop,
+                advance=beat.add if beat is not None else None,
             )
+    return _answered(run, store.path, row, tell)
+
+
+def _pretrain_on_nodes(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """The same, by one job of Slurm over several nodes."""
+    if args.on != "slurm":
+        raise UsageError(f"--nodes and --gpus-per-node are for --on slurm, got --on {args.on}")
+    from headwise.execute.driver import GroupsFailedError
+    from headwise.execute.groups import Options
+    from headwise.execute.slurm_nodes import SlurmNodes, train_on_nodes, words_of_job
+    from headwise.execute.sweep import check_space
+    from headwise.lm.launch import World
+    from headwise.lm.trainer import check_execution
+    from headwise.store import Store
+
+    nodes = args.nodes or 1
+    world = World(size=nodes * max(1, args.gpus_per_node))
+    # The machine that submits may have another device, on which "auto" is another run.
+    by_gpus = "cuda" if args.gpus_per_node else "cpu"
+    device = by_gpus if args.device == "auto" else args.device
+    run, store = _pretraining(args, device), Store(args.store)
+    peak, compiled = _execution(args)
+    check_execution(run, world, args.accumulate, args.shard, compiled, peak)
+    row = store.row(run.id)
+    state = "already" if row is not None else f"to train on {nodes} nodes of Slurm"
+    say(_announced(run, store.path, state))
+    if row is None:
+        check_space(store.path, [run])
+        job = [*words_of_job(words), *(["--device", device] if args.device == "auto" else [])]
+        executor = SlurmNodes(args.slurm, nodes, args.gpus_per_node, job)
+        store.open()
+        options = Options(device, False, args.checkpoint_every, lost_after=args.lost_after)
+        try:
+            row = train_on_nodes(run, store, executor, options, args.tries, args.stop)
+        except GroupsFailedError as e:
+            raise RuntimeError(f"run {run.id} is not made: {e.table[1][-1]}") from None
+    return _answered(run, store.path, row, say)
+
+
+def _execution(args: argparse.Namespace) -> tuple[float | None, str]:
+    """What the devices can do, and what is compiled."""
+    peak = None if args.peak_tflops is None else args.peak_tflops * 1e12
+    return peak, "blocks" if args.compile_blocks else "model" if args.compile else ""
+
+
+def _announced(run: Any, store: Path, state: str) -> str:
+    return (
+        f"pretrain {run.id}: {_in_words(run.shape)}, {run.steps} steps of {run.batch_tokens:,} "
+        f"tokens, {state} in {store}"
+    )
+
+
+def _answered(
+    run: Any, store: Path, row: dict[str, Any], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Show the row; what the command answers."""
     _print_pretrained(row)
-    tell(f"beside others: headwise report --store {shlex.quote(str(store.path))}")
+    tell(f"beside others: headwise report --store {shlex.quote(str(store))}")
+    return {
+        "store": str(store),
+        "folder": str(store / "runs" / run.id),
+        "row": row,
+        "failed": int(row["status"] != "done"),
+    }
+
+
+def _pretrain_elsewhere(args: argparse.Namespace, place: Any, processes: int) -> dict[str, Any]:
+    """The decoder as one group of an engine, on one device."""
+    from headwise.execute.engine import Engine
+    from headwise.execute.sweep import pretrain_all
+    from headwise.store import Store
+
+    given = {
+        "torchrun": processes > 1,
+        "--shard": args.shard != "ddp",
+        "--accumulate": args.accumulate != 1,
+        "--compile": args.compile or args.compile_blocks,
+        "--peak-tflops": args.peak_tflops is not None,
+    }
+    if chosen := [name for name, there in given.items() if there]:
+        raise UsageError(
+            f"--on {place.on} trains a decoder on one device, compiled on a GPU, got {chosen[0]}"
+        )
+    run, store = _pretraining(args, args.device), Store(args.store)
+    with Engine(place) as engine:
+        (row,) = pretrain_all(
+            [run],
+            store,
+            device=args.device,
+            checkpoint_every=args.checkpoint_every,
+            keep_weights=True,
+            stop=args.stop,
+            engine=engine,
+        )
+    _print_pretrained(row)
     return {
         "store": str(store.path),
         "folder": str(store.runs_path / run.id),

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from headwise.cli.cluster_arguments import place_of
 from headwise.cli.export import tracking
 from headwise.cli.output import print_made, say
 
@@ -19,6 +20,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    from headwise.execute.engine import Engine
     from headwise.experiments import find
     from headwise.experiments.runner import make, model_of, tasks_of
     from headwise.experiments.settings import settings_of
@@ -30,7 +32,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     model = model_of(args.model) if args.model else None
     settings = settings_of(experiment, args.preset, args.changes, args.seeds, tasks, model)
     store = Store(args.store)
-    with tracking(args.track, store) as also:
+    with Engine(place_of(args)) as engine, tracking(args.track, store) as also:
         made = make(
             experiment,
             settings,
@@ -38,6 +40,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             preset=args.preset,
             device=args.device,
             workers=args.workers,
+            engine=engine,
             rows=args.rows,
             train=not args.no_train,
             fresh=args.fresh,

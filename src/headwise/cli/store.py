@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ MAIN = ("id", "held_out", "num_heads", "head_dim", "depth", "task", "seed", "sta
 
 
 def list_runs(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    if args.live:
+        return _list_live(args, width_for(args.wide))
     if args.older and not args.store:
         raise UsageError("--older lists rows of a store: add --store DIR")
     if args.experiment and args.store:
@@ -93,6 +96,35 @@ def _list_rows(path: str, older: bool, width: int | None) -> dict[str, Any]:
     others = " made by other commits" if older else ""
     print(f"{len(rows)} rows{others}, {len(unfinished)} unfinished runs")
     return {"rows": short, "unfinished": unfinished, "experiments": sorted(store.experiments())}
+
+
+def _list_live(args: argparse.Namespace, width: int | None) -> dict[str, Any]:
+    """The groups of a store as they are now."""
+    from headwise.execute.live import live
+    from headwise.store import Store
+
+    if not args.store:
+        raise UsageError("--live shows the groups of a store: add --store DIR")
+    groups = live(Store(args.store, create=False))
+    heads = ["group", "state", "runs", "made", "engine", "attempt", "host", "heard", "log"]
+    lines = [
+        [
+            group.group,
+            group.state,
+            f"{group.rows} of {group.runs}",
+            f"{group.share:.0%}",
+            group.engine,
+            str(group.attempt),
+            group.host,
+            "" if group.heard is None else f"{group.heard:.0f}s ago",
+            group.line[:60],
+        ]
+        for group in groups
+    ]
+    print_table([heads, *lines], width, [0, 1, 2, 3])
+    count = {state: sum(g.state == state for g in groups) for state in ("running", "done")}
+    print(f"{len(groups)} groups, {count['running']} running, {count['done']} done")
+    return {"groups": [dataclasses.asdict(group) for group in groups]}
 
 
 # ---- report

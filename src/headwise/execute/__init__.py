@@ -1,1 +1,1 @@
-"""Where work runs: in this process or in processes of this machine."""
+"""Where work runs: in this process, in processes of this machine, on Ray."""

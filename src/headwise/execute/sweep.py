@@ -8,7 +8,6 @@ raises Stopped after what is under way was saved.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import shutil
@@ -21,6 +20,10 @@ from typing import Any
 
 from headwise.device import pick_device, provenance
 from headwise.errors import UsageError
+from headwise.execute.cut import chunks_of
+from headwise.execute.engine import Engine
+from headwise.execute.groups import Options
+from headwise.execute.leases import Watch, claimed, free_lost
 from headwise.execute.memory import check_memory
 from headwise.execute.pool import Pool
 from headwise.execute.sources import check_tasks, note_sources
@@ -32,10 +35,9 @@ from headwise.rows import Row
 from headwise.signals import Stop
 from headwise.store import Store
 from headwise.training.engine import Probe, train
-from headwise.training.run import Run, ensemble_key
+from headwise.training.run import Run
 
 Advance = Callable[[int], None]
-MOST_RUNS = 128  # in a chunk, each an open lock file; twice the largest stack
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Work:
 
     def __call__(self, chunk: Sequence[Run], advance: Advance, stop: Stop | None = None) -> None:
         store = Store(self.store)
-        with store.claim(chunk) as mine:
+        with claimed(store, chunk) as mine:
             note_sources(store, mine)
             train(
                 mine,
@@ -108,28 +110,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cost(run: Run) -> float:
-    """Arithmetic of a whole run, for dealing work out."""
-    return (
-        run.shape.flops(run.task.tokens, batch=run.recipe.batch, training=True) * run.recipe.steps
-    )
-
-
-def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
-    """Runs that stack go together, split until none is more than half of a worker's share or
-    MOST_RUNS; the longest first."""
-    most = sum(map(cost, runs)) / workers / (2 if workers > 1 else 1)
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(ensemble_key(run), []).append(run)
-    chunks = []
-    for group in groups.values():
-        parts = min(len(group), max(1, math.ceil(sum(map(cost, group)) / most - 0.01)))
-        size = min(math.ceil(len(group) / parts), MOST_RUNS)
-        chunks += [group[i : i + size] for i in range(0, len(group), size)]
-    return sorted(chunks, key=lambda chunk: -sum(map(cost, chunk)))
-
-
 def check_space(path: Path, runs: Sequence[Any], keep_weights: bool = False) -> None:
     """Refuse to start what the disk cannot hold."""
     sizes = [run.shape.params for run in runs]
@@ -156,10 +136,18 @@ def check_space(path: Path, runs: Sequence[Any], keep_weights: bool = False) -> 
         raise UsageError(f"the store {path} cannot be written: no permission in {folder}")
 
 
-def check_machine(device: str, path: Path, missing: Sequence[Any], keep_weights: bool) -> None:
-    """Refuse what disk or memory cannot hold, and a device that is not there."""
+def check_machine(
+    device: str,
+    path: Path,
+    missing: Sequence[Any],
+    keep_weights: bool,
+    elsewhere: bool = False,
+) -> None:
+    """Refuse what disk or memory cannot hold, and a device that is not there. What is trained
+    elsewhere has that machine's memory, which workers ask."""
     trained = [run for run in missing if run.work != "compute"]
-    check_memory(trained, pick_device(device))
+    if not elsewhere:
+        check_memory(trained, pick_device(device))
     check_space(path, trained, keep_weights)
 
 
@@ -174,8 +162,15 @@ def sweep(
     checkpoint_every: float = 30.0,
     probe: Probe | None = None,
     stop: Stop | None = None,
+    engine: Engine | None = None,
 ) -> list[Row]:
-    """Make every run's row exist and return the rows in order; finished runs are never repeated."""
+    """Make every run's row exist and return the rows in order; finished runs are never repeated.
+
+    Without an `engine` they are made in this process or in a pool of them.
+    """
+    if engine is not None and engine.place.by_engine:
+        options = Options(device, keep_weights, checkpoint_every)
+        return engine.rows(runs, store, options, label=label, probe=probe, stop=stop)
     where = pick_device(device)
     missing = store.missing(runs)
     if missing:
@@ -186,6 +181,7 @@ def sweep(
         workers = cores() if where.type == "cpu" else 1
     work = Work(str(store.path), str(where), keep_weights, checkpoint_every, probe)
     bar = Progress(sum(r.recipe.steps for r in missing), f"{label}: {len(missing)} runs")
+    watch = Watch()
     while missing:
         chunks = chunks_of(missing, workers)
         if workers == 1 or len(chunks) == 1 or _only_here(missing, probe):
@@ -194,6 +190,7 @@ def sweep(
             Pool(workers, _user_file(probe))(work, free, bar.advance, stop)
         left = store.missing(missing)
         if len(left) == len(missing):
+            free_lost(store, [run.id for run in left], watch)
             bar.advance(0, f"waiting for {len(left)} runs that another process is making")
             time.sleep(0.5)
         missing = left
@@ -207,7 +204,7 @@ def sweep(
 def _free(store: Store, chunk: list[Run]) -> list[Run]:
     """Those of a chunk that nobody is making now: processes are not started only to find that
     out."""
-    with store.claim(chunk) as mine:
+    with claimed(store, chunk) as mine:
         return list(mine)
 
 
@@ -220,9 +217,13 @@ def pretrain_all(
     keep_weights: bool = False,
     label: str = "pretrain",
     stop: Stop | None = None,
+    engine: Engine | None = None,
 ) -> list[Row]:
     """Make every decoder's row exist, one after the other in this process, compiled on a GPU, and
     return the rows in order."""
+    if engine is not None and engine.place.by_engine:
+        options = Options(device, keep_weights, checkpoint_every)
+        return engine.rows(runs, store, options, label=label, stop=stop)
     compiled = "blocks" if pick_device(device).type == "cuda" else ""
     folder, cache = store.runs_path, store.path / "tokens"
     for run in {
@@ -275,16 +276,17 @@ def _one_by_one(
 ) -> list[Row]:
     """Have the missing values' rows made here, waiting for those that another process is making;
     all rows in order."""
-    missing = store.missing(values)
+    missing, watch = store.missing(values), Watch()
     bar = Progress(sum(map(size, missing)), label % len(missing))
     while missing:
         for value in missing:
-            with store.claim([value]) as mine:
+            with claimed(store, [value]) as mine:
                 for one in mine:
                     make(one)
             bar.advance(size(value) if store.row(value.id) is not None else 0)
         left = store.missing(missing)
         if len(left) == len(missing):
+            free_lost(store, [value.id for value in left], watch)
             time.sleep(0.5)  # another process is making them, or was
         missing = left
     store.tidy(values)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError, check_instance
+from headwise.execute.engine import Engine, Place
 from headwise.execute.sources import check_tasks, edited, set_aside
 from headwise.experiments import EXPERIMENTS, find
 from headwise.experiments.base import MOST_RUNS, Experiment, Settings
 from headwise.experiments.given_rows import given_rows, take_rows
 from headwise.experiments.made import Counts, Made
+from headwise.experiments.maker import Maker
 from headwise.experiments.pages import page_of, remarked, write_report
 from headwise.experiments.points import Point, plain_point
 from headwise.experiments.state import Bounds, State, after_round, announced, tuning_only
@@ -47,6 +48,7 @@ def run(
     model: str | Model | None = None,
     device: str = "auto",
     workers: int | None = None,
+    on: str | Place = "local",
     rows: Sequence[str | Path] = (),
     train: bool = True,
     fresh: bool = False,
@@ -59,7 +61,8 @@ def run(
 
     `experiment` is a name (`headwise list` shows them), a Python file with an `EXPERIMENT`, or the
     value itself. Settings of the preset are changed by name. `task` and `model` put your own in the
-    place of the experiment's: values, names of built-in tasks, or files. `fresh` makes again what
+    place of the experiment's: values, names of built-in tasks, or files. `on` says where to train:
+    "local", "ray", "ray:auto", "ray://HOST:PORT", "slurm" or a `Place`. `fresh` makes again what
     other code of theirs made; `train=False` shows what is there.
 
         made = headwise.run("fig1", store="my-store", seeds=2)
@@ -75,21 +78,23 @@ def run(
         chosen = chosen.with_tasks(tasks_of(task))
     if model is not None:
         chosen = chosen.with_model(model_of(model))
-    return make(
-        experiment,
-        chosen.changed(**settings),
-        store if isinstance(store, Store) else Store(store),
-        preset=preset,
-        device=device,
-        workers=workers,
-        rows=rows,
-        train=train,
-        fresh=fresh,
-        keep_weights=keep_weights,
-        checkpoint_every=checkpoint_every,
-        report=report,
-        command=f'headwise.run("{experiment.name}", preset="{preset}", ...)',
-    )
+    with Engine(on if isinstance(on, Place) else Place(on)) as engine:
+        return make(
+            experiment,
+            chosen.changed(**settings),
+            store if isinstance(store, Store) else Store(store),
+            preset=preset,
+            device=device,
+            workers=workers,
+            engine=engine,
+            rows=rows,
+            train=train,
+            fresh=fresh,
+            keep_weights=keep_weights,
+            checkpoint_every=checkpoint_every,
+            report=report,
+            command=f'headwise.run("{experiment.name}", preset="{preset}", ...)',
+        )
 
 
 def tasks_of(given: str | Task | Sequence[str | Task]) -> list[str | Task]:
@@ -131,6 +136,7 @@ def make(
     preset: str = "",
     device: str = "auto",
     workers: int | None = None,
+    engine: Engine | None = None,
     rows: Sequence[str | Path] = (),
     train: bool = True,
     fresh: bool = False,
@@ -147,7 +153,7 @@ def make(
     `rows` names files of rows made before. `train=False` shows what is there and makes nothing.
     `fresh` makes those again that other code of a task or model of one's own made.
     `note=False` leaves the page that the store already has for this experiment.
-    `stop` is asked between steps.
+    `stop` is asked between steps. `engine` trains elsewhere than here and in a pool.
     """
     say = say or functools.partial(print, file=sys.stderr, flush=True)
     settings.check_number()
@@ -162,8 +168,9 @@ def make(
     if fresh and (rows or not train):
         raise UsageError("fresh makes runs again; it goes without rows of files and with training")
     given = given_rows(rows, runs) if rows else {}
-    worker = _Worker(
-        experiment, store, device, workers, keep_weights, checkpoint_every, train, stop
+    engine = engine if engine is not None and engine.place.by_engine else None
+    worker = Maker(
+        experiment, store, device, workers, keep_weights, checkpoint_every, train, stop, engine
     )
 
     # What is asked for, and what of it is there: said and noted before anything is made, so that
@@ -191,7 +198,9 @@ def make(
         from headwise.execute.sweep import check_machine
 
         check_tasks(store, runs, missing)
-        check_machine(device, store.path, missing, keep_weights)
+        check_machine(device, store.path, missing, keep_weights, elsewhere=engine is not None)
+        if engine is not None and missing:
+            engine.executor.slots()  # what cannot be reached is said first
     if not train and len(missing) == len(runs):
         raise UsageError(
             f"none of these {count} is in {store.path}, and only what is there was asked for "
@@ -297,63 +306,6 @@ def _kept(
     values = [plain_point(point) for point in points]
     page = page_of(experiment, preset, points, settings)
     return {"page": page.to_json(), "points": values}
-
-
-@dataclass(frozen=True)
-class _Worker:
-    """How rows come to be: trained in ensembles, one decoder after another, or computed."""
-
-    experiment: Experiment[Any, Any]
-    store: Store
-    device: str
-    workers: int | None
-    keep_weights: bool
-    checkpoint_every: float
-    train: bool
-    stop: Stop | None
-
-    @property
-    def slow(self) -> bool:
-        """Whether this trains on a CPU."""
-        from headwise.device import pick_device
-
-        return self.experiment.trains and pick_device(self.device).type == "cpu"
-
-    def rows_of(self, runs: Sequence[Any], keep_weights: bool = False) -> list[Row]:
-        """The rows of runs, in order; those that are missing are made unless only what is there was
-        asked for."""
-        if not self.train or not runs:
-            return self.store.rows([run.id for run in runs])
-        from headwise.execute.sweep import compute, pretrain_all, sweep
-
-        name, keep = self.experiment.name, keep_weights or self.keep_weights
-        match runs[0].work:
-            case "compute":
-                assert self.experiment.make is not None
-                make = self.experiment.make
-                return compute(runs, make, self.store, device=self.device, label=name)
-            case "pretrain":
-                return pretrain_all(
-                    runs,
-                    self.store,
-                    device=self.device,
-                    checkpoint_every=self.checkpoint_every,
-                    keep_weights=keep,
-                    label=name,
-                    stop=self.stop,
-                )
-            case _:
-                return sweep(
-                    runs,
-                    self.store,
-                    device=self.device,
-                    workers=self.workers,
-                    label=name,
-                    keep_weights=keep,
-                    checkpoint_every=self.checkpoint_every,
-                    probe=self.experiment.probe,
-                    stop=self.stop,
-                )
 
 
 def _later_rounds(

@@ -80,6 +80,7 @@ def pretrain(
     done: Callable[[Row], None] | None = None,
     quiet: bool = False,
     stop: Stop | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Row:
     """Train a decoder, evaluate it on the part of the text that it has not seen; returns its row.
 
@@ -96,6 +97,7 @@ def pretrain(
     stop              asked after every step. Ctrl-C, and whatever else it hears, has a checkpoint
                       written after the step that is under way and raises `Stopped`, a
                       KeyboardInterrupt; several processes agree on the step
+    advance           called with the number of steps that were just made
     """
     world = world or World()
     place = local_device(world, pick_device(device))
@@ -160,6 +162,8 @@ def pretrain(
                     raise Stopped(heard.number or signal.SIGTERM, [(run.id, made)])
             if bar is not None:
                 bar.advance(1, _note(trainer, peak))
+            if advance is not None:
+                advance(1)
 
         # ---- the finished model
         # A run that diverged has a row, but no results and no weights.
