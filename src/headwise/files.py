@@ -135,6 +135,15 @@ def write_whole(path: Path, data: bytes | str) -> None:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def check_regular(path: Path) -> None:
+    """Refuse to write in the place of a link, a folder, a pipe or a device."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise UsageError(f"{path} cannot be written, it is {what}: remove it")
+
+
 class DamagedError(ValueError):
     """A file that is not as it was written, or is none; the message says what is wrong."""
 

@@ -26,7 +26,6 @@ import contextlib
 import json
 import math
 import os
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from headwise.files import (
     MOST_TEXT,
     DamagedError,
     NotReadableError,
+    check_regular,
     lock,
     may_remove,
     read_file,
@@ -138,7 +138,7 @@ class Store:
         if self.row(row["id"]) is not None:
             return
         path = self.runs_path / row["id"] / ROWS_FILE
-        _check_regular(path)
+        check_regular(path)
         line = json.dumps(signed(row), allow_nan=False)
         before = path.read_bytes() if path.exists() else b""  # damaged lines stay
         torn = b"\n" if before and not before.endswith(b"\n") else b""
@@ -214,7 +214,7 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
                 # Both are written in place. A link in somebody's store could lead anywhere.
                 for name in ("lock", ROWS_FILE):
-                    _check_regular(folder / name)
+                    check_regular(folder / name)
                 handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 held.callback(os.close, handle)
                 if not lock(handle, wait=False):
@@ -356,15 +356,6 @@ def _row_of(line: bytes, run_id: str, spec: Mapping[str, Any], broken: bool) -> 
     if id_of(spec) and (why := check_columns(row, spec)):
         raise DamagedError(why)
     return row
-
-
-def _check_regular(path: Path) -> None:
-    """Refuse to write in the place of a link, a folder, a pipe or a device."""
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode):
-            what = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise UsageError(f"{path} cannot be written, it is {what}: remove it")
 
 
 def append_line(path: Path, line: str) -> None:

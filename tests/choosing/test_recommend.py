@@ -15,6 +15,7 @@ from headwise.choosing.choice import Choice
 from headwise.choosing.question import Question, standing
 from headwise.choosing.race import Rule
 from headwise.choosing.recommend import answer, choose
+from headwise.execute.engine import Place
 from headwise.experiments.pages import write_report
 from headwise.signals import Stop
 from headwise.store import Store
@@ -26,7 +27,8 @@ def ask(path: Path, training: Any = None, seconds: float | None = None, **rule: 
     question = Question(training or Planted(), SHAPES, RATES, TRIALS)
     found, _ = answer(
         question, Rule(**{"seeds": 12, **rule}), Store(path), began=time.monotonic(),
-        seconds=seconds, how={"device": "cpu", "workers": None, "checkpoint_every": 30.0},
+        seconds=seconds,
+        how={"device": "cpu", "workers": None, "checkpoint_every": 30.0},
         report=False, say=lambda line: None, stop=Stop(lambda number: None), command="ask",
     )  # fmt: skip
     return found
@@ -91,6 +93,22 @@ def test_more_seeds_resume_from_the_rows_that_are_there(tmp_path: Path) -> None:
     many = ask(tmp_path, training, seeds=20)
     assert many.spent.race >= few.spent.race
     assert len(training.made) == many.spent.race - few.spent.race
+
+
+def test_search_on_workers_of_an_engine_says_what_one_here_says(tmp_path: Path) -> None:
+    """And where nothing has been learned, that."""
+    given: dict[str, Any] = {"params": "2k", "dim": 8, "depths": [1], "heads": [1, 2], "steps": 20}
+    given |= {"batch": 8, "rates": [0.01], "seeds": 2, "report": False, "say": lambda line: None}
+    here = choose("farthest", **given, store=tmp_path / "here", command="ask")
+    there = choose(
+        "farthest", **given, store=tmp_path / "there", command="ask", on=Place(devices="cpu:1")
+    )
+    assert answers(there) == answers(here)
+    assert here.spent.race == 4
+    assert any(
+        "no shape beats the best answer without attention (zero: 1)" in line
+        for line in here.changes
+    )
 
 
 # ---- time
@@ -174,7 +192,7 @@ def test_store_of_another_question_is_refused_and_keeps_its_rows(tmp_path: Path)
         ({"params": "9k", "limits": {"activation_bytes": "<=9"}}, "no shape of width 24 meets "),
         ({"params": "300k", "hours": 1, "seconds": 3}, "time is given in seconds or in hours"),
         ({"params": "300k", "hours": -1}, "time must be above 0, got -3600 seconds"),
-        ({"params": "300k", "on": "mars"}, "unknown place to run 'mars'; choices: local"),
+        ({"params": "300k", "on": "mars"}, "unknown engine 'mars'; choices: local, "),
         ({"params": "300k", "trials": 2}, "trials must be at least as many as rates, got 2"),
         ({"params": 900, "dim": 64}, "fewer than two shapes of 900 parameters, width 64"),
         ({"params": "300k", "most": 1}, "at least 2 shapes can be compared, got 1"),

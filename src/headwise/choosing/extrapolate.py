@@ -36,6 +36,7 @@ from headwise.choosing.rates import GRID, TRIALS, check_grid
 from headwise.choosing.recommend import answer, limit_of
 from headwise.choosing.trainings import training_of
 from headwise.errors import UsageError
+from headwise.execute.engine import Engine, Place
 from headwise.experiments.points import plural
 from headwise.experiments.runner import DEFAULT_STORE, Say
 from headwise.stats import tail_point
@@ -256,6 +257,7 @@ def extrapolate(
     store: str | Path | Store = DEFAULT_STORE,
     device: str = "auto",
     workers: int | None = None,
+    on: str | Place = "local",
     checkpoint_every: float = 30.0,
     report: bool = True,
     say: Say | None = None,
@@ -292,11 +294,13 @@ def extrapolate(
         chosen = shapes[size]
         question = Question(training, tuple(chosen.values()), tuple(map(float, rates)), trials,
                             label=str(size), named=tuple(chosen))  # fmt: skip
-        choices[size], at = answer(
-            question, rule, kept, began=time.monotonic(), seconds=part,
-            how={"device": device, "workers": workers, "checkpoint_every": checkpoint_every},
-            report=report, say=say, stop=stop, command=command,
-        )  # fmt: skip
+        with Engine(on if isinstance(on, Place) else Place(on)) as engine:
+            choices[size], at = answer(
+                question, rule, kept, began=time.monotonic(), seconds=part,
+                how={"device": device, "workers": workers, "checkpoint_every": checkpoint_every,
+                     "engine": engine},
+                report=report, say=say, stop=stop, command=command,
+            )  # fmt: skip
         if not at.race.looks:
             raise UsageError(
                 f"time was up before the first look at {size:,} parameters; the same command "

@@ -37,10 +37,11 @@ from headwise.choosing.question import (
 from headwise.choosing.race import Rule, seeds_needed
 from headwise.choosing.rates import GRID, TRIALS, at_edge, check_grid
 from headwise.choosing.trainings import Training, training_of
-from headwise.errors import UsageError, nearest
+from headwise.errors import UsageError
+from headwise.execute.engine import Engine, Place
 from headwise.experiments import own_mistakes
 from headwise.experiments.pages import write_report
-from headwise.experiments.points import plural, signed
+from headwise.experiments.points import BEATEN, baseline_of, plural, signed
 from headwise.experiments.runner import DEFAULT_STORE, Say
 from headwise.signals import Stop, Stopped, hand_on, installed
 from headwise.stats import Mean
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from headwise.tasks.task import Task
     from headwise.training.run import Recipe
 
-PLACES = ("local",)
 QUICK = 10.0  # seconds; a shorter round is made in this process, where nothing has to start
 
 
@@ -82,7 +82,7 @@ def choose(
     store: str | Path | Store = DEFAULT_STORE,
     device: str = "auto",
     workers: int | None = None,
-    on: str = "local",
+    on: str | Place = "local",
     checkpoint_every: float = 30.0,
     report: bool = True,
     say: Say | None = None,
@@ -97,7 +97,8 @@ def choose(
     tuned with `trials` runs on a seed and on held-out data that are not used again; then shapes are
     compared on fresh seeds, the same for
     all, until the answer is clear, `seeds` are used up or time is up. With probability 1 - `delta`
-    no statement is wrong; differences below `epsilon` do not matter.
+    no statement is wrong; differences below `epsilon` do not matter. `on` says where to train, as
+    in `headwise.run`.
 
         best = headwise.choose("my_task.py", params=300_000, hours=0.5, store="my-store")
         print(best); best.best, best.lead, best.band, best.page
@@ -106,8 +107,6 @@ def choose(
     """
     say = say or functools.partial(print, file=sys.stderr, flush=True)
     began = time.monotonic()
-    if on not in PLACES:
-        raise UsageError(f"unknown place to run {on!r}; {nearest(on, PLACES)}")
     limit = limit_of(seconds, hours)
     rule = Rule(delta=delta, epsilon=epsilon, seeds=seeds)
     training = training_of(task, model, recipe, steps, batch)
@@ -115,18 +114,20 @@ def choose(
     trials = (len(rates) if len(rates) == 1 else TRIALS) if trials is None else trials
     check_grid(rates, trials)
     question = Question(training, chosen, tuple(map(float, rates)), trials)
-    choice, _ = answer(
-        question,
-        rule,
-        store if isinstance(store, Store) else Store(store),
-        began=began,
-        seconds=limit,
-        how={"device": device, "workers": workers, "checkpoint_every": checkpoint_every},
-        report=report,
-        say=say,
-        stop=stop,
-        command=command or f'headwise.choose("{training.name}", ...)',
-    )
+    how = {"device": device, "workers": workers, "checkpoint_every": checkpoint_every}
+    with Engine(on if isinstance(on, Place) else Place(on)) as engine:
+        choice, _ = answer(
+            question,
+            rule,
+            store if isinstance(store, Store) else Store(store),
+            began=began,
+            seconds=limit,
+            how={**how, "engine": engine},
+            report=report,
+            say=say,
+            stop=stop,
+            command=command or f'headwise.choose("{training.name}", ...)',
+        )
     return choice
 
 
@@ -187,10 +188,15 @@ def answer(
     from headwise.execute.sweep import check_machine, cores
 
     check_same_question(question, store)
-    place = pick_device(how["device"])
-    on_cpu = place.type == "cpu" and question.training.model is None
+    engine = how.get("engine")
+    elsewhere = engine is not None and engine.place.by_engine
+    on_cpu = (
+        not elsewhere
+        and pick_device(how["device"]).type == "cpu"
+        and question.training.model is None
+    )
     at = standing(question, rule, store)
-    check_machine(how["device"], store.path, at.next[:1], keep_weights=False)
+    check_machine(how["device"], store.path, at.next[:1], False, elsewhere)
     store.note(question.note, note_of(question, at, command, None))
     say(
         f"choose: {plural(len(question.shapes), 'shape')} on {question.training.name}, "
@@ -349,6 +355,7 @@ def _changes(choice: Choice, at: Standing, needed: float | None) -> Iterator[str
     leader = choice.leader
     if leader is None:
         return
+    yield from _nothing_learned(leader, at)
     if crossed := _ahead_before(leader, at):
         yield (
             f"another length of training: after half of the steps {crossed} was ahead of "
@@ -362,6 +369,19 @@ def _changes(choice: Choice, at: Standing, needed: float | None) -> Iterator[str
             f"more seeds: {choice.race.rule.seeds} show no difference below about "
             f"{signed(visible)[1:]}"
         )
+
+
+def _nothing_learned(leader: Arm, at: Standing) -> Iterator[str]:
+    """Whether the leader is hardly better than an answer that needs no training."""
+    rows = list(at.rows[leader.name].values())
+    found = baseline_of(rows) if rows else {"baseline": None}
+    lowest = found["baseline"]
+    if lowest is None or leader.loss is None or leader.loss <= BEATEN * lowest:
+        return
+    yield (
+        f"longer training or larger models: no shape beats the best answer without attention "
+        f"({found['baseline_name'] or 'zero'}: {lowest:.4g}) by 1 %, so this compares nothing yet"
+    )
 
 
 def _ahead_before(leader: Arm, at: Standing) -> str:

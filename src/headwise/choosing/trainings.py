@@ -22,6 +22,7 @@ from headwise.store import Store
 from headwise.training.run import Recipe, Run
 
 if TYPE_CHECKING:
+    from headwise.execute.engine import Engine
     from headwise.model.own import Model
     from headwise.signals import Stop
     from headwise.tasks.task import Task
@@ -87,8 +88,10 @@ class OnTask:
 
     def make(self, runs: Sequence[Any], store: Store, **how: Any) -> None:
         """Have every run's row in the store."""
+        from headwise.execute.sources import check_tasks
         from headwise.execute.sweep import sweep
 
+        check_tasks(store, runs, runs)
         sweep(runs, store, label=f"choose {self.name}", **how)
 
 
@@ -154,13 +157,14 @@ class OnText:
         workers: int | None = None,
         checkpoint_every: float = 30.0,
         stop: Stop | None = None,
+        engine: Engine | None = None,
     ) -> None:
         """Have every run's row in the store."""
         from headwise.execute.sweep import pretrain_all
 
         pretrain_all(
             runs, store, device=device, checkpoint_every=checkpoint_every,
-            label="choose text", stop=stop,
+            label="choose text", stop=stop, engine=engine,
         )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def parser() -> Parser:
         return command
 
     _add_run(add)
-    add_choose(add, _add_store, _add_device, _add_wide)
+    add_choose(add, _add_store, _add_device, _add_wide, add_place)
     _add_theory(add)
     _add_pretrain(add)
     _add_list(add)

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from headwise.cli.cluster_arguments import place_of
 from headwise.cli.output import print_prose, print_table, say, width_for
 from headwise.errors import UsageError
 
@@ -39,6 +40,7 @@ def _choose(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     limits = {name: text for name, text in limits.items() if text is not None}
     if limits:
         given["limits"] = limits
+    given["on"] = place_of(args)
     how: Any = race
     if args.extrapolate:
         if unused := [name for name in ("dim", "ranks", "limits") if name in given]:

@@ -23,6 +23,7 @@ from headwise.training.run import Recipe
 P = TypeVar("P", bound="Point")
 ZERO = "predicting zero"
 COLLAPSED = 2e-3  # a run this close to the zero predictor's error has learned to answer nothing
+BEATEN = 0.99  # of the best answer that needs no training; what is better lies below this share
 # Rows of one point may differ in these: `held_out` is a count in a recipe and an error in a row.
 PER_SEED = ("seed", "held_out", "evals")
 ONE_MODEL = [

@@ -40,7 +40,7 @@ from headwise.experiments.leaner_paper.budget_map_shapes import (
     distinct,
 )
 from headwise.experiments.leaner_paper.shared import NOTES
-from headwise.experiments.points import groups, plural, signed
+from headwise.experiments.points import BEATEN, groups, plural, signed
 from headwise.experiments.probes import condition_probe
 from headwise.experiments.tuning import (
     edge_warning,
@@ -50,8 +50,6 @@ from headwise.experiments.tuning import (
 from headwise.rows import Row
 from headwise.stats import difference
 from headwise.training.run import Run
-
-BEATEN = 0.99  # a cell that is better than the baseline is below this share of it
 
 # ---- runs in two rounds
 
