@@ -18,8 +18,8 @@ import torch
 
 from headwise.device import numerics
 from headwise.experiments.rank_paper.shapes import paper_shape
-from headwise.model.attention import attend
 from headwise.model.backends import Call, choose_backend
+from headwise.model.dispatch import attend
 from headwise.model.reference import mask_of, plain
 from headwise.tasks import Farthest
 from headwise.training.checkpoint import begin

@@ -57,7 +57,8 @@ ALLOWED: dict[str, set[str]] = {
         *("model", "tasks", "theory", "training", "lm", "store", "execute", "show"),
     },
     "cli": {
-        *("headwise", "errors", "signals", "rows", "progress", "device", "shape", "policies"),
+        *("headwise", "errors", "signals", "rows", "progress", "device", "configs", "shape"),
+        "policies",
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
         "tracking",
     },

@@ -169,7 +169,8 @@ def test_widen_costs_what_its_heads_cost(base, times):
             added * D * (R + V) + kv_added * D * (R + V),
             added * R + kv_added * (R + V),
         )
-    assert shape.params - base.params == base.depth * (weights + base.qkv_bias * biases)
+    gains = (added + kv_added) * R if base.qk_norm == "all" else 0
+    assert shape.params - base.params == base.depth * (weights + base.qkv_bias * biases + gains)
     pairs = sum(base.pairs(TOKENS, layer) for layer in range(base.depth))
     assert shape.flops(TOKENS) - base.flops(TOKENS) == 2 * (
         TOKENS * base.depth * weights + added * (R + V) * pairs

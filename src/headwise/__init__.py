@@ -40,7 +40,7 @@ _HOME = {
     "Shape": "shape",
     "UsageError": "errors",
     "Attention": "model.attention",
-    "attend": "model.attention",
+    "attend": "model.dispatch",
     "explain": "model.backends",
     "Encoder": "model.transformer",
     "Decoder": "model.transformer",
@@ -60,8 +60,9 @@ _HOME = {
 if TYPE_CHECKING:
     from headwise.errors import UsageError
     from headwise.experiments.runner import run
-    from headwise.model.attention import Attention, attend
+    from headwise.model.attention import Attention
     from headwise.model.backends import explain
+    from headwise.model.dispatch import attend
     from headwise.model.own import Model
     from headwise.model.transformer import Decoder, Encoder
     from headwise.shape import Shape

@@ -20,8 +20,9 @@ feed-forward or the depth grows.
 
 Under every policy the number of query heads to a KV head stays, so KV heads grow with heads: else
 split would change parameters, FLOPs and the KV cache. Split keeps the rotated share of a head.
-`extras`, embeddings, `logit_scale` and the windows of the first layers stay as they are, also where
-a model's extras would grow with its heads or layers.
+`extras`, embeddings, `logit_scale` and what differs by layer in the first layers (windows, sizes)
+stay as they are, also where a model's extras would grow with its heads or layers. Where sizes
+differ by layer only the depth can be changed (shallower, spend-on-depth).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from headwise.errors import UsageError, nearest
-from headwise.shape import Shape
+from headwise.shape import LAYER_PARTS, Shape
 
 TOLERANCE = 0.005  # an arm further from its budget than this has not met it
 MOST_LAYERS = 2**16
@@ -44,7 +45,7 @@ MOST_LAYERS = 2**16
 
 def _layers(shape: Shape, tokens: int) -> int:
     table = shape.param_table()
-    return sum(table.get(part, 0) for part in ("attention", "feed-forward", "norms"))
+    return sum(table.get(part, 0) for part in LAYER_PARTS)
 
 
 # All arms of a family share what lies outside their layers, so equal totals are equal layers, and
@@ -122,10 +123,11 @@ class Arm:
 def split(base: Shape, heads: int) -> Shape:
     """Heads of rank h d / heads: the inner width is cut into other pieces, at the same cost.
 
-    Only gains for each coordinate of a head (qk_norm head) and a rotary part that all heads share
-    (a latent) change the cost.
+    Only gains for each coordinate of a head (qk_norm head), gates and sinks for each head, and a
+    rotary part that all heads share (a latent) change the cost.
     """
     _count("heads", heads)
+    _uniform("split", base)
     if not _splits(base, heads):
         inner = math.gcd(base.num_heads * base.head_dim, base.num_heads * base.v_head_dim)
         choices = ", ".join(str(h) for h in range(1, inner + 1) if _splits(base, h))
@@ -141,6 +143,7 @@ def split(base: Shape, heads: int) -> Shape:
 def widen(base: Shape, heads: int) -> Shape:
     """Heads of the base's rank: the inner width is heads x d."""
     _count("heads", heads)
+    _uniform("widen", base)
     group, unit = base.num_heads // base.num_kv_heads, _unit(base)
     if heads % unit:
         shared = []
@@ -148,6 +151,8 @@ def widen(base: Shape, heads: int) -> Shape:
             shared.append(f"{group} query heads to a KV head")
         if base.average > 1:
             shared.append(f"{base.average} averaged modules")
+        if base.o_groups > 1:
+            shared.append(f"{base.o_groups} groups of outputs")
         raise UsageError(
             f"heads must be a multiple of {unit} to keep {' and '.join(shared)}, got {heads}"
         )
@@ -187,12 +192,13 @@ def trade(
 def shallower(base: Shape, depth: int) -> Shape:
     """The base with another depth and nothing else."""
     _count("depth", depth)
-    return base.replace(depth=depth, windows=base.windows[:depth])
+    return base.replace(depth=depth, windows=base.windows[:depth], layers=base.layers[:depth])
 
 
 def narrower(base: Shape, ffn_dim: int) -> Shape:
     """The base with another feed-forward and nothing else."""
     _count("ffn_dim", ffn_dim)
+    _feeds(base)
     return base.replace(ffn_dim=ffn_dim)
 
 
@@ -290,7 +296,25 @@ def _count(name: str, value: int) -> None:
 
 def _unit(base: Shape) -> int:
     """What the number of heads is a multiple of."""
-    return math.lcm(base.num_heads // base.num_kv_heads, base.average)
+    return math.lcm(base.num_heads // base.num_kv_heads, base.average, base.o_groups)
+
+
+def _uniform(policy: str, base: Shape) -> None:
+    if not base.uniform:
+        raise UsageError(
+            f"{policy} changes the heads of all layers alike, so it needs layers of equal sizes, "
+            f"this shape has layers={base.layers!r}"
+        )
+
+
+def _feeds(base: Shape) -> None:
+    """Refuse a shape in which one feed-forward of all layers cannot pay or be paid."""
+    if not base.uniform or base.num_experts:
+        what = f"num_experts={base.num_experts}" if base.uniform else f"layers={base.layers!r}"
+        raise UsageError(
+            "a feed-forward that pays must be one size in all layers, without experts, this shape "
+            f"has {what}"
+        )
 
 
 def _inner(base: Shape) -> tuple[int, int, int]:
@@ -319,6 +343,7 @@ def _meet(shape: Shape, budget: Budget, multiple: int) -> Shape:
     """The feed-forward nearest to the budget, the smaller of two that are as near: its cost is a
     straight line from width 1 on."""
     _count("multiple", multiple)
+    _feeds(shape)
     if not shape.ffn_dim:
         raise UsageError(
             "a feed-forward that pays must be there, got ffn_dim 0 and a budget of "

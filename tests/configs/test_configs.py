@@ -202,10 +202,7 @@ def test_attention_of_deepseek_v3():
     assert dense.param_table()["attention"] == 61 * count(module) == 61 * 187_107_328
     assert dense.kv_width() == 512 + 64
     assert dense.scale == module.scaling == 192**-0.5
-    with pytest.raises(UsageError, match=r"experts.*256"):
-        Shape.from_hf(DEEPSEEK_V3)
-    with pytest.raises(UsageError, match="experts"):
-        Shape.from_hf({"model_type": "deepseek_v2"})
+    assert Shape.from_hf(DEEPSEEK_V3).param_table()["attention"] == 61 * 187_107_328
 
 
 # ---- nanochat's own config; the counts were read off its GPT class on the meta device
@@ -314,7 +311,7 @@ def test_gemma3_is_its_text_config_unless_it_sees():
     assert Shape.from_hf({"model_type": "gemma3", "text_config": text}) == Shape.from_hf(
         {"model_type": "gemma3_text", **text}
     )
-    with pytest.raises(UsageError, match=r"vision tower.*text_config"):
+    with pytest.raises(UsageError, match=r"several models.*--part text"):
         Shape.from_hf(
             {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 8}}
         )
@@ -334,8 +331,7 @@ def refusal(config):
 @pytest.mark.parametrize(
     ("config", "parts"),
     [
-        ({"model_type": "mixtral"}, ("model_type 'mixtral'", "choices", "mistral")),
-        ({"model_type": "qwen2_moe"}, ("model_type 'qwen2_moe'", "did you mean", "qwen2")),
+        ({"model_type": "mixtrall"}, ("model_type 'mixtrall'", "did you mean mixtral", "choices")),
         ({"model_type": "a\nb"}, ("'a\\nb'", "choices")),
         ({"model_type": ["llama"]}, ("['llama']", "choices")),
         ({}, ("no model_type", "window_pattern", "choices", "llama")),
@@ -394,7 +390,6 @@ def refusal(config):
             ("use_bidirectional_attention", "True"),
         ),
         ({"model_type": "gemma3"}, ("text_config", "None")),
-        ({"model_type": "phi", "qk_layernorm": True}, ("qk_layernorm", "True")),
         (
             {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
             ("scale_attn_by_inverse_layer_idx", "True"),
@@ -404,8 +399,8 @@ def refusal(config):
             ("'relative_key'", "absolute"),
         ),
         (
-            {"model_type": "deepseek_v3", "n_routed_experts": 0},
-            ("experts", "first_k_dense_replace", "61"),
+            {"model_type": "deepseek_v3", "n_routed_experts": -1},
+            ("n_routed_experts", "at least 0", "-1"),
         ),
         ({"model_type": "vit", "patch_size": [4, 4, 4]}, ("patch_size", "[4, 4, 4]")),
         (

@@ -126,9 +126,8 @@ def test_left_out_keys_take_the_defaults_of_the_library(model_type):
     check_attention(shape, config, model)
 
 
-def test_families_are_all_checked():
-    assert set(FAMILIES) == {*CLASSES, "gemma3"}
-    assert set(MAKE) == set(CLASSES)
+def test_families_of_random_configs_are_known():
+    assert set(MAKE) == set(CLASSES) <= set(FAMILIES)
 
 
 @pytest.mark.parametrize("model_type", [*CLASSES, None])

@@ -20,7 +20,11 @@ SHAPE = {
     "qk_norm": "head", "kv_lora_rank": "4", "q_lora_rank": "4", "windows": "3,0", "causal": "true",
     "vocab_size": "11", "output_dim": "3", "input_dim": "3", "tied": "true", "qkv_bias": "true",
     "out_bias": "false", "ffn_bias": "true", "average": "1", "logit_scale": "0.5",
-    "max_logit": "2", "extras": "1",
+    "max_logit": "2", "extras": "1", "shared_kv": "true", "o_lora_rank": "3", "o_groups": "2",
+    "attn_gate": "head", "sinks": "true", "rope_at": "first", "num_experts": "4",
+    "num_experts_per_tok": "2", "expert_ffn_dim": "8", "shared_ffn_dim": "8",
+    "shared_gate": "true", "router_bias": "true", "layers": "2", "n_head": "2,1",
+    "hidden_size": "8", "d_ff": "8,0",
 }  # fmt: skip
 SETTINGS = {
     **dict(change.split("=", 1) for change in TINY),

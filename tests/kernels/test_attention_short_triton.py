@@ -24,7 +24,7 @@ from headwise.device import numerics
 from headwise.kernels import attention_short_triton
 from headwise.kernels.attention_short_triton import attend_heads, kind_of
 from headwise.model import backends
-from headwise.model.attention import attend
+from headwise.model.dispatch import attend
 from headwise.model.reference import plain
 
 pytestmark = pytest.mark.usefixtures("products_as_on_a_gpu")

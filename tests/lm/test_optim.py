@@ -45,9 +45,19 @@ SHAPES = {
     "biases": Shape(
         dim=12, depth=1, num_heads=4, average=2, norm="layer", tied=False, **BIASES, **COMMON
     ),
+    "modern": Shape(
+        **WIDE | {"num_heads": (4, 2), "v_head_dim": (10, 6), "depth": 3},
+        shared_kv=(True, False),
+        attn_gate="head",
+        o_lora_rank=3,
+        o_groups=2,
+        ffn_dim=(13, 26),
+    ),
+    "low-rank queries": Shape(**WIDE, q_lora_rank=5),
     "no vectors": Shape(dim=12, depth=1, num_heads=4, ffn_dim=0, norm="rms-free", **COMMON),
 }
-MATRICES = {"plain": 4, "latent": 7, "biases": 4, "no vectors": 2}  # of a block
+MATRICES = {"plain": 4, "latent": 7, "biases": 4, "no vectors": 2}
+MATRICES |= {"modern": 6, "low-rank queries": 6}  # of a block
 
 
 def model_of(shape: Shape, seed: int = 0) -> Decoder:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from headwise.errors import UsageError
 from headwise.model import reference
-from headwise.model.attention import attend
+from headwise.model.dispatch import attend
 from headwise.model.reference import mask_of
 
 

@@ -4,7 +4,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cached import BASE, FAMILY, LATENT, VECTORS, VOCAB, filled, ids, refused
+from support.cached import (
+    BASE,
+    FAMILY,
+    LATENT,
+    MODERN,
+    VECTORS,
+    VOCAB,
+    check_reading,
+    filled,
+    ids,
+    refused,
+)
 from support.tolerance import close, examples, same, seeded
 
 from headwise.model import decode as decoding
@@ -25,46 +36,13 @@ def cut(total, sizes):
     return out
 
 
-def poisoned(cache):
-    """A cache whose memory is NaN until something is written: what is read before shows."""
-    for layer in cache.layers:
-        for part in layer.parts:
-            part.fill_(float("nan"))
-    return cache
-
-
-def check_reading(model, x, pieces, **options):
-    """Pieces read one after the other give what the whole gives at their last tokens, with the
-    bytes that were promised."""
-    shape, (batch, tokens) = model.shape, x.shape[:2]
-    dtype = next(model.parameters()).dtype
-    with torch.no_grad():
-        whole = model(x)[0]
-    cache = poisoned(Cache(shape, batch, tokens, dtype=dtype, **options))
-    promised = shape.kv_bytes(
-        tokens, batch=batch, bytes_per=dtype.itemsize, inputs=options.get("inputs", False)
-    )
-    assert (
-        cache.bytes
-        == sum(p.untyped_storage().nbytes() for layer in cache.layers for p in layer.parts)
-        == promised
-    )
-    at = 0
-    for size in pieces:
-        piece, at = x[:, at : at + size], at + size
-        y = decode(model, piece[:, 0], cache) if size == 1 else prefill(model, piece, cache)
-        close(y, whole[:, at - 1], f"after {at} tokens of {shape}")
-        assert cache.length == at
-    assert at == tokens
-
-
 # ---- one answer, with and without a cache
 
 
 @pytest.mark.parametrize("inputs", [False, True])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", [*FAMILY, *MODERN])
 def test_cache_reading_in_pieces_equals_reading_at_once(name, inputs):
-    model = filled(Decoder(FAMILY[name])).double()
+    model = filled(Decoder({**FAMILY, **MODERN}[name])).double()
     x = ids(3, 19)
     for pieces in ([7] + [1] * 12, [4, 5, 1, 1, 6, 2], [1] * 3 + [16], [19]):
         check_reading(model, x, pieces, inputs=inputs)
@@ -95,6 +73,19 @@ def test_cache_vectors_are_read_as_tokens_are():
 def test_cache_hardmax_reads_with_a_cache():
     model = filled(Decoder(FAMILY["rotary"], hard=True)).double()
     check_reading(model, ids(3, 11), [4, 1, 1, 3, 1, 1])
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_cache_of_each_layer_has_the_bytes_of_that_layer(inputs):
+    shape = MODERN["by layer"]
+    cache = Cache(shape, 2, 7, inputs=inputs, device="meta")
+    for i, layer in enumerate(cache.layers):
+        own = shape.layer(i)
+        held = sum(part.nbytes for part in layer.parts)
+        assert held == own.kv_bytes(7, batch=2, bytes_per=4, inputs=inputs), i
+        assert len(layer.parts) == (1 if own.shared_kv or layer.kind == "input" else 2)
+    # 3 keys of 4 for both; 1 key of 4 with a value; two KV heads of 10 and 5, in a window of 3.
+    assert [shape.kv_width(layer=i) for i in range(3)] == [3 * 4, 2 * (10 + 5), 1 * (4 + 4)]
 
 
 @st.composite

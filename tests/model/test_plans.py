@@ -5,7 +5,7 @@ import torch
 from support.tolerance import close, seeded
 
 from headwise.errors import UsageError
-from headwise.model.attention import attend
+from headwise.model.dispatch import attend
 from headwise.model.plans import Operands, Plans, plans
 
 

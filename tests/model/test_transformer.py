@@ -15,7 +15,7 @@ from headwise.errors import UsageError
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.model.init import initialise
 from headwise.model.transformer import Decoder, Encoder, build
-from headwise.shape import NORM_PLACES, NORMS, Shape
+from headwise.shape import NORM_PLACES, NORMS, Layer, Shape
 from headwise.tasks import Farthest
 
 # ---- the rank paper's encoder
@@ -340,16 +340,28 @@ def test_shape_fields_all_reach_the_model():
         "positions": "additive",
         "input_dim": 12,
         "output_dim": 12,
+        "layers": (Layer(), Layer(ffn_dim=13)),
+        "shared_kv": True,
+        "q_lora_rank": 5,
+        "o_lora_rank": 3,
+        "o_groups": 2,
+        "attn_gate": "head",
+        "rope_at": "first",
     }
-    needs = {"positions": {"num_positions": 9}, "num_heads": {"num_kv_heads": 8}}
+    needs = {
+        "positions": {"num_positions": 9},
+        "num_heads": {"num_kv_heads": 8},
+        "o_groups": {"o_lora_rank": 3},
+    }
     elsewhere = {
         "kv_lora_rank",
-        "q_lora_rank",
         "num_positions",
         "position_dim",
         "extras",
     }  # change what they go with
-    assert set(changes) | elsewhere == {f.name for f in dataclasses.fields(Shape)}
+    refused = {"sinks", "router_bias", "shared_gate", "expert_ffn_dim", "shared_ffn_dim"}
+    refused |= {"num_experts", "num_experts_per_tok"}
+    assert set(changes) | elsewhere | refused == {f.name for f in dataclasses.fields(Shape)}
     x = inputs(shape, 2, 5)
     y = filled(build(shape)).double()(x)[0]
     vectors = shape.replace(vocab_size=0)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from support.tolerance import seeded
+from support.tolerance import close, seeded
 
 from headwise.errors import UsageError
+from headwise.model.cache import Cache
+from headwise.model.generate import decode, prefill
 from headwise.shape import Shape
 
 VOCAB = 53
@@ -48,6 +50,42 @@ FAMILY = {
     "parallel, untied": BASE.replace(norm_at="parallel", activation="swiglu", tied=False),
     "sandwich, no feed-forward": BASE.replace(norm_at="sandwich", ffn_dim=0),
 }
+ROTARY = BASE.replace(num_kv_heads=3, v_head_dim=4, qk_rope_head_dim=2, rope_theta=50.0)
+MODERN = {
+    "keys are values": BASE.replace(num_kv_heads=2, v_head_dim=4, shared_kv=True),
+    "keys are values, biases": BASE.replace(v_head_dim=4, shared_kv=True, qkv_bias=True),
+    "keys are values, rotary": ROTARY.replace(shared_kv=True, rope_at="first"),
+    "keys are values, normed, in windows": ROTARY.replace(
+        shared_kv=True, qk_norm="head", windows=(3, 0), qk_rope_head_dim=4
+    ),
+    "rotary first": ROTARY.replace(rope_at="first", head_dim=6),
+    "norms over all heads": ROTARY.replace(qk_norm="all", qk_rope_head_dim=4),
+    "low-rank queries": ROTARY.replace(q_lora_rank=5, qk_norm="free", qkv_bias=True),
+    "low-rank queries, keys are values": ROTARY.replace(q_lora_rank=5, shared_kv=True),
+    "gates by head": BASE.replace(attn_gate="head", num_kv_heads=3, qkv_bias=True),
+    "gates by value": ROTARY.replace(attn_gate="value", out_bias=True),
+    "latent, gates by value": LATENT.replace(attn_gate="value", o_lora_rank=5, o_groups=2),
+    "outputs by groups": ROTARY.replace(o_lora_rank=5, o_groups=3, average=2, out_bias=True),
+    "norms of outputs": BASE.replace(norm_at="output", norm="layer"),
+    "two parallel norms": BASE.replace(norm_at="parallel-2"),
+    "parallel norm, no feed-forward": BASE.replace(norm_at="parallel-2", ffn_dim=0),
+    "by layer": Shape(
+        dim=22,
+        depth=3,
+        num_heads=(6, 2),
+        num_kv_heads=(3, 2, 1),
+        head_dim=(4, 10),
+        v_head_dim=(4, 5, 4),
+        qk_rope_head_dim=(2, 4),
+        ffn_dim=(13, 0, 17),
+        shared_kv=(True, False, False),
+        windows=(0, 3),
+        attn_gate="head",
+        qk_norm="head",
+        causal=True,
+        vocab_size=VOCAB,
+    ),
+}
 VECTORS = BASE.replace(
     vocab_size=0,
     input_dim=5,
@@ -75,3 +113,36 @@ def refused(message, function, *args, **options):
     with pytest.raises(UsageError) as error:
         function(*args, **options)
     assert str(error.value) == message
+
+
+def poisoned(cache):
+    """A cache whose memory is NaN until something is written: what is read before shows."""
+    for layer in cache.layers:
+        for part in layer.parts:
+            part.fill_(float("nan"))
+    return cache
+
+
+def check_reading(model, x, pieces, **options):
+    """Pieces read one after the other give what the whole gives at their last tokens, with the
+    bytes that were promised."""
+    shape, (batch, tokens) = model.shape, x.shape[:2]
+    dtype = next(model.parameters()).dtype
+    with torch.no_grad():
+        whole = model(x)[0]
+    cache = poisoned(Cache(shape, batch, tokens, dtype=dtype, **options))
+    promised = shape.kv_bytes(
+        tokens, batch=batch, bytes_per=dtype.itemsize, inputs=options.get("inputs", False)
+    )
+    assert (
+        cache.bytes
+        == sum(p.untyped_storage().nbytes() for layer in cache.layers for p in layer.parts)
+        == promised
+    )
+    at = 0
+    for size in pieces:
+        piece, at = x[:, at : at + size], at + size
+        y = decode(model, piece[:, 0], cache) if size == 1 else prefill(model, piece, cache)
+        close(y, whole[:, at - 1], f"after {at} tokens of {shape}")
+        assert cache.length == at
+    assert at == tokens

@@ -229,7 +229,8 @@ def check_attention(shape, config, model):
         assert table.get("full_attention", table)["rope_theta"] == shape.rope_theta
     matrices = sum(p.numel() for layer in layers for p in layer.parameters() if p.ndim == 2)
     scores = shape.depth * shape.num_heads * (shape.head_dim + shape.v_head_dim)
-    assert shape.flops(1) == 2 * (matrices + shape.vocab_size * shape.dim + scores)
+    head = shape.lm_head * shape.vocab_size * shape.dim
+    assert shape.flops(1) == 2 * (matrices + head + scores)
 
 
 NANOCHAT = {

@@ -3,7 +3,16 @@
 import random
 
 from headwise.experiments.rank_paper.shapes import paper_shape
-from headwise.shape import ACTIVATIONS, NORM_PLACES, NORMS, QK_NORMS, Shape
+from headwise.shape import (
+    ACTIVATIONS,
+    ATTN_GATES,
+    NORM_PLACES,
+    NORMS,
+    QK_NORMS,
+    ROPE_PLACES,
+    Layer,
+    Shape,
+)
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 SHAPES = 200  # of each family
@@ -51,6 +60,43 @@ def latent(rng):
         "qk_rope_head_dim": 2 * rng.randint(0, rank // 2),
         "qk_norm": rng.choice(("none", "free")),
     }
+
+
+def outputs(rng, num_heads):
+    """Gates on the heads' outputs, and outputs by groups of heads."""
+    groups = rng.choice([n for n in (1, 2, 3, 5) if num_heads % n == 0])
+    low = rng.choice(({}, {"o_lora_rank": rng.choice(PRIMES[:6]), "o_groups": groups}))
+    return low | {"attn_gate": rng.choice(ATTN_GATES)}
+
+
+def modern(rng):
+    """Heads with all that came after the first shapes: keys that are the values, low-rank queries,
+    rotary positions at either end."""
+    fields = heads(rng) | {"rope_at": rng.choice(ROPE_PLACES), "q_lora_rank": rng.choice((0, 3, 7))}
+    if flip(rng):
+        fields |= {"shared_kv": True, "v_head_dim": fields["head_dim"]}
+    return fields | outputs(rng, fields["num_heads"])
+
+
+def layer(rng, base):
+    """What one layer has that differs from the base's heads and feed-forward."""
+    own = heads(rng, rotary=flip(rng))
+    del own["qk_norm"]
+    groups = base.get("o_groups", 1)
+    own["num_heads"] *= groups
+    own |= {"ffn_dim": rng.choice((0, *PRIMES[5:]))}
+    if own["v_head_dim"] == own["head_dim"]:
+        own["shared_kv"] = flip(rng)
+    else:
+        own["shared_kv"] = False
+    return Layer(**own)
+
+
+def by_layer(rng):
+    fields = common(rng) | modern(rng) | {"depth": rng.randint(2, 5)}
+    layers = tuple(layer(rng, fields) for _ in range(rng.randint(1, fields["depth"])))
+    windows = tuple(rng.choice((0, 1, 3, 7)) for _ in range(rng.randint(1, fields["depth"])))
+    return Shape(**fields, **tokens_in(rng), layers=layers, windows=windows, causal=True)
 
 
 def tokens_in(rng):
@@ -142,6 +188,18 @@ FAMILIES = {
     "token classifier": lambda rng: Shape(
         **common(rng), **heads(rng), **tokens_in(rng), causal=flip(rng), **read_out(rng)
     ),
+    "modern": lambda rng: Shape(**common(rng), **modern(rng), **tokens_in(rng), causal=True),
+    "modern encoder": lambda rng: Shape(**common(rng), **modern(rng), causal=flip(rng)),
+    "latent with gates": lambda rng: (
+        lambda heads: Shape(
+            **common(rng),
+            **heads,
+            **outputs(rng, heads["num_heads"]),
+            **tokens_in(rng),
+            causal=True,
+        )
+    )(latent(rng)),
+    "by layer": by_layer,
     "read in and out": lambda rng: Shape(
         **common(rng), **heads(rng), causal=flip(rng), **read(rng), **placed(rng)
     ),

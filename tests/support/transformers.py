@@ -81,6 +81,12 @@ ENSEMBLES = {
     "read in and out": READ,
     "read in wide, out of many": POSITIONED.replace(input_dim=32, output_dim=19),
     "read out alone": paper_shape(16, 1, 4, 1, ffn_dim=29).replace(output_dim=2),
+    "keys are values": DECODER.replace(shared_kv=True, rope_at="first", norm_at="output"),
+    "gates, outputs by groups": DECODER.replace(
+        attn_gate="head", o_lora_rank=16, o_groups=3, head_dim=16, qk_norm="all"
+    ),
+    "low-rank queries": DECODER.replace(q_lora_rank=16, attn_gate="value", norm_at="parallel-2"),
+    "by layer": DECODER.replace(num_heads=(6, 3), head_dim=(4, 8), ffn_dim=(13, 29)),
     "classifier of tokens": DECODER.replace(output_dim=10),
     "odd classifier": DECODER.replace(dim=11, tied=True, output_dim=10),
     "odd read": READ.replace(dim=11, output_dim=2),

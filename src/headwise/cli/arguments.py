@@ -439,6 +439,11 @@ def _add_config(parser: Parser, role: str = "") -> None:
     if role:
         text = f"{role}: {text}"
     parser.add_argument("config", nargs="?", help=text)
+    parser.add_argument(
+        "--part",
+        help="of a model with several: text, vision, or its attention layers alone; default all "
+        "of it, or text where it wraps a text model",
+    )
 
 
 def _add_set(parser: Parser, text: str) -> None:

@@ -13,6 +13,7 @@ from headwise.cli.export import tracking
 from headwise.cli.output import print_table, say
 from headwise.cli.shapes import shape_of
 from headwise.errors import UsageError, nearest
+from headwise.shape import field_of
 
 
 def _pretraining(args: argparse.Namespace, device: str) -> Any:
@@ -25,7 +26,7 @@ def _pretraining(args: argparse.Namespace, device: str) -> Any:
     fields, values = PRESETS[args.preset]
     vocab = -(-vocab_of(find_tokenizer(args.tokenizer)[0]) // 64) * 64
     shape = (
-        shape_of(args.changes, args.config)
+        shape_of(args.changes, args.config, args.part)
         if args.config
         else _decoder(args.changes, fields, vocab)
     )
@@ -46,7 +47,7 @@ def _decoder(changes: Sequence[str], sizes: Sequence[str], vocab: int) -> Any:
     every head rotated unless said."""
     from headwise.lm.spec import STYLE
 
-    given = {change.partition("=")[0] for change in changes}
+    given = {field_of(change.partition("=")[0], 0) for change in changes}
     style = {
         key: value
         for key, value in STYLE.items()
@@ -57,17 +58,19 @@ def _decoder(changes: Sequence[str], sizes: Sequence[str], vocab: int) -> Any:
         "causal=true",
         *(f"{key}={value}" for key, value in style.items()),
     ]
-    shape = shape_of([*start, *([] if "dim" in given else sizes), *changes])
+    start += [] if "dim" in given else sizes
+    asked = [change for change in start if change.partition("=")[0] not in given]
+    shape = shape_of([*asked, *changes])
     if {"qk_rope_head_dim", "positions"} & given:
         return shape
-    if shape.head_dim % 2:
+    ranks = [shape.layer(i).head_dim for i in range(len(shape.layers) or 1)]
+    if odd := [rank for rank in ranks if rank % 2]:
         raise UsageError(
-            f"rotary positions need an even head_dim, got {shape.head_dim}; give "
+            f"rotary positions need an even head_dim, got {odd[0]}; give "
             "qk_rope_head_dim, 0 for no positions"
         )
-    return shape.replace(
-        qk_rope_head_dim=shape.head_dim // 4 * 2 if shape.latent else shape.head_dim
-    )
+    rotated = [rank // 4 * 2 if shape.latent else rank for rank in ranks]
+    return shape.replace(qk_rope_head_dim=rotated if shape.layers else rotated[0])
 
 
 def _in_words(shape: Any) -> str:
@@ -83,7 +86,10 @@ def _in_words(shape: Any) -> str:
     positions = rotary or (
         "no positions" if shape.positions == "none" else f"{shape.positions} positions"
     )
-    norm = {"none": "not normed", "free": "normed", "head": "normed with gains"}[shape.qk_norm]
+    norms = {"none": "not normed", "free": "normed", "head": "normed with gains"} | {
+        "all": "normed over all heads"
+    }
+    norm = norms[shape.qk_norm]
     style = f"{positions}, queries and keys {norm}, {shape.activation}"
     return (
         f"{plural(shape.depth, 'layer')}, dim {shape.dim}, {heads}, {style}, {shape.params:,} "

@@ -9,31 +9,51 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.cli.output import print_prose, print_table, width_for
+from headwise.configs import read_config, text_of
 from headwise.errors import UsageError, nearest, shown
-from headwise.shape import Shape
+from headwise.shape import BY_LAYER, Shape, field_of, not_built
 
 
-def shape_of(changes: Sequence[str], config: str | None = None) -> Shape:
-    """The shape of a config with changes, each key=value."""
-    fields = dataclasses.asdict(Shape.from_hf(config)) if config else {}
+def shape_of(changes: Sequence[str], config: str | None = None, part: str | None = None) -> Shape:
+    """The shape of a config, or of a part of it, with changes, each key=value."""
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Shape)}
+    typed: dict[str, Any] = {}
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
             raise UsageError(f"--set takes key=value, got {shown(change)}")
-        if key not in kinds:
+        name = field_of(key, 0)
+        if name not in kinds:
             raise UsageError(f"unknown shape key {shown(key)}; {nearest(key, kinds)}")
-        fields[key] = _field(key, text, kinds[key])
+        typed[key] = _field(key, text, kinds[name], name in BY_LAYER)
+    if config:
+        return _of_config(config, part).replace(**typed)
+    if part is not None:
+        raise UsageError(f"--part takes a part of a config.json, got --part {shown(part)} alone")
+    given = {field_of(key, 0) for key in typed}
     for name in ("dim", "depth", "num_heads"):
-        if name not in fields:
+        if name not in given:
             raise UsageError(
                 f"a shape needs {name}: give a config.json or --set dim=... depth=... num_heads=..."
             )
-    return Shape.of(fields)
+    return Shape.of(typed)
 
 
-def _field(key: str, text: str, kind: str) -> Any:
-    """A field's value from the command line, by its type."""
+def _of_config(config: str, part: str | None) -> Shape:
+    """The shape of a config.json. Of a model around a text model it is that of the text model, and
+    a line says so."""
+    found = read_config(config)
+    note = text_of(found) if part is None else None
+    if note:
+        print_prose(note, width_for(False))
+        part = "text"
+    return Shape.from_hf(found, part=part)
+
+
+def _field(key: str, text: str, kind: str, by_layer: bool = False) -> Any:
+    """A field's value from the command line, by its type; with commas one for each layer."""
+    if by_layer and "," in text:
+        return tuple(_field(key, part, kind) for part in text.split(","))
     try:
         if kind == "int":
             return int(text.replace("_", ""))
@@ -67,27 +87,24 @@ def _tokens(shape: Shape, asked: int | None, most: int = 2048) -> int:
 
 def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """Parameters, operations and bytes of a shape."""
-    shape = shape_of(args.changes, args.config)
+    shape = shape_of(args.changes, args.config, args.part)
     n = _tokens(shape, args.tokens)
     answer = {
         "params": shape.params,
+        "active_params": shape.active_params,
         "param_table": shape.param_table(),
         "flops_forward": shape.flops(n),
         "flops_training": shape.flops(n, training=True),
         "kv_bytes_per_token": shape.kv_bytes(1),
         "kv_bytes": shape.kv_bytes(n),
         "input_bytes_per_token": shape.kv_bytes(1, inputs=True),
-        "activation_bytes": shape.activation_bytes(n, bytes_per=2),
+        "activation_bytes": None if not_built(shape) else shape.activation_bytes(n, bytes_per=2),
     }
-    latent = f", latent {shape.kv_lora_rank}" if shape.latent else ""
-    print_prose(
-        f"{'causal' if shape.causal else 'not causal'}, {shape.depth} layers, dim {shape.dim}, "
-        f"{shape.num_heads} heads of rank {shape.head_dim} (values {shape.v_head_dim}, "
-        f"{shape.num_kv_heads} KV heads{latent}), feed-forward {shape.ffn_dim} {shape.activation}",
-        width_for(False),
-    )
+    _print_layers(shape)
     table = [("parameters", f"{shape.params:,}")]
     table += [(f"  {name}", f"{count:,}") for name, count in shape.param_table().items()]
+    if shape.num_experts:
+        table.append(("used by one token", f"{shape.active_params:,}"))
     table += [
         (f"forward FLOPs, {n} tokens", f"{answer['flops_forward']:.4g}"),
         ("training FLOPs", f"{answer['flops_training']:.4g}"),
@@ -97,12 +114,43 @@ def cost(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             ("KV cache per token, 16-bit", f"{answer['kv_bytes_per_token']:,} B"),
             (f"KV cache, {n} tokens", f"{answer['kv_bytes']:,} B"),
         ]
-    if shape.causal and shape.kv_width(True) < shape.kv_width():
+    if shape.causal and answer["input_bytes_per_token"] < answer["kv_bytes_per_token"]:
         inputs = f"{answer['input_bytes_per_token']:,} B"
         table.append(("  inputs kept instead, per token", inputs))
-    table.append(("kept for backward, 16-bit", f"{answer['activation_bytes']:,} B"))
+    if answer["activation_bytes"] is not None:
+        table.append(("kept for backward, 16-bit", f"{answer['activation_bytes']:,} B"))
     print_table(table)
     return answer
+
+
+def _print_layers(shape: Shape) -> None:
+    """The sizes of a shape in words; a line for each kind of layer where they differ."""
+    start = f"{'causal' if shape.causal else 'not causal'}, {shape.depth} layers, dim {shape.dim}"
+    if shape.uniform:
+        return print_prose(f"{start}, {_layer_in_words(shape)}", width_for(False))
+    print_prose(f"{start}:", width_for(False))
+    for layer, count in shape.distinct_layers():
+        window = f", window {layer.windows[0]}" if layer.windows[0] else ""
+        print_prose(f"{count} x {_layer_in_words(layer)}{window}", width_for(False), 2)
+
+
+def _layer_in_words(layer: Shape) -> str:
+    keys = f"{layer.num_kv_heads} KV heads"
+    if layer.latent:
+        keys += f", latent {layer.kv_lora_rank}"
+    if layer.reuses_kv:
+        keys = "KV heads of another layer"
+    elif layer.shared_kv:
+        keys += ", keys are values"
+    feed = f"feed-forward {layer.ffn_dim} {layer.activation}"
+    if layer.num_experts:
+        shared = f" and a shared {layer.shared_ffn_dim}" if layer.shared_ffn_dim else ""
+        feed = (
+            f"{layer.num_experts_per_tok} of {layer.num_experts} experts "
+            f"{layer.expert_ffn_dim}{shared} {layer.activation}"
+        )
+    heads = f"{layer.num_heads} heads of rank {layer.head_dim} (values {layer.v_head_dim}, {keys})"
+    return f"{heads}, {feed}"
 
 
 def _arm_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -119,7 +167,7 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """Other numbers of heads at one budget."""
     from headwise.policies import TOLERANCE, family
 
-    base = shape_of(args.changes, args.config)
+    base = shape_of(args.changes, args.config, args.part)
     n = _tokens(base, args.tokens)
     budget = {
         "budget": args.budget,
@@ -170,7 +218,7 @@ def policies(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         f"{far or 'none'} of {len(arms)} {'is' if far == 1 else 'are'} more than {TOLERANCE:.1%} "
         "off the budget"
     )
-    return {"budget": args.budget, "tokens": n, "base": dataclasses.asdict(base), "arms": rows}
+    return {"budget": args.budget, "tokens": n, "base": base.spec(), "arms": rows}
 
 
 def _dtype(name: str) -> Any:
@@ -192,7 +240,7 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     devices = ("auto", "cpu", "cuda")
     if args.device not in devices:
         raise UsageError(f"unknown device {args.device!r}; {nearest(args.device, devices)}")
-    shape = shape_of(args.changes, args.config)
+    shape = shape_of(args.changes, args.config, args.part)
     choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=dtype)
     for line in str(choice).splitlines():
         print_prose(line, width_for(False), 2)
@@ -250,11 +298,11 @@ def infer(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.execute.memory import check_fits
     from headwise.model.infer_bench import bandwidth, measure
 
-    shape = shape_of(args.changes, args.config)
+    shape = shape_of(args.changes, args.config, args.part)
     dtype = _dtype(args.dtype)
     device = pick_device(args.device)
     n = _tokens(shape, args.tokens, 512)
-    width = 2 * (shape.in_dim if not shape.vocab_size else 4) + 2 * shape.depth * shape.kv_width()
+    width = 2 * (shape.in_dim if not shape.vocab_size else 4) + shape.kv_bytes(1)
     check_fits(
         2 * shape.params + max(args.batch) * n * width,
         device,

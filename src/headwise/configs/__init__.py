@@ -16,19 +16,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headwise.configs.families import FAMILIES, to_shape_fields
+from headwise.configs.families import (
+    FAMILIES,
+    HYBRIDS,
+    PARTS,
+    text_of,
+    to_shape_fields,
+)
 from headwise.configs.values import NANOCHAT_KEYS, Config, is_nanochat
 from headwise.errors import UsageError, nearest
 from headwise.files import NotReadableError, read_file, read_json
 
 MOST_BYTES = 4 << 20  # of a config.json, a thousand times what one has
 
-__all__ = ["FAMILIES", "read_config", "to_shape_fields"]
+__all__ = ["FAMILIES", "HYBRIDS", "PARTS", "read_config", "text_of", "to_shape_fields"]
 
 
 def read_config(config: str | Path | Config) -> dict[str, Any]:
     """The config as a dict, from a config.json, the folder that holds it, or a mapping."""
     found = dict(config) if isinstance(config, Mapping) else _read_json(config)
+    inner = found.get("model_config")
+    if found.get("model_type") is None and isinstance(inner, Mapping):
+        # What nanochat writes beside a checkpoint; from before there were windows, without them.
+        found = {"window_pattern": "L", **inner}
     if found.get("model_type") is None and not is_nanochat(found):
         keys = ", ".join(NANOCHAT_KEYS)
         raise UsageError(

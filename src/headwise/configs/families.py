@@ -1,48 +1,163 @@
-"""Public model families: one function each from its config to the fields of a `Shape`, and the
-table of them, `FAMILIES`. Standard library only."""
+"""Public model families by `model_type`, and what is said of those that a `Shape` does not
+describe. Standard library only.
+
+A family is one function, from its config to the fields of a `Shape` (decoders.py, experts.py,
+encoders.py) or to its attention layers (hybrids.py), one line here, and one in defaults.py.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from headwise.configs.values import (
-    GATED,
-    NANOCHAT_KEYS,
-    PLAIN,
-    Config,
-    Fields,
-    activation,
-    flag,
-    head_dim_of,
-    is_nanochat,
-    layers,
-    number,
-    optional,
-    pair,
-    rope_setting,
-    whole,
-    windows_of,
-)
-from headwise.errors import UsageError, nearest, shown
+from headwise.configs import decoders, encoders, experts, hybrids
+from headwise.configs.defaults import ALIASES, DEFAULTS
+from headwise.configs.hybrids import Attention
+from headwise.configs.nanochat import nanochat, nanochat_own
+from headwise.configs.values import Config, Fields, is_nanochat
+from headwise.configs.wrappers import NAMED_TEXT, inner_config, is_text_alone, is_wrapper, parts_of
+from headwise.errors import UsageError, shown
 
-_BIASED = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
-_LONG_NAMES = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-}
-_LONG_NAMES |= {
-    "n_kv_head": "num_key_value_heads",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-}
-_REFUSED = {
-    "is_encoder_decoder": "an encoder-decoder",
-    "add_cross_attention": "cross-attention",
-    "per_layer_config": "sizes that differ between layers",
+PARTS = ("text", "vision", "attention")
+
+FAMILIES: dict[str, Callable[[Config], Fields]] = {
+    "apertus": decoders.apertus,
+    "arcee": decoders.arcee,
+    "biogpt": decoders.biogpt,
+    "bloom": decoders.bloom,
+    "codegen": decoders.gptj,
+    "cohere": decoders.cohere,
+    "cohere2": decoders.cohere2,
+    "cwm": decoders.cwm,
+    "ernie4_5": decoders.ernie4_5,
+    "exaone4": decoders.exaone4,
+    "falcon": decoders.falcon,
+    "gemma": decoders.gemma,
+    "gemma2": decoders.gemma2,
+    "gemma3_text": decoders.gemma3_text,
+    "glm": decoders.glm,
+    "glm4": decoders.glm4,
+    "glm4v_text": decoders.glm4v,
+    "gpt2": decoders.gpt2,
+    "gpt_bigcode": decoders.gpt_bigcode,
+    "gpt_neo": decoders.gpt_neo,
+    "gpt_neox": decoders.gpt_neox,
+    "gptj": decoders.gptj,
+    "granite": decoders.granite,
+    "granite_swa": decoders.granite_swa,
+    "helium": decoders.helium,
+    "hunyuan_v1_dense": decoders.hunyuan,
+    "hyperclovax": decoders.hyperclovax,
+    "jais2": decoders.jais2,
+    "llama": decoders.llama,
+    "ministral": decoders.ministral,
+    "ministral3": decoders.mistral,
+    "mistral": decoders.mistral,
+    "mpt": decoders.mpt,
+    "nanochat": nanochat,
+    "nemotron": decoders.nemotron,
+    "olmo": decoders.olmo,
+    "olmo2": decoders.olmo2,
+    "olmo3": decoders.olmo3,
+    "openai-gpt": decoders.openai_gpt,
+    "opt": decoders.opt,
+    "persimmon": decoders.persimmon,
+    "phi": decoders.phi,
+    "phi3": decoders.phi3,
+    "qwen2": decoders.qwen2,
+    "qwen2_5_vl_text": decoders.qwen2,
+    "qwen2_vl_text": decoders.qwen2,
+    "qwen3": decoders.qwen3,
+    "qwen3_vl_text": decoders.qwen3_vl,
+    "seed_oss": decoders.seed_oss,
+    "smollm3": decoders.smollm3,
+    "stablelm": decoders.stablelm,
+    "starcoder2": decoders.starcoder2,
+    "vaultgemma": decoders.vaultgemma,
+    # ---- experts
+    "dbrx": experts.dbrx,
+    "deepseek_v2": experts.deepseek_v2,
+    "deepseek_v3": experts.deepseek_v3,
+    "dots1": experts.dots1,
+    "ernie4_5_moe": experts.ernie4_5_moe,
+    "exaone_moe": experts.exaone_moe,
+    "flex_olmo": experts.flex_olmo,
+    "glm4_moe": experts.glm4_moe,
+    "glm4_moe_lite": experts.glm4_moe_lite,
+    "glm4v_moe_text": experts.glm4_moe,
+    "gpt_oss": experts.gpt_oss,
+    "granitemoe": experts.granitemoe,
+    "granitemoeshared": experts.granitemoe,
+    "hunyuan_v1_moe": experts.hunyuan_moe,
+    "kimi_k2": experts.deepseek_v3,
+    "llama4_text": experts.llama4,
+    "mimo_v2_flash": experts.mimo_v2,
+    "minimax_m2": experts.minimax_m2,
+    "mistral4": experts.deepseek_v3,
+    "mixtral": experts.mixtral,
+    "olmoe": experts.olmoe,
+    "phimoe": experts.phimoe,
+    "qwen2_moe": experts.qwen2_moe,
+    "qwen3_moe": experts.qwen3_moe,
+    "qwen3_vl_moe_text": experts.qwen3_moe,
+    "solar_open": experts.solar_open,
+    "step3p5": experts.step3p7,
+    "step3p7_text": experts.step3p7,
+    # ---- encoders
+    "albert": encoders.albert,
+    "bert": encoders.bert,
+    "camembert": encoders.bert,
+    "clip_text_model": encoders.clip_text,
+    "clip_vision_model": encoders.clip_vision,
+    "deit": encoders.deit,
+    "dinov2": encoders.dinov2,
+    "dinov2_with_registers": encoders.dinov2_with_registers,
+    "distilbert": encoders.distilbert,
+    "electra": encoders.electra,
+    "modernbert": encoders.modernbert,
+    "roberta": encoders.bert,
+    "siglip_text_model": encoders.siglip_text,
+    "siglip_vision_model": encoders.siglip_vision,
+    "vit": encoders.vit,
+    "xlm-roberta": encoders.bert,
 }
 
-_NOT_EXPRESSED = {
+# Of these a Shape describes the attention layers alone.
+HYBRIDS: dict[str, Callable[[Config], Attention]] = {
+    "bamba": hybrids.bamba,
+    "deepseek_v32": hybrids.indexed,
+    "falcon_h1": hybrids.falcon_h1,
+    "gemma3n_text": hybrids.gemma3n,
+    "gemma4_text": hybrids.gemma4,
+    "glm5_next_text": hybrids.glm5_next,
+    "glm_moe_dsa": hybrids.indexed,
+    "granitemoehybrid": hybrids.granitemoehybrid,
+    "jamba": hybrids.jamba,
+    "kimi_linear": hybrids.kimi_linear,
+    "lfm2": hybrids.lfm2,
+    "lfm2_moe": hybrids.lfm2,
+    "minimax": hybrids.minimax,
+    "muse_spark_text": hybrids.muse_spark,
+    "nemotron_h": hybrids.nemotron_h,
+    "olmo_hybrid": hybrids.olmo_hybrid,
+    "qwen3_5_moe_text": hybrids.qwen3_next,
+    "qwen3_5_text": hybrids.qwen3_next,
+    "qwen3_next": hybrids.qwen3_next,
+}
+
+NOT_EXPRESSED = {
+    "deepseek_v4": (
+        "keys and values of runs of tokens are compressed into one, and four streams are mixed "
+        "around every branch"
+    ),
+    "mamba": "state spaces, and no attention",
+    "mamba2": "state spaces, and no attention",
+    "mllama": "cross-attention to the image between the layers of text",
+    "mllama_text_model": "cross-attention to the image between the layers of text",
+    "rwkv": "linear recurrences, and no attention",
+    "zamba2": "one attention block with shared weights between state spaces",
     "xcit": (
         "attention over channels, convolutions between patches, a gain on every branch, "
         "class-attention layers"
@@ -54,375 +169,162 @@ _NOT_EXPRESSED = {
     ),
 }
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
-_DEFAULTS = {
-    "gpt2": (50257, 768, None, 12, 12, None),
-    "llama": (32000, 4096, 11008, 32, 32, None),
-    "mistral": (32000, 4096, 14336, 32, 32, 8),
-    "qwen2": (151936, 4096, 22016, 32, 32, 32),
-    "qwen3": (151936, 4096, 22016, 32, 32, 32),
-    "gemma": (256000, 3072, 24576, 28, 16, 16),
-    "gemma2": (256000, 2304, 9216, 26, 8, 4),
-    "gemma3_text": (262208, 2304, 9216, 26, 8, 4),
-    "phi": (51200, 2048, 8192, 24, 32, None),
-    "phi3": (32064, 3072, 8192, 32, 32, None),
-    "deepseek_v2": (102400, 4096, 11008, 32, 32, None),
-    "deepseek_v3": (129280, 7168, 18432, 61, 128, None),
-    "bert": (30522, 768, 3072, 12, 12, None),
-    "vit": (0, 768, 3072, 12, 12, None),
-    "nanochat": (50304, 768, 8192, 12, 6, None),
+_REFUSED = {
+    "add_cross_attention": "cross-attention",
+    "per_layer_config": "sizes that differ between layers",
 }
+_BY_LAYER = ("gemma4_text", "step3p5", "step3p7_text")  # families that read per_layer_config
+_TWO_STACKS = ("encoder_layers", "num_decoder_layers")  # keys of encoder-decoders
 
 
-def to_shape_fields(config: Config) -> Fields:
-    """The keyword arguments of the `Shape` that a config describes."""
+def to_shape_fields(config: Config, part: str | None = None) -> Fields:
+    """The keyword arguments of the `Shape` that a config describes, or of a part of it."""
+    try:
+        return _fields_of(config, part)
+    except UsageError as e:
+        raise UsageError(_as_typed(str(e), config)) from None
+
+
+def _as_typed(message: str, config: Config) -> str:
+    """A message about keys in the names under which the config has them."""
+    for typed, name in ALIASES.items():
+        if typed in config:
+            message = re.sub(rf"\b{name}\b", typed, message)
+    return message
+
+
+def _fields_of(config: Config, part: str | None) -> Fields:
+    if part is not None and part not in PARTS:
+        raise UsageError(f"unknown part {shown(part)}; choices: {', '.join(PARTS)}")
     name = config.get("model_type")
     if name is None and is_nanochat(config):
-        return _nanochat_own(config)
-    if isinstance(name, str) and name in _NOT_EXPRESSED:
-        raise UsageError(f"{name} cannot be expressed: {_NOT_EXPRESSED[name]}")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise UsageError(f"unknown model_type {name!r}; {nearest(str(name), FAMILIES)}")
+        return _whole_or_attention(nanochat_own(config), part, "nanochat")
+    if not isinstance(name, str):
+        raise UsageError(f"unknown model_type {shown(name)}; {_known('')}")
+    if name in NOT_EXPRESSED:
+        raise UsageError(f"{name} cannot be expressed: {NOT_EXPRESSED[name]}")
+    if is_wrapper(config):
+        return _of_wrapper(config, name, part)
+    _refuse_two_stacks(config, name)
     for key, what in _REFUSED.items():
-        if config.get(key):
+        if config.get(key) and not (key == "per_layer_config" and name in _BY_LAYER):
             raise UsageError(
                 f"{what} cannot be expressed: {key} must be false or left out, got "
                 f"{shown(config[key])}"
             )
-    sizes = dict(zip(_SIZES, _DEFAULTS.get(name, ()), strict=False))
-    fields = FAMILIES[name]({**sizes, **config})
+    if part in ("text", "vision"):
+        raise UsageError(
+            f"part {part!r} is of a model that wraps another, a {name} is one stack: leave part out"
+        )
+    if name in HYBRIDS:
+        return _of_hybrid(HYBRIDS[name](with_defaults(config, name)), name, part)
+    if name not in FAMILIES:
+        raise UsageError(f"unknown model_type {name!r}{_kin(config)}; {_known(name)}")
+    fields = FAMILIES[name](with_defaults(config, name))
     if fields.get("causal") and config.get("is_causal") is False:
         raise UsageError(
             f"a {name} without its causal mask cannot be expressed: is_causal must be true or "
             "left out, got False"
         )
+    return _whole_or_attention(fields, part, name)
+
+
+def with_defaults(config: Config, name: str) -> Config:
+    """The config under the names that this package reads, with what it leaves out."""
+    own = {**config, **{ALIASES[key]: config[key] for key in config if key in ALIASES}}
+    return {**DEFAULTS.get(name, {}), **own}
+
+
+def _whole_or_attention(fields: Fields, part: str | None, name: str) -> Fields:
+    if part == "attention":
+        return hybrids.alone(fields, range(fields["depth"]))
+    if part is not None:
+        raise UsageError(f"part {part!r} is of a wrapper, a {name} is one stack: leave part out")
     return fields
 
 
-# ---- parts that families share
-
-
-def _long_names(c: Config) -> Fields:
-    return {**c, **{long: c[short] for short, long in _LONG_NAMES.items() if short in c}}
-
-
-def _stack(c: Config) -> Fields:
-    """Sizes, heads and vocabulary."""
-    fields = {
-        "dim": whole(c, "hidden_size"),
-        "depth": layers(c, "num_hidden_layers"),
-        "vocab_size": whole(c, "vocab_size", least=0),
-    }
-    fields |= {
-        "num_heads": whole(c, "num_attention_heads"),
-        "num_kv_heads": optional(c, "num_key_value_heads"),
-        "head_dim": head_dim_of(c),
-    }
-    return fields | {"ffn_dim": optional(c, "intermediate_size")}
-
-
-def _decoder(c: Config) -> Fields:
-    """Llama's block: RMS norms first, rotary positions, a gated feed-forward, no bias."""
-    fields = _stack(c) | {
-        "causal": True,
-        "norm": "rms",
-        "norm_at": "pre",
-        "tied": flag(c, "tie_word_embeddings"),
-    }
-    fields |= {
-        "qk_rope_head_dim": fields["head_dim"],
-        "rope_theta": rope_setting(c, "rope_theta", 10_000.0),
-    }
-    return fields | {"activation": activation(c, "hidden_act", "silu", GATED)}
-
-
-def _attention_bias(c: Config) -> Fields:
-    bias = flag(c, "attention_bias")
-    return {"qkv_bias": bias, "out_bias": bias}
-
-
-def _sandwich(c: Config, slides: Callable[[int], bool]) -> Fields:
-    """What Gemma 2 and 3 share: norms before and after, windows, and a scale of the scores."""
-    c = {"sliding_window": 4096, **c, "hidden_act": c.get("hidden_activation", "gelu_pytorch_tanh")}
-    fields = _gemma(c) | {"norm_at": "sandwich", "windows": windows_of(c, slides)}
-    scalar = number("query_pre_attn_scalar", c.get("query_pre_attn_scalar", 256))
-    return fields if scalar == fields["head_dim"] else fields | {"logit_scale": scalar**-0.5}
-
-
-# ---- families
-
-
-def _gpt2(c: Config) -> Fields:
-    if flag(c, "scale_attn_by_inverse_layer_idx"):
+def _of_hybrid(found: Attention, name: str, part: str | None) -> Fields:
+    if not found.missing and part is None:
+        return found.fields
+    if not found.where:
+        raise UsageError(f"a {name} without attention layers is no shape: {found.missing}")
+    if part is None:
+        count = len(found.where)
+        rest = f"the {count} with attention" if count < found.fields["depth"] else "its attention"
         raise UsageError(
-            "a scale of the scores by layer cannot be expressed: scale_attn_by_inverse_layer_idx "
-            "must be false, got True"
+            f"a {name} is not one shape: {found.missing}, which a Shape does not describe; "
+            f"part='attention' (--part attention) gives {rest}"
         )
-    c = _long_names({**c, "intermediate_size": None}) | {
-        "num_key_value_heads": None,
-        "head_dim": None,
+    return hybrids.alone(found.fields, found.where)
+
+
+# ---- models around models
+
+
+def _of_wrapper(config: Config, name: str, part: str | None) -> Fields:
+    parts = parts_of(config)
+    if part is None and not is_text_alone(config):
+        ways = " or ".join(f"part={one!r} (--part {one})" for one in parts)
+        raise UsageError(f"a {name} is several models in one: {ways} takes one of them alone")
+    kind = "vision" if part == "vision" else "text"
+    if kind not in parts:
+        raise UsageError(f"a {name} has no part {kind!r}; choices: {', '.join(parts)}, attention")
+    inner = inner_config(config, kind)
+    if inner.get("model_type") is None:
+        known = {**FAMILIES, **HYBRIDS, **NOT_EXPRESSED}
+        guesses = (NAMED_TEXT.get(name), f"{name}_{kind}", f"{name}_{kind}_model")
+        found = next((guess for guess in guesses if guess in known), None)
+        if found is None:
+            raise UsageError(
+                f"the {kind}_config of a {name} has no model_type; {_known(name)}: give it one"
+            )
+        inner = {**inner, "model_type": found}
+    return _fields_of(inner, "attention" if part == "attention" else None)
+
+
+def _refuse_two_stacks(config: Config, name: str) -> None:
+    two = config.get("is_encoder_decoder")
+    if not two and (name in FAMILIES or not any(key in config for key in _TWO_STACKS)):
+        return
+    sizes = {
+        "dim": config.get("d_model", config.get("hidden_size")),
+        "depth": config.get("encoder_layers", config.get("num_layers")),
+        "num_heads": config.get("encoder_attention_heads", config.get("num_heads")),
+        "head_dim": config.get("d_kv"),
+        "ffn_dim": config.get("encoder_ffn_dim", config.get("d_ff")),
     }
-    fields = (
-        _stack(c)
-        | _BIASED
-        | {
-            "causal": True,
-            "norm": "layer",
-            "norm_at": "pre",
-            "tied": flag(c, "tie_word_embeddings", True),
-        }
+    given = ", ".join(f"{k}={v}" for k, v in sizes.items() if isinstance(v, int))
+    way = f"Shape({given}) has the sizes of its encoder" if given else "describe one stack by hand"
+    raise UsageError(
+        "an encoder-decoder cannot be expressed, its two stacks are not one shape: "
+        f"is_encoder_decoder must be false or left out, got {shown(two)}; {way}"
     )
-    fields |= {"positions": "additive", "num_positions": whole(c, "max_position_embeddings", 1024)}
-    fields |= {"activation": activation(c, "activation_function", "gelu_new", PLAIN)}
-    return fields if flag(c, "scale_attn_weights", True) else fields | {"logit_scale": 1.0}
 
 
-def _llama(c: Config) -> Fields:
-    return _decoder(c) | _attention_bias(c) | {"ffn_bias": flag(c, "mlp_bias")}
+# ---- names that are not known
 
 
-def _mistral(c: Config) -> Fields:
-    return _decoder(c) | {"windows": (optional(c, "sliding_window", 4096) or 0,)}
+def _known(name: str) -> str:
+    """The families whose names are near in spelling, and all of them."""
+    known = sorted({**FAMILIES, **HYBRIDS})
+    close = difflib.get_close_matches(name[:80], known, n=3, cutoff=0.85)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{hint}choices: {', '.join(known)}"
 
 
-def _qwen2(c: Config) -> Fields:
-    window = c.get("sliding_window", 4096) if flag(c, "use_sliding_window") else None
-    first = whole(c, "max_window_layers", 28, least=0)
-    windows = windows_of(
-        {**c, "sliding_window": window}, lambda layer: window is not None and layer >= first
-    )
-    return _decoder(c) | {"qkv_bias": True, "windows": windows}
+def _kin(config: Config) -> str:
+    """The nearest way for a config with Llama's keys."""
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    if not all(key in config for key in keys):
+        return ""
+    return " (where its layers are Llama's, model_type llama counts it)"
 
 
-def _qwen3(c: Config) -> Fields:
-    return _qwen2({"head_dim": 128, **c}) | _attention_bias(c) | {"qk_norm": "head"}
-
-
-def _gemma(c: Config) -> Fields:
-    c = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, **c}
-    return _decoder(c) | _attention_bias(c) | {"causal": not flag(c, "use_bidirectional_attention")}
-
-
-def _gemma2(c: Config) -> Fields:
-    if flag(c, "use_bidirectional_attention"):
-        raise UsageError(
-            "a gemma2 without its causal mask cannot be expressed: use_bidirectional_attention "
-            "must be false, got True"
-        )
-    return _sandwich(c, lambda layer: layer % 2 == 0)
-
-
-def _gemma3_text(c: Config) -> Fields:
-    pattern = whole(c, "sliding_window_pattern", 6)
-    if flag(c, "use_bidirectional_attention"):
-        c = {
-            **c,
-            "sliding_window": whole(c, "sliding_window", 4096) // 2 + 1,
-        }  # half of it to each side
-    return _sandwich(c, lambda layer: (layer + 1) % pattern > 0) | {
-        "qk_norm": "head",
-        "rope_theta": rope_setting(c, "rope_theta", 1e6),
-    }
-
-
-def _gemma3(c: Config) -> Fields:
-    if c.get("vision_config") is not None:
-        raise UsageError(
-            "the vision tower of a gemma3 cannot be expressed: pass its text_config, or leave "
-            "vision_config out"
-        )
-    if not isinstance(c.get("text_config"), Mapping):
-        raise UsageError(
-            f"text_config of a gemma3 must be a mapping, got {shown(c.get('text_config'))}"
-        )
-    return to_shape_fields({**c["text_config"], "model_type": "gemma3_text"})
-
-
-def _phi(c: Config) -> Fields:
-    if flag(c, "qk_layernorm"):
-        raise UsageError(
-            "a layer norm of queries and keys cannot be expressed: qk_layernorm must be false, "
-            "got True"
-        )
-    fields = (
-        _decoder({**c, "hidden_act": "silu"}) | _BIASED | {"norm": "layer", "norm_at": "parallel"}
-    )
-    fields |= {
-        "qk_rope_head_dim": int(fields["head_dim"] * rope_setting(c, "partial_rotary_factor", 0.5))
-    }
-    return fields | {
-        "activation": activation(c, "hidden_act", "gelu_new", PLAIN),
-        "extras": (("head bias", fields["vocab_size"]),),
-    }
-
-
-def _phi3(c: Config) -> Fields:
-    fields = _decoder(c) | {"windows": (optional(c, "sliding_window") or 0,)}
-    return fields | {
-        "qk_rope_head_dim": int(fields["head_dim"] * rope_setting(c, "partial_rotary_factor", 1.0))
-    }
-
-
-def _deepseek_v2(c: Config) -> Fields:
-    return _deepseek_v3({"n_routed_experts": 64, "first_k_dense_replace": 0, **c}) | {
-        "ffn_bias": flag(c, "mlp_bias")
-    }
-
-
-def _deepseek_v3(c: Config) -> Fields:
-    c = {"n_routed_experts": 256, "first_k_dense_replace": 3, **c}
-    experts, dense, depth = (
-        c["n_routed_experts"],
-        c["first_k_dense_replace"],
-        whole(c, "num_hidden_layers"),
-    )
-    if experts is not None and whole(c, "first_k_dense_replace", least=0) < depth:
-        rule = "n_routed_experts must be null or first_k_dense_replace at least num_hidden_layers"
-        raise UsageError(
-            f"routed experts cannot be expressed: {rule}, got {shown(experts)}, {dense} and {depth}"
-        )
-    rope = whole(c, "qk_rope_head_dim", 64)
-    fields = _decoder(
-        {**c, "head_dim": whole(c, "qk_nope_head_dim", 128) + rope}
-    ) | _attention_bias(c)
-    fields |= {"qk_rope_head_dim": rope, "v_head_dim": whole(c, "v_head_dim", 128)}
-    return fields | {
-        "kv_lora_rank": whole(c, "kv_lora_rank", 512),
-        "q_lora_rank": optional(c, "q_lora_rank", 1536) or 0,
-    }
-
-
-def _bert(c: Config) -> Fields:
-    kind = c.get("position_embedding_type") or "absolute"
-    if kind != "absolute":
-        raise UsageError(
-            "relative positions cannot be expressed: position_embedding_type must be absolute, "
-            f"got {shown(kind)}"
-        )
-    fields = _stack({**c, "num_key_value_heads": None, "head_dim": None}) | _BIASED
-    fields |= {
-        "norm": "layer",
-        "norm_at": "post",
-        "activation": activation(c, "hidden_act", "gelu", PLAIN),
-    }
-    fields |= {
-        "causal": flag(c, "is_decoder"),
-        "positions": "additive",
-        "num_positions": whole(c, "max_position_embeddings", 512),
-    }
-    dim, types = fields["dim"], whole(c, "type_vocab_size", 2, least=0)
-    return fields | {
-        "extras": (
-            ("token types", types * dim),
-            ("embedding norm", 2 * dim),
-            ("pooler", dim * dim + dim),
-        )
-    }
-
-
-def _vit(c: Config) -> Fields:
-    fields = (
-        _stack({**c, "vocab_size": 0, "num_key_value_heads": None})
-        | _BIASED
-        | {"qkv_bias": flag(c, "qkv_bias", True)}
-    )
-    fields |= {
-        "norm": "layer",
-        "norm_at": "pre",
-        "activation": activation(c, "hidden_act", "gelu", PLAIN),
-    }
-    image, patch = pair(c, "image_size", 224), pair(c, "patch_size", 16)
-    fields |= {
-        "positions": "additive",
-        "num_positions": (image[0] // patch[0]) * (image[1] // patch[1]) + 1,
-    }
-    dim, pixels = fields["dim"], whole(c, "num_channels", 3) * patch[0] * patch[1]
-    names = c.get("id2label")
-    labels = len(names) if isinstance(names, Mapping) else whole(c, "num_labels", 2, least=0)
-    return fields | {
-        "extras": (
-            ("patch embedding", (pixels + 1) * dim),
-            ("class token", dim),
-            ("classifier", (dim + 1) * labels),
-        )
-    }
-
-
-def _nanochat(c: Config) -> Fields:
-    """The port in transformers."""
-    fields = (
-        _decoder({**c, "hidden_act": "silu"})
-        | _attention_bias(c)
-        | {"norm": "rms-free", "qk_norm": "free"}
-    )
-    return fields | {"activation": activation(c, "hidden_act", "relu2", PLAIN)}
-
-
-def _nanochat_own(c: Config) -> Fields:
-    """nanochat's GPTConfig: value embeddings in every other layer, the last one included.
-
-    `head_dim`, `v_head_dim` and `logit_scale` are what `headwise.integrations.nanochat` adds to it.
-    """
-    head_dim, depth, kv_heads = (
-        head_dim_of(c, "n_embd", "n_head"),
-        layers(c, "n_layer"),
-        whole(c, "n_kv_head"),
-    )
-    width, scale = optional(c, "v_head_dim") or head_dim, c.get("logit_scale")
-    pattern = str(c["window_pattern"]).upper()
-    if not pattern or set(pattern) - set("SL"):
-        raise UsageError(
-            "window_pattern must be made of S (short) and L (long), got "
-            f"{shown(c['window_pattern'])}"
-        )
-    short = (
-        -(-whole(c, "sequence_len") // 512) * 128 + 1
-    )  # a quarter, rounded up to whole tiles, and the query's own key
-    windows = [short if pattern[layer % len(pattern)] == "S" else 0 for layer in range(depth)]
-    vocab, valued = -(-whole(c, "vocab_size") // 64) * 64, (depth + 1) // 2
-    extras = [
-        ("value embeddings", valued * vocab * kv_heads * width),
-        ("value gates", valued * 12 * kv_heads),
-    ]
-    extras += [("residual scalars", 2 * depth), ("smear", 24 + 1), ("backout", 1)]
-    fields = _nanochat(
-        {
-            **_long_names({key: c[key] for key in NANOCHAT_KEYS}),
-            "vocab_size": vocab,
-            "head_dim": head_dim,
-        }
-    )
-    fields |= {
-        "rope_theta": 1e5,
-        "logit_scale": 1.2 * 1.2 * head_dim**-0.5
-        if scale is None
-        else number("logit_scale", scale),
-    }
-    return fields | {"v_head_dim": width, "windows": (*windows[:-1], 0), "extras": tuple(extras)}
-
-
-FAMILIES: dict[str, Callable[[Config], Fields]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "gemma": _gemma,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "gemma3_text": _gemma3_text,
-    "phi": _phi,
-    "phi3": _phi3,
-    "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek_v3,
-    "bert": _bert,
-    "vit": _vit,
-    "nanochat": _nanochat,
-}
+def text_of(config: Mapping[str, Any]) -> str | None:
+    """What to say where a config wraps a text model and no part was asked for; None elsewhere."""
+    name = config.get("model_type")
+    if not isinstance(name, str) or name in NOT_EXPRESSED or not is_wrapper(config):
+        return None
+    if is_text_alone(config):
+        return None
+    return f"the text part of a {name} (--part text): its other parts are not counted"

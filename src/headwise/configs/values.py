@@ -6,7 +6,7 @@ Each function takes the config and a key, and refuses a value that breaks the ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headwise.errors import LARGEST, MOST_LAYERS, UsageError, check_most, nearest, shown
@@ -26,7 +26,7 @@ _GELUS = (
 )
 PLAIN = {"relu": "relu", "relu2": "relu2", **dict.fromkeys(_GELUS, "gelu")}
 GATED = {"silu": "swiglu", "swish": "swiglu", **dict.fromkeys(_GELUS, "geglu")}
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 NANOCHAT_KEYS = (
     "n_layer",
     "n_head",
@@ -52,6 +52,14 @@ def whole(c: Config, name: str, default: Any = None, least: int = 1) -> int:
 
 def optional(c: Config, name: str, default: int | None = None) -> int | None:
     return None if c.get(name, default) is None else whole(c, name, default)
+
+
+def table_of(c: Config, name: str) -> Config:
+    """A mapping inside the config; empty where it is left out."""
+    value = {} if c.get(name) is None else c[name]
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{name} must be a mapping, got {shown(value)}")
+    return value
 
 
 def number(name: str, value: Any) -> float:
@@ -109,21 +117,26 @@ def head_dim_of(c: Config, dim: str = "hidden_size", heads: str = "num_attention
     return c[dim] // c[heads]
 
 
-def windows_of(c: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
-    """The windows of the layers, cut to the shortest run that tiles them."""
+def kinds_of(
+    c: Config, default: Callable[[int], str], known: tuple[str, ...], name: str = "layer_types"
+) -> list[str]:
+    """What each layer is, as the config lists it or as its family has it."""
     depth = layers(c, "num_hidden_layers")
-    kinds = c.get("layer_types") or [_LAYER_TYPES[slides(i)] for i in range(depth)]
+    kinds = c.get(name) or [default(i) for i in range(depth)]
     if not isinstance(kinds, list | tuple) or len(kinds) != depth:
         raise UsageError(
-            f"layer_types must name each of num_hidden_layers {depth} layers, got {shown(kinds)}"
+            f"{name} must name each of num_hidden_layers {depth} layers, got {shown(kinds)}"
         )
     for kind in kinds:
-        if not isinstance(kind, str) or kind not in _LAYER_TYPES:
-            raise UsageError(
-                f"unknown layer type {shown(kind)}; {nearest(str(kind), _LAYER_TYPES)}"
-            )
-    full = tuple(whole(c, "sliding_window") if kind == _LAYER_TYPES[1] else 0 for kind in kinds)
-    return full[: _period(full)]
+        if not isinstance(kind, str) or kind not in known:
+            raise UsageError(f"unknown layer type {shown(kind)}; {nearest(str(kind), known)}")
+    return list(kinds)
+
+
+def windows_of(c: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
+    """The windows of the layers, cut to the shortest run that tiles them."""
+    kinds = kinds_of(c, lambda i: LAYER_TYPES[slides(i)], LAYER_TYPES)
+    return tiled([whole(c, "sliding_window") if kind == LAYER_TYPES[1] else 0 for kind in kinds])
 
 
 def layers(c: Config, name: str) -> int:
@@ -133,8 +146,8 @@ def layers(c: Config, name: str) -> int:
     return depth
 
 
-def _period(values: tuple[int, ...]) -> int:
-    """The length of the shortest run that tiles a sequence, the last tile maybe cut off."""
+def tiled(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The shortest run that tiles a sequence, the last tile maybe cut off."""
     # border[i] is how long a beginning of values[: i + 1] is also its end (Knuth, Morris, Pratt):
     # in time that grows with the length alone.
     border, length = [0], 0
@@ -143,4 +156,4 @@ def _period(values: tuple[int, ...]) -> int:
             length = border[length - 1]
         length += value == values[length]
         border.append(length)
-    return len(values) - border[-1]
+    return tuple(values[: len(values) - border[-1]])

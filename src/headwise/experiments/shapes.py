@@ -53,7 +53,10 @@ def shape_of_row(row: Row) -> Shape:
 
 
 def heads_in_words(shape: Shape) -> str:
-    """A decoder's heads: how many, of what rank."""
+    """A decoder's heads: how many, of what rank; of every kind of layer where they differ."""
+    if not shape.uniform:
+        kinds = (heads_in_words(layer) for layer, _ in shape.distinct_layers())
+        return " and ".join(dict.fromkeys(kinds))
     if shape.latent:
         return f"latent {shape.kv_lora_rank}"
     if shape.num_kv_heads != shape.num_heads:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UsageError
-from headwise.model.attention import attend
+from headwise.model.dispatch import attend
 from headwise.model.reference import in_query_blocks, mask_of, repeat_kv
 
 NAME = "headwise"  # of the implementation, and of the attribute that a known mask carries

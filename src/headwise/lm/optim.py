@@ -79,9 +79,15 @@ def orthogonalise(stack: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def map_rows(shape: Shape, name: str, rows: int) -> tuple[int, ...]:
     """How many rows of a block's matrix belong to each of the maps that it holds."""
+    shape = shape.layer(int(name.split(".")[1]))  # blocks.<layer>. ...
+    values = () if shape.shared_kv else (shape.num_kv_heads * shape.v_head_dim,)
+    keys_values = (shape.num_kv_heads * shape.head_dim, *values)
     if name.endswith("attention.qkv.weight"):
-        kv = shape.num_kv_heads
-        return shape.num_heads * shape.head_dim, kv * shape.head_dim, kv * shape.v_head_dim
+        return shape.num_heads * shape.head_dim, *keys_values
+    if name.endswith("attention.kv.weight") and not shape.latent:
+        return keys_values
+    if name.endswith("attention.out_down.weight"):
+        return (shape.o_lora_rank,) * shape.o_groups
     if name.endswith("attention.kv_down.weight") and shape.qk_rope_head_dim:
         return shape.kv_lora_rank, shape.qk_rope_head_dim
     if name.endswith("feed.up.weight") and shape.gated:

@@ -19,7 +19,7 @@ from headwise.errors import (
 )
 from headwise.lm.text_files import find_text, find_tokenizer, vocab_of
 from headwise.rows import Work, columns_of, id_of
-from headwise.shape import Shape
+from headwise.shape import Shape, not_built
 
 OPTIMISERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "trapezoid")
@@ -140,12 +140,14 @@ class Pretraining:
                 "a decoder's shape must be causal, because later tokens are the answers; got "
                 "causal False"
             )
+        if missing := not_built(shape):
+            raise UsageError(missing)
         if shape.output_dim or shape.extras:
             given = f"output_dim {shape.output_dim}, extras {shape.extras}"
             raise UsageError(
                 f"a decoder has tokens in and tokens out and no other parts, got {given}"
             )
-        if shape.positions != "none" and shape.num_positions < self.length:
+        if shape.positions in ("additive", "concatenated") and shape.num_positions < self.length:
             raise UsageError(
                 f"num_positions must be at least length {self.length}, got {shape.num_positions}"
             )
@@ -182,7 +184,7 @@ class Pretraining:
 
     def spec(self) -> dict[str, Any]:
         """The run as plain values; `Pretraining.of` is its inverse."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"shape": self.shape.spec()}
 
     @classmethod
     def of(cls, spec: dict[str, Any]) -> Pretraining:

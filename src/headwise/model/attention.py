@@ -1,4 +1,4 @@
-"""Attention with every size free: the function `attend` and the layer `Attention`.
+"""Attention with every size free: the layer `Attention`.
 
 For each head h, with queries q_h = W_Q,h x, keys k_h = W_K,h x and values v_h = W_V,h x,
 
@@ -6,8 +6,8 @@ For each head h, with queries q_h = W_Q,h x, keys k_h = W_K,h x and values v_h =
 
 H heads of rank r (`head_dim`) need not satisfy H r = dim; values have a width of their own; several
 query heads may share one key/value head (grouped queries), and all keys and values may grow from
-one latent (MLA). `attend` computes the part after the projections on the fastest backend that takes
-the sizes (backends.py); `Attention` is the layer.
+one latent (MLA). The function `attend` (dispatch.py) computes the part after the projections on the
+fastest backend that takes the sizes.
 
 Axes: M models, B batch, N keys, Q queries, H heads, R rank, V value width, D dim.
 """
@@ -23,92 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import UsageError, nearest
-from headwise.kernels.attention_cpu import short, short_packed
-from headwise.kernels.attention_wide import attend_wide
-from headwise.model import reference
+from headwise.kernels.attention_cpu import short_packed
 from headwise.model.backends import BACKENDS, Call, choose_backend
-from headwise.model.fused import KERNELS, fused
+from headwise.model.dispatch import attend
+from headwise.model.head_outputs import GroupedLinear, gated, turned_back
 from headwise.model.layers import Linear, Norm, Rotary, linear, rotate
-from headwise.model.plans import Operands, Plan, plans
-from headwise.model.reference import blocked, mask_of, plain, repeat_kv, weights_of
-from headwise.shape import Shape
-
-# ---- the function
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    window: int = 0,
-    scale: float | None = None,
-    hard: bool = False,
-    backend: str = "auto",
-    graphed: bool = False,
-) -> Tensor:
-    """softmax(scale q k^T) v, or hardmax, on the fastest backend for these sizes.
-
-    q is (batch, heads, queries, rank), k (batch, kv heads, keys, rank), v (batch, kv heads, keys,
-    width); fewer KV heads serve groups of query heads. `scale` is rank ** -0.5 unless given.
-    `causal`: the last query stands at the last key and sees no later one. `window` w > 0: a query
-    sees keys nearer than w. `graphed`: the call is part of a CUDA graph, where launches cost
-    nothing, so that the choice need not mind them.
-
-    >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
-    torch.Size([2, 6, 5, 7])
-    """
-    # Everything that decides the kernel, gathered into one hashable value. Checking it and choosing
-    # a backend take longer than a small attention, so the decision is kept as a plan. Under
-    # torch.compile it is made once, while tracing, and the cache is left alone.
-    operands = Operands(
-        q.shape, k.shape, v.shape,
-        q.dtype, k.dtype, v.dtype,
-        q.device, k.device, v.device,
-        causal, window, hard, backend, graphed,
-        q.requires_grad or k.requires_grad or v.requires_grad,
-        reference.BLOCK_BYTES,
-    )  # fmt: skip
-    contiguous = _rows_contiguous(q, k, v)
-    plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
-    scale = plan.scale if scale is None else scale
-    # The usual call: torch picks the chosen kernel by itself, and the operands need no change.
-    if contiguous and plan.direct:
-        return F.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    call, choice = plan.call, plan.choice
-    # Torch's kernels first; they want padding and a layout of their own.
-    if choice.backend in KERNELS:
-        return fused(plan, q, k, v, scale)
-    # These two take grouped KV heads and masks as they are.
-    if choice.backend == "wide":
-        return attend_wide(q, k, v, scale, causal, window)
-    if choice.backend == "blocked":
-        return blocked(q, k, v, scale, causal, window, hard)
-    # The formula with its scores (B, H, Q, N) in memory.
-    if choice.backend == "plain":
-        mask = mask_of(call.queries, call.keys, causal, window, q.device)
-        return plain(q, k, v, scale, mask, hard)
-    # The kernels for short sequences take one KV head per query head, and no mask.
-    k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
-    if choice.backend == "short":
-        return short(q, k, v, scale)
-    from headwise.kernels.attention_short_triton import attend_heads
-
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-    return attend_heads(q, k, v, scale, precision)
-
-
-def _rows_contiguous(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the numbers of each row lie side by side."""
-    if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
-        return True
-    return q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-
-
-# ---- the layer
+from headwise.model.reference import mask_of, repeat_kv, weights_of
+from headwise.shape import Shape, beyond_plain, not_built
 
 HeadGroups = Sequence[tuple[int, Shape]]  # (how many models, their shape), in the models' order
 
@@ -145,8 +66,12 @@ class Attention(nn.Module):
             raise UsageError(
                 f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}"
             )
-        self.shape = shape
+        if missing := not_built(shape):
+            raise UsageError(missing)
         self.window = shape.window(layer)
+        shape = shape.layer(layer) if shape.layers else shape
+        self.shape = shape
+        self.plain = not beyond_plain(shape)
         self.hard = hard
         self.backend = backend
         self.ensemble = models is not None
@@ -166,15 +91,38 @@ class Attention(nn.Module):
             self.kv_norm = Norm("rms", C, models)
             self.kv = Linear(C, H * (R - rope + V), False, models)
         else:
-            self.qkv = Linear(D, H * R + KV * (R + V), shape.qkv_bias, models)
+            rows = sum(self.kv_rows)
+            if shape.q_lora_rank:
+                self.q_down = Linear(D, shape.q_lora_rank, shape.qkv_bias, models)
+                self.q_down_norm = Norm("rms", shape.q_lora_rank, models)
+                self.q = Linear(shape.q_lora_rank, H * R, False, models)
+                self.kv = Linear(D, rows, shape.qkv_bias, models)
+            else:
+                self.qkv = Linear(D, H * R + rows, shape.qkv_bias, models)
             if shape.qk_norm != "none":
-                norm = "rms" if shape.qk_norm == "head" else "rms-free"
-                self.q_norm, self.k_norm = Norm(norm, R, models), Norm(norm, R, models)
+                norm = "rms-free" if shape.qk_norm == "free" else "rms"
+                heads = (H, KV) if shape.qk_norm == "all" else (1, 1)
+                self.q_norm, self.k_norm = (Norm(norm, count * R, models) for count in heads)
+        if shape.attn_gate != "none":
+            gates = H if shape.attn_gate == "head" else H * V
+            self.gate = Linear(D, gates, shape.qkv_bias, models)
         # Every averaged module has an output bias of its own, so their mean is added.
-        self.out = Linear(H * V, D, False, models)
+        inner = H * V
+        if shape.o_lora_rank:
+            self.out_down = GroupedLinear(inner, shape.o_lora_rank, shape.o_groups, models)
+            inner = shape.o_groups * shape.o_lora_rank
+        self.out = Linear(inner, D, False, models)
         lead = () if models is None else (models,)
         bias = torch.zeros(*lead, shape.average, D) if shape.out_bias else None
         self.out_bias = None if bias is None else nn.Parameter(bias)
+
+    @property
+    def kv_rows(self) -> tuple[int, ...]:
+        """Rows of the projection that are keys, and those that are values where they are not the
+        keys."""
+        s = self.shape
+        keys = s.num_kv_heads * s.head_dim
+        return (keys,) if s.shared_kv else (keys, s.num_kv_heads * s.v_head_dim)
 
     @overload
     def forward(
@@ -199,11 +147,13 @@ class Attention(nn.Module):
         compiled_alone = torch.compiler.is_compiling() and not self.ensemble and not keep
         if self.shape.latent:
             heads = self.attend_heads(self.shape, *self._from_latent(x, rotary), kept)
-            y = self.combine(heads)
-        elif compiled_alone and not self._short(x):
-            y = self.combine(self.attend_heads(self.shape, *self._separately(x, rotary)))
+            y = self.combine(heads, x)
+        elif self.shape.q_lora_rank or (compiled_alone and not self._short(x)):
+            heads = self.attend_heads(self.shape, *self.project(x, 0, rotary), kept)
+            y = self.combine(heads, x, 0, rotary)
         else:
-            y = self.combine(*self._by_groups(x, kept, rotary))
+            heads, weight = self._by_groups(x, kept, rotary)
+            y = self.combine(heads, x, 0, rotary, weight)
         return (y, found) if keep else y
 
     def attend_heads(
@@ -236,11 +186,26 @@ class Attention(nn.Module):
             kept.update({name: t.unflatten(0, lead) for name, t in parts.items()})
         return o.transpose(1, 2).reshape(*lead, q.shape[-2], s.num_heads * s.v_head_dim)
 
-    def combine(self, heads: Tensor, weight: Tensor | None = None) -> Tensor:
-        """W_O of the heads' outputs, the mean over averaged modules."""
+    def combine(
+        self,
+        heads: Tensor,
+        x: Tensor,
+        start: int = 0,
+        rotary: Rotary | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """W_O of the heads' outputs, the mean over averaged modules; x is the layer's input, whose
+        first token stands at position `start`."""
+        s = self.shape
+        if s.shared_kv and s.qk_rope_head_dim:
+            heads = turned_back(heads, s, start, rotary)
+        if s.attn_gate != "none":
+            heads = gated(heads, self.gate(x), s.num_heads)
+        if s.o_lora_rank:
+            heads = self.out_down(heads)
         bias = None if self.out_bias is None else self.out_bias.mean(-2)
         weight = self.out.weight if weight is None else weight
-        return linear(heads, weight, bias, 1 / self.shape.average)
+        return linear(heads, weight, bias, 1 / s.average)
 
     # ---- queries, keys and values by one projection each
 
@@ -253,6 +218,10 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A projection (..., tokens, H R + KV (R + V)) as queries, keys and values by head."""
         R, KV = s.head_dim, s.num_kv_heads
+        if s.shared_kv:
+            q, k = qkv.split((s.num_heads * R, KV * R), -1)
+            keys = self.place_keys(s, k, start, rotary)
+            return self.place_queries(s, q, start, rotary), keys, keys
         q, k, v = qkv.split((s.num_heads * R, KV * R, KV * s.v_head_dim), -1)
         return (
             self.place_queries(s, q, start, rotary),
@@ -264,39 +233,73 @@ class Attention(nn.Module):
         self, s: Shape, q: Tensor, start: int = 0, rotary: Rotary | None = None
     ) -> Tensor:
         """Queries by head, normalised and rotated; the first stands at position `start`."""
-        q = self.split_heads(q, s.head_dim)
-        # A gain after the rotation would make the scores depend on absolute positions. Under
-        # autocast a norm answers in float32.
-        q = q if s.qk_norm == "none" else self.q_norm(q).to(q.dtype)
-        if not s.qk_rope_head_dim:
-            return q
-        return rotate(q, s.qk_rope_head_dim, s.rope_theta, start, rotary)
+        norm = None if s.qk_norm == "none" else self.q_norm
+        return self._placed(s, q, norm, start, rotary)
 
     def place_keys(
         self, s: Shape, k: Tensor, start: int = 0, rotary: Rotary | None = None
     ) -> Tensor:
         """Keys by head, likewise."""
-        k = self.split_heads(k, s.head_dim)
-        k = k if s.qk_norm == "none" else self.k_norm(k).to(k.dtype)
+        norm = None if s.qk_norm == "none" else self.k_norm
+        return self._placed(s, k, norm, start, rotary)
+
+    def _placed(
+        self, s: Shape, t: Tensor, norm: Norm | None, start: int, rotary: Rotary | None
+    ) -> Tensor:
+        # A gain after the rotation would make the scores depend on absolute positions. Under
+        # autocast a norm answers in float32.
+        if norm is not None and s.qk_norm == "all":
+            t, norm = norm(t).to(t.dtype), None
+        t = self.split_heads(t, s.head_dim)
+        t = t if norm is None else norm(t).to(t.dtype)
         if not s.qk_rope_head_dim:
-            return k
-        return rotate(k, s.qk_rope_head_dim, s.rope_theta, start, rotary)
+            return t
+        return rotate(t, s.qk_rope_head_dim, s.rope_theta, start, rotary, at=s.rope_at)
 
-    def projections(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """W_Q, W_K, W_V and their biases."""
+    def projections(self) -> tuple[list[Tensor], list[Tensor | None]]:
+        """W_Q, W_K, W_V and their biases; W_Q is left out where queries have a latent, W_V is W_K
+        where keys are the values."""
         s = self.shape
-        sizes = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.num_kv_heads * s.v_head_dim
-        weights, bias = self.qkv.weight.split(sizes), self.qkv.bias
-        return weights, (None, None, None) if bias is None else bias.split(sizes)
+        part = self.kv if s.q_lora_rank else self.qkv
+        sizes = self.kv_rows if s.q_lora_rank else (s.num_heads * s.head_dim, *self.kv_rows)
+        weights = list(part.weight.split(sizes))
+        biases: list[Tensor | None] = [None] * len(sizes)
+        if part.bias is not None:
+            biases = list(part.bias.split(sizes))
+        if s.shared_kv:
+            weights, biases = [*weights, weights[-1]], [*biases, biases[-1]]
+        return weights, biases
 
-    def _separately(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, start: int = 0, rotary: Rotary | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by three products: compiled, their gradients then need not be
         copied into one tensor. Only the weights' are, and those are small."""
+        return self.queries(x, start, rotary), *self.keys_values(x, start, rotary)
+
+    def queries(self, x: Tensor, start: int = 0, rotary: Rotary | None = None) -> Tensor:
+        """Queries by head, through a latent of their own where the shape has one."""
+        if self.shape.q_lora_rank:
+            q = self.q(self.q_down_norm(self.q_down(x)))
+        else:
+            weights, biases = self.projections()
+            q = linear(x, weights[0], biases[0])
+        return self.place_queries(self.shape, q, start, rotary)
+
+    def keys_values(
+        self, x: Tensor, start: int = 0, rotary: Rotary | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values by head."""
         s = self.shape
-        weights, biases = self.projections()
-        q, k, v = (linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
-        keys = self.place_keys(s, k, 0, rotary)
-        return self.place_queries(s, q, 0, rotary), keys, self.split_heads(v, s.v_head_dim)
+        if s.q_lora_rank:  # one product: no gradient of queries to be joined with theirs
+            found = self.kv(x).split(self.kv_rows, -1)
+        else:
+            weights, biases = self.projections()
+            count = len(self.kv_rows)
+            pairs = zip(weights[1 : 1 + count], biases[1 : 1 + count], strict=True)
+            found = [linear(x, weight, bias) for weight, bias in pairs]
+        keys = self.place_keys(s, found[0], start, rotary)
+        return keys, keys if s.shared_kv else self.split_heads(found[1], s.v_head_dim)
 
     # ---- models that cut the same width into different heads
 
@@ -346,7 +349,7 @@ class Attention(nn.Module):
         # rank.
         s = s or self.shape
         equal = s.num_kv_heads == s.num_heads and s.v_head_dim == s.head_dim
-        if not equal or s.qk_norm != "none" or s.qk_rope_head_dim:
+        if not equal or s.qk_norm != "none" or s.qk_rope_head_dim or not self.plain:
             return False
         # What the backends' table says about this call decides the rest.
         device, tokens = x.device.type, x.shape[-2]

@@ -164,6 +164,7 @@ def explain(
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape = shape.layer(layer)
     return choose_backend(
         Call(
             device=device,
@@ -176,7 +177,7 @@ def explain(
             rank=shape.head_dim,
             width=shape.v_head_dim,
             causal=shape.causal,
-            window=shape.window(layer),
+            window=shape.window(0),
             hard=hard,
         )
     )

@@ -18,7 +18,8 @@ class LayerCache:
     """What one attention layer keeps; `kind` says what, `parts` hold it, tokens on the axis before
     the last.
 
-    keys    keys (B, H, T, rank) and values (B, H, T, width), normalised and rotated
+    keys    keys (B, H, T, rank) and values (B, H, T, width), normalised and rotated; keys alone
+            where they are the values
     latent  the latent, behind it the rotated key that all heads share (B, T, latent + rotary part)
     input   the layer's input (B, T, dim), from which keys and values are made anew
 
@@ -40,6 +41,7 @@ class LayerCache:
         # for those alone.
         self.tokens = tokens
         self.room = min(tokens, shape.window(layer) or tokens)
+        shape = shape.layer(layer) if shape.layers else shape
         self.length = 0
         self.absorb = absorb
         # The input is kept where that was asked for and takes fewer numbers per token.
@@ -47,11 +49,9 @@ class LayerCache:
         if shape.kv_width(inputs) < shape.kv_width():
             self.kind = "input"
         KV, R, V = shape.num_kv_heads, shape.head_dim, shape.v_head_dim
-        sizes = (
-            [(KV, self.room, R), (KV, self.room, V)]
-            if self.kind == "keys"
-            else [(self.room, shape.kv_width(inputs))]
-        )
+        sizes = [(KV, self.room, R), (KV, self.room, V)][: 1 if shape.shared_kv else 2]
+        if self.kind != "keys":
+            sizes = [(self.room, shape.kv_width(inputs))]
         self.parts = tuple(torch.zeros(batch, *size, dtype=dtype, device=device) for size in sizes)
 
     def append(self, *new: Tensor, ordered: bool = False) -> tuple[Tensor, ...]:

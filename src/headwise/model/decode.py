@@ -19,9 +19,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.model.attention import Attention, attend
+from headwise.model.attention import Attention
 from headwise.model.cache import LayerCache
-from headwise.model.layers import linear
+from headwise.model.dispatch import attend
 
 
 def follow(layer: Attention, x: Tensor, cache: LayerCache) -> Tensor:
@@ -31,20 +31,26 @@ def follow(layer: Attention, x: Tensor, cache: LayerCache) -> Tensor:
     absorb = cache.absorb and x.shape[-2] == 1
     # Kept keys and values: the new tokens join them, and attention is as usual.
     if cache.kind == "keys":
-        q, k, v = layer.split_qkv(s, layer.qkv(x), start)
-        return layer.combine(_attend(layer, q, *cache.append(k, v)))
+        if s.q_lora_rank:
+            q, k, v = layer.project(x, start)
+        else:
+            q, k, v = layer.split_qkv(s, layer.qkv(x), start)
+        kept = cache.append(k) * 2 if s.shared_kv else cache.append(k, v)
+        return layer.combine(_attend(layer, q, *kept), x, start)
     # Kept latents, with the rotated key part that all heads share behind them.
     if cache.kind == "latent":
         (rows,) = cache.append(torch.cat(layer.compress(x, start), -1))
-        return layer.combine(_from_latents(layer, layer.latent_queries(x, start), rows, absorb))
+        heads = _from_latents(layer, layer.latent_queries(x, start), rows, absorb)
+        return layer.combine(heads, x, start)
     # Kept inputs. With rotary positions each one must be known by its place, so they come in order;
     # the first stands at position `first`.
     (inputs,) = cache.append(x, ordered=s.qk_rope_head_dim > 0)
     first = cache.length - inputs.shape[-2]
     if s.latent:
         rows = torch.cat(layer.compress(inputs, first), -1)
-        return layer.combine(_from_latents(layer, layer.latent_queries(x, start), rows, absorb))
-    return layer.combine(_from_inputs(layer, x, start, inputs, first, absorb))
+        heads = _from_latents(layer, layer.latent_queries(x, start), rows, absorb)
+        return layer.combine(heads, x, start)
+    return layer.combine(_from_inputs(layer, x, start, inputs, first, absorb), x, start)
 
 
 def decode_backend(device: str, dtype: torch.dtype, rank: int, width: int, hard: bool) -> str:
@@ -82,17 +88,17 @@ def _from_inputs(
     # inputs.
     H, KV = s.num_heads, s.num_kv_heads
     R, V = s.head_dim, s.v_head_dim
-    (q_map, k_map, v_map), (q_bias, k_bias, v_bias) = layer.projections()
-    q = layer.place_queries(s, linear(x, q_map, q_bias), start)
+    q = layer.queries(x, start)
     if absorb and s.qk_norm == "none" and not s.qk_rope_head_dim:
+        weights, biases = layer.projections()
+        k_map, v_map, v_bias = weights[-2], weights[-1], biases[-1]
         # The keys' bias adds one number to all scores of a query, which softmax does not see.
         o = _absorbed(layer, q, inputs, k_map.unflatten(0, (KV, R)), v_map.unflatten(0, (KV, V)))
         if v_bias is None:
             return o
         return o + v_bias.view(KV, 1, V).expand(KV, H // KV, V).flatten()
     # Not absorbed: keys and values of all kept tokens are made anew.
-    k = layer.place_keys(s, linear(inputs, k_map, k_bias), first)
-    return _attend(layer, q, k, layer.split_heads(linear(inputs, v_map, v_bias), V))
+    return _attend(layer, q, *layer.keys_values(inputs, first))
 
 
 def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

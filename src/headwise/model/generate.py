@@ -102,10 +102,10 @@ def pick(
 
 def _check_sampling(model: Decoder | Encoder, tokens: int, temperature: float, top_k: int) -> None:
     shape = model.shape
-    if not shape.vocab_size or shape.output_dim:
+    if not shape.vocab_size or shape.output_dim or not shape.lm_head:
         raise UsageError(
             f"only tokens can be generated, got vocab_size {shape.vocab_size}, output_dim "
-            f"{shape.output_dim}"
+            f"{shape.output_dim}, lm_head {shape.lm_head}"
         )
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise UsageError(f"tokens to generate must be a whole number of at least 1, got {tokens!r}")

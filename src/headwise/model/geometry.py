@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.shape import Shape
+from headwise.shape import Shape, beyond_plain
 
 
 def score_geometry(shape: Shape, weights: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def score_geometry(shape: Shape, weights: Mapping[str, Tensor]) -> dict[str, Any
     paper's code takes (names ending in _transposed); the two agree when the product is a multiple
     of the identity. Empty for shapes whose queries and keys are not one projection each.
     """
-    if shape.latent or shape.num_kv_heads != shape.num_heads or shape.depth < 1:
+    if shape.latent or shape.num_kv_heads != shape.num_heads or beyond_plain(shape):
         return {}
     H, R, D = shape.num_heads, shape.head_dim, shape.dim
     found: dict[str, list[list[float]]] = {}

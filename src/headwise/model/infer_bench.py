@@ -46,7 +46,7 @@ def measure(
         )
     # Inputs instead of keys and values are measured only where they are fewer numbers.
     model, inputs = _model(shape, device, dtype), _inputs(shape, batch, tokens, device, dtype)
-    kept = [False, True] if shape.kv_width(True) < shape.kv_width() else [False]
+    kept = [False, True] if shape.kv_bytes(1, inputs=True) < shape.kv_bytes(1) else [False]
     rows = [_cached(model, inputs, steps, inputs_kept) for inputs_kept in kept]
     rows.append(_anew(model, inputs))
     # A decode step reads every weight and the whole cache once, so its bytes over its time is the

@@ -31,7 +31,7 @@ from headwise.errors import UsageError, nearest
 from headwise.model.attention import Attention
 from headwise.model.layers import Linear, Norm
 from headwise.model.transformer import Block, Decoder, Encoder, build
-from headwise.shape import Shape
+from headwise.shape import Shape, beyond_plain
 
 ORIGINAL_SEED = 613  # of every run of the rank paper
 
@@ -173,6 +173,11 @@ def _reset(model: Encoder | Decoder) -> None:
 
 def _copy_first(model: Encoder | Decoder) -> None:
     """Every layer as a copy of the first."""
+    if not model.shape.uniform:
+        raise UsageError(
+            "init published copies the first layer, so it needs layers of equal sizes, this shape "
+            f"has layers={model.shape.layers!r}"
+        )
     first, *rest = _blocks(model)
     for block in rest:
         block.load_state_dict(first.state_dict())
@@ -199,7 +204,7 @@ def _library_block(block: Block, shape: Shape, generator: Generator) -> None:
             rows, inputs = part.weight.shape
             _uniform(part.weight, math.sqrt(6 / (inputs + rows / shape.average)), generator)
     # The output projection of one averaged module reads its share of the heads.
-    fan_in = shape.num_heads * shape.v_head_dim / shape.average
+    fan_in = attention.out.weight.shape[-1] / shape.average
     _uniform(attention.out.weight, fan_in**-0.5, generator)
     if block.feed is not None:
         for part in (block.feed.up, block.feed.down):
@@ -221,6 +226,8 @@ def _normal_block(block: Block, shape: Shape, generator: Generator) -> None:
 def _heads_and_identity(block: Block, shape: Shape, scheme: str) -> tuple[Tensor, Tensor]:
     """A block's query, key and value weights (3, H, R, D), and of the identity of width D the rows
     (H, R, D): head h has those from h R on, around the end."""
+    if special := beyond_plain(shape):
+        raise UsageError(f"init {scheme} needs plain heads, this shape has {special}")
     H, R, D = shape.num_heads, shape.head_dim, shape.dim
     if shape.latent or shape.num_kv_heads != H or shape.v_head_dim != R or R > D:
         raise UsageError(

@@ -76,6 +76,7 @@ class Norm(nn.Module):
 
     layer         (x - mean) / std * g + b
     layer-nobias  (x - mean) / std * g
+    layer-free    (x - mean) / std
     rms           x / rms * g
     rms-free      x / rms
     scalar        s x / ||x||, one learned s
@@ -89,7 +90,7 @@ class Norm(nn.Module):
         self.eps = eps
         self.ensemble = models is not None
         # How many gains a model has: one per coordinate, one in all, or none.
-        gains = {"layer": dim, "layer-nobias": dim, "rms": dim, "rms-free": 0, "scalar": 1}[kind]
+        gains = {"layer": dim, "layer-nobias": dim, "rms": dim, "scalar": 1}.get(kind, 0)
         self.weight = nn.Parameter(torch.ones(*lead, gains)) if gains else None
         self.bias = nn.Parameter(torch.zeros(*lead, dim)) if kind == "layer" else None
 
@@ -210,17 +211,32 @@ def rotary_table(tokens: int, width: int, theta: float, like: Tensor, start: int
 
 
 def rotate(
-    x: Tensor, width: int, theta: float, start: int = 0, table: Rotary | None = None
+    x: Tensor,
+    width: int,
+    theta: float,
+    start: int = 0,
+    table: Rotary | None = None,
+    *,
+    at: str = "last",
+    back: bool = False,
 ) -> Tensor:
-    """Rotary positions on the last `width` coordinates of x (..., tokens, rank): coordinate i
-    turns with coordinate i + width / 2.
+    """Rotary positions on the last `width` coordinates of x (..., tokens, rank), or the first:
+    coordinate i turns with coordinate i + width / 2, `back` the other way.
 
     `table` is `rotary_table(...)` of the same tokens, where the caller has it.
     """
     if not width:
         return x
-    # The coordinates before the last `width` pass by; the others turn in pairs (a_i, b_i).
+    # The other coordinates pass by; these turn in pairs (a_i, b_i).
     table = table or rotary_table(x.shape[-2], width, theta, x, start)
     cos, sin = (t.to(x.dtype) for t in table)
-    rest, a, b = x.split((x.shape[-1] - width, width // 2, width // 2), -1)
-    return torch.cat((rest, a * cos - b * sin, b * cos + a * sin), -1)
+    half, others = width // 2, x.shape[-1] - width
+    if at == "first":
+        a, b, rest = x.split((half, half, others), -1)
+    else:
+        rest, a, b = x.split((others, half, half), -1)
+    if back:
+        turned = a * cos + b * sin, b * cos - a * sin
+    else:
+        turned = a * cos - b * sin, b * cos + a * sin
+    return torch.cat((*turned, rest) if at == "first" else (rest, *turned), -1)

@@ -21,17 +21,21 @@ from headwise.model import decode
 from headwise.model.attention import Attention, HeadGroups
 from headwise.model.cache import Cache, LayerCache
 from headwise.model.layers import FeedForward, Linear, Norm, Rotary, linear, rotary_table, uniform
-from headwise.shape import Shape
+from headwise.shape import Shape, not_built
+
+Tables = dict[int, Rotary]  # rotary positions by how many coordinates of a head they turn
 
 
 class Block(nn.Module):
     """One layer: attention A and feed-forward F with skips, norms n where `Shape.norm_at` puts
     them.
 
-    post      x <- n1(x + A(x)),    x <- n2(x + F(x))
-    pre       x <- x + A(n1(x)),    x <- x + F(n2(x))
-    parallel  x <- x + A(n1(x)) + F(n1(x))
-    sandwich  x <- x + m1(A(n1(x))), x <- x + m2(F(n2(x)))
+    post        x <- n1(x + A(x)),    x <- n2(x + F(x))
+    pre         x <- x + A(n1(x)),    x <- x + F(n2(x))
+    output      x <- x + n1(A(x)),    x <- x + n2(F(x))
+    parallel    x <- x + A(n1(x)) + F(n1(x))
+    parallel-2  x <- x + A(n1(x)) + F(n2(x))
+    sandwich    x <- x + m1(A(n1(x))), x <- x + m2(F(n2(x)))
 
     Without feed-forward the second step is left out.
     """
@@ -53,7 +57,8 @@ class Block(nn.Module):
             shape, layer=layer, models=models, head_groups=head_groups, hard=hard
         )
         self.norm1 = norm()
-        self.feed = FeedForward(shape, models) if shape.ffn_dim else None
+        own = shape.layer(layer) if shape.layers else shape
+        self.feed = FeedForward(own, models) if own.ffn_dim else None
         sandwich = shape.norm_at == "sandwich"
         self.norm2 = norm() if self.feed is not None and shape.norm_at != "parallel" else None
         self.after1 = norm() if sandwich else None
@@ -94,6 +99,12 @@ class Block(nn.Module):
             case "parallel":
                 z = self.norm1(x)
                 x = x + attention(z) + feed(z) if self.feed else x + attention(z)
+            case "parallel-2":
+                y = x + attention(self.norm1(x))
+                x = y + feed(norm2(x)) if self.feed else y
+            case "output":
+                x = x + self.norm1(attention(x))
+                x = x + norm2(feed(x)) if self.feed else x
             case "sandwich":
                 after1, after2 = self.after1 or nn.Identity(), self.after2 or nn.Identity()
                 x = x + after1(attention(self.norm1(x)))
@@ -125,9 +136,13 @@ class Transformer(nn.Module):
                 "a model with parameters outside its blocks can be costed but not built, got "
                 f"extras {names}"
             )
+        if missing := not_built(shape):
+            raise UsageError(missing)
         lead = () if models is None else (models,)
         self.shape, self.models = shape, models
-        self.rotary: Rotary | None = None  # of sequences of the length given to `prepare`
+        self.rotated = tuple(shape.layer(i).qk_rope_head_dim for i in range(shape.depth))
+        self.rotary_widths = tuple(sorted({*self.rotated} - {0}))
+        self.rotary: Tables = {}  # of sequences of the length given to `prepare`
 
         def table(rows: int, width: int) -> nn.Parameter:
             return nn.Parameter(uniform(0.02, *lead, rows, width))
@@ -149,7 +164,7 @@ class Transformer(nn.Module):
         )
         self.final_norm = Norm(shape.norm, D, models) if shape.norm_at != "post" else None
         # What goes out: a head for ids, tied to the embedding or its own, or a map to vectors.
-        own_head = vocab and not shape.tied and not shape.output_dim
+        own_head = vocab and shape.lm_head and not shape.tied and not shape.output_dim
         self.head = table(vocab, D) if own_head else None
         self.read_out = Linear(D, shape.output_dim, True, models) if shape.output_dim else None
 
@@ -157,9 +172,9 @@ class Transformer(nn.Module):
         """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
         out: dict[str, dict[str, Tensor]] = {}
         h = self.embed(x)
-        rotary = self._rotary(h)  # one table for all blocks
+        tables = self._rotary(h)  # one for all blocks that rotate as many coordinates
         for i, block in enumerate(self.blocks):
-            h, kept = block(h, keep, rotary=rotary)
+            h, kept = block(h, keep, rotary=tables.get(self.rotated[i]))
             if keep:
                 out[f"layer {i}"] = kept
         return self.unembed(h), out
@@ -177,21 +192,23 @@ class Transformer(nn.Module):
     def prepare(self, tokens: int) -> None:
         """Make the rotary table of sequences of one length once for all: compiled, every use would
         compute it anew."""
-        s, like = self.shape, next(self.parameters())
-        if s.qk_rope_head_dim:
-            self.rotary = rotary_table(tokens, s.qk_rope_head_dim, s.rope_theta, like)
+        self.rotary = self._tables(tokens, next(self.parameters()))
 
-    def _rotary(self, h: Tensor) -> Rotary | None:
-        # The prepared table serves sequences of its own length, device and precision only.
-        s, made, tokens = self.shape, self.rotary, h.shape[-2]
-        if not s.qk_rope_head_dim:
-            return None
-        if made is not None:
-            exact = torch.promote_types(h.dtype, torch.float32)
-            cos = made[0]
-            if (len(cos), cos.device, cos.dtype) == (tokens, h.device, exact):
-                return made
-        return rotary_table(tokens, s.qk_rope_head_dim, s.rope_theta, h)
+    def _tables(self, tokens: int, like: Tensor) -> Tables:
+        theta = self.shape.rope_theta
+        return {width: rotary_table(tokens, width, theta, like) for width in self.rotary_widths}
+
+    def _rotary(self, h: Tensor) -> Tables:
+        if not self.rotary_widths:
+            return {}
+        # Prepared tables serve sequences of their own length, device and precision only.
+        tokens = h.shape[-2]
+        exact = torch.promote_types(h.dtype, torch.float32)
+        fit = [
+            (len(cos), cos.device, cos.dtype) == (tokens, h.device, exact)
+            for cos, _ in self.rotary.values()
+        ]
+        return self.rotary if fit and all(fit) else self._tables(tokens, h)
 
     # ---- what comes in
 
@@ -267,7 +284,7 @@ class Transformer(nn.Module):
     def _project_out(self, h: Tensor) -> Tensor:
         if self.read_out is not None:
             return self._read_out(h, self.read_out)
-        if self.embedding is None:
+        if self.embedding is None or not self.shape.lm_head:
             return h
         # Logits are products with the rows of the head, or of the embedding where they are tied.
         table = self.embedding if self.head is None else self.head

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import UsageError
-from headwise.model.attention import attend
+from headwise.model.dispatch import attend
 from headwise.model.transformer import Encoder, build
 from headwise.shape import Shape
 from headwise.tasks import neighbors

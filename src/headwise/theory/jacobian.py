@@ -28,6 +28,7 @@ from torch.func import functional_call, jacrev, vjp
 from headwise.errors import UsageError
 from headwise.model.attention import Attention
 from headwise.model.layers import Linear
+from headwise.shape import beyond_plain
 from headwise.theory.conditioning import check_layer_input, side_by_side
 from headwise.theory.spectrum import EPS, TINY
 
@@ -62,6 +63,8 @@ def head_blocks(layer: Attention, J: Tensor) -> tuple[Tensor, float]:
     s = layer.shape
     if s.latent or s.num_kv_heads != s.num_heads:
         raise UsageError("heads that share keys or values have no blocks of their own")
+    if special := beyond_plain(s):
+        raise UsageError(f"blocks by head need plain heads, this layer has {special}")
     # Rows run over (token, head, width), columns over (query, key or value; head; width, dim). Each
     # row and each column belongs to one head.
     H, widths = s.num_heads, (s.head_dim, s.head_dim, s.v_head_dim)

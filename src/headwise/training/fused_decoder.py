@@ -28,7 +28,7 @@ from torch import Tensor
 from headwise.kernels import decoder_cuda, nvrtc
 from headwise.kernels.decoder_cuda import BlockWeights
 from headwise.model.transformer import Decoder, Encoder
-from headwise.shape import Shape
+from headwise.shape import Shape, beyond_plain
 from headwise.tasks.task import Task
 from headwise.training.decoder_blocks import TritonBlocks
 from headwise.training.flat import OPERANDS, FlatKernels, FlatRows, HeadGroup
@@ -49,6 +49,8 @@ def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> s
             f"needs norm='layer' and norm_at='pre', this shape has norm={s.norm!r} and "
             f"norm_at={s.norm_at!r}"
         )
+    if special := beyond_plain(s):
+        return f"needs plain heads and equal layers, this shape has {special}"
     if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim or s.average > 1:
         return (
             "needs plain heads (as many KV heads, values as wide as the rank, no latent, no "

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from headwise.kernels import encoder_attention_cuda, encoder_mlp_cuda, nvrtc
 from headwise.kernels.encoder import End, Normed
-from headwise.shape import Shape
+from headwise.shape import Shape, beyond_plain
 from headwise.training.encoder_attention import CudaAttention, TritonAttention
 from headwise.training.encoder_mlp import CudaMlp, TritonMlp
 from headwise.training.flat import OPERANDS, FlatKernels, FlatRows, HeadGroup
@@ -52,10 +52,10 @@ def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> s
     s = shape
     inner = s.num_heads * s.head_dim
     if s.norm != "scalar" or s.norm_at != "post":
-        return (
-            f"needs norm='scalar' and norm_at='post', this shape has norm={s.norm!r} and "
-            f"norm_at={s.norm_at!r}"
-        )
+        has = f"norm={s.norm!r} and norm_at={s.norm_at!r}"
+        return f"needs norm='scalar' and norm_at='post', this shape has {has}"
+    if special := beyond_plain(s):
+        return f"needs plain heads and equal layers, this shape has {special}"
     if s.latent or s.num_kv_heads != s.num_heads or s.v_head_dim != s.head_dim:
         return (
             "needs plain heads (as many KV heads, values as wide as the rank, no latent), this "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headwise.errors import LARGEST, UsageError, check_seed, nearest, shown
 from headwise.model import INITS
 from headwise.rows import Row, Work, columns_of, id_of
-from headwise.shape import Shape
+from headwise.shape import Shape, not_built
 from headwise.tasks import PACKAGE, TASKS, task_of
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ REPLAYED = ("replay", "original")  # one epoch again and again
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MOST = 10**9  # steps, sequences
 MOST_EVALS = 100_000  # each is a point of a row's curve
-ADDED = (
-    "input_dim",
-    "output_dim",
-)  # fields of shapes that came later: left out where unused, so that older ids stay
+# fields of shapes that came after the first runs, before those that `Shape.spec` leaves out: left
+# out where unused, so that older ids stay
+ADDED = ("input_dim", "output_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +157,8 @@ class Run:
                 f"{self.recipe.init}"
             )
         check_seed(self.seed)
+        if self.model is None and (missing := not_built(shape)):
+            raise UsageError(missing)
         if self.recipe.protocol == "original" and not task.has_original:
             raise UsageError(
                 "protocol original is the rank paper's own data: farthest of uniform points; "
@@ -196,7 +197,7 @@ class Run:
                 "a shape for this task must be causal, because later tokens hold the answers; got "
                 "causal False"
             )
-        if shape.positions not in ("none", "room") and shape.num_positions < task.tokens:
+        if shape.positions in ("additive", "concatenated") and shape.num_positions < task.tokens:
             raise UsageError(
                 f"num_positions must be at least the task's {task.tokens} tokens, got "
                 f"{shape.num_positions}"
@@ -204,12 +205,8 @@ class Run:
 
     def spec(self) -> dict[str, Any]:
         """The run as plain values; `Run.of` is its inverse."""
-        shape = dataclasses.asdict(self.shape)
-        for name in ADDED:
-            if not shape[name]:
-                del shape[name]
         return {
-            "shape": shape,
+            "shape": self.shape.spec(ADDED),
             "task": self.task.spec(),
             **({} if self.model is None else {"model": self.model.spec()}),
             "recipe": dataclasses.asdict(self.recipe),

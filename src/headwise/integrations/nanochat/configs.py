@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwise.errors import UsageError
-from headwise.shape import Shape
+from headwise.shape import Shape, beyond_plain
 
 ADDED = ("head_dim", "v_head_dim", "logit_scale")  # fields that free heads add to GPTConfig
 HEADS = ("num_heads", "head_dim", "v_head_dim", "num_kv_heads", "logit_scale", "max_logit")
@@ -45,6 +45,8 @@ def config_of(shape: Shape, sequence_len: int = 2048) -> dict[str, Any]:
         "v_head_dim": shape.v_head_dim,
         "logit_scale": unless_stock(shape.scale, shape.head_dim),
     }
+    if special := beyond_plain(shape):
+        raise UsageError(f"nanochat's layers are equal and plain, this shape has {special}")
     wanted, made = dataclasses.asdict(shape), dataclasses.asdict(shape_of(config))
     wanted |= {"windows": made["windows"], "max_logit": None, "logit_scale": shape.scale}
     for name, value in made.items():
@@ -91,6 +93,8 @@ def with_heads(base: Shape, heads: Mapping[str, Any]) -> Shape:
 
 def heads_of(shape: Shape) -> dict[str, Any]:
     """The part of a shape that the hook takes; what nanochat cannot have is refused."""
+    if special := beyond_plain(shape):
+        raise UsageError(f"nanochat's layers are equal and plain, this shape has {special}")
     fixed = {
         "kv_lora_rank": 0,
         "average": 1,

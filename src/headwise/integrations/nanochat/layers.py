@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.integrations.nanochat.configs import SHARP
-from headwise.model.attention import attend
+from headwise.model.dispatch import attend
 
 GATE = 12  # channels that nanochat's gates of value embeddings read
 # nanochat's methods that count operations or bytes, linear in one width of queries, keys and values

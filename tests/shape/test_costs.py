@@ -31,10 +31,12 @@ def real_table(model):
     norms = [m for b in model.blocks for m in (b.norm1, b.norm2, b.after1, b.after2)] + [
         model.final_norm
     ]
+    gates = sum(p.numel() for name, p in model.named_parameters() if ".attention.gate." in name)
     table = {
         "embedding": 0 if model.embedding is None else model.embedding.numel(),
         "positions": 0 if model.positions is None else model.positions.numel(),
-        "attention": numbers(*(b.attention for b in model.blocks)),
+        "attention": numbers(*(b.attention for b in model.blocks)) - gates,
+        "gates": gates,
         "feed-forward": numbers(*(b.feed for b in model.blocks)),
         "norms": numbers(*norms),
         "head": 0 if model.head is None else model.head.numel(),

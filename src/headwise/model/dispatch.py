@@ -1,0 +1,90 @@
+"""Attention of given queries, keys and values: the function `attend`, on the fastest backend that
+takes the sizes (backends.py).
+
+Axes: B batch, N keys, Q queries, H heads, R rank, V value width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwise.kernels.attention_cpu import short
+from headwise.kernels.attention_wide import attend_wide
+from headwise.model import reference
+from headwise.model.fused import KERNELS, fused
+from headwise.model.plans import Operands, Plan, plans
+from headwise.model.reference import blocked, mask_of, plain, repeat_kv
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    hard: bool = False,
+    backend: str = "auto",
+    graphed: bool = False,
+) -> Tensor:
+    """softmax(scale q k^T) v, or hardmax, on the fastest backend for these sizes.
+
+    q is (batch, heads, queries, rank), k (batch, kv heads, keys, rank), v (batch, kv heads, keys,
+    width); fewer KV heads serve groups of query heads. `scale` is rank ** -0.5 unless given.
+    `causal`: the last query stands at the last key and sees no later one. `window` w > 0: a query
+    sees keys nearer than w. `graphed`: the call is part of a CUDA graph, where launches cost
+    nothing, so that the choice need not mind them.
+
+    >>> attend(torch.zeros(2, 6, 5, 3), torch.zeros(2, 2, 5, 3), torch.ones(2, 2, 5, 7)).shape
+    torch.Size([2, 6, 5, 7])
+    """
+    # Everything that decides the kernel, gathered into one hashable value. Checking it and choosing
+    # a backend take longer than a small attention, so the decision is kept as a plan. Under
+    # torch.compile it is made once, while tracing, and the cache is left alone.
+    operands = Operands(
+        q.shape, k.shape, v.shape,
+        q.dtype, k.dtype, v.dtype,
+        q.device, k.device, v.device,
+        causal, window, hard, backend, graphed,
+        q.requires_grad or k.requires_grad or v.requires_grad,
+        reference.BLOCK_BYTES,
+    )  # fmt: skip
+    contiguous = _rows_contiguous(q, k, v)
+    plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
+    scale = plan.scale if scale is None else scale
+    # The usual call: torch picks the chosen kernel by itself, and the operands need no change.
+    if contiguous and plan.direct:
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    call, choice = plan.call, plan.choice
+    # Torch's kernels first; they want padding and a layout of their own.
+    if choice.backend in KERNELS:
+        return fused(plan, q, k, v, scale)
+    # These two take grouped KV heads and masks as they are.
+    if choice.backend == "wide":
+        return attend_wide(q, k, v, scale, causal, window)
+    if choice.backend == "blocked":
+        return blocked(q, k, v, scale, causal, window, hard)
+    # The formula with its scores (B, H, Q, N) in memory.
+    if choice.backend == "plain":
+        mask = mask_of(call.queries, call.keys, causal, window, q.device)
+        return plain(q, k, v, scale, mask, hard)
+    # The kernels for short sequences take one KV head per query head, and no mask.
+    k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
+    if choice.backend == "short":
+        return short(q, k, v, scale)
+    from headwise.kernels.attention_short_triton import attend_heads
+
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    return attend_heads(q, k, v, scale, precision)
+
+
+def _rows_contiguous(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the numbers of each row lie side by side."""
+    if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
+        return True
+    return q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
