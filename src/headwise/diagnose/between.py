@@ -1,5 +1,5 @@
-"""What heads have in common: inner products of their forms, which do not change with a head's basis,
-and what is lost where two KV heads share keys or values, or all pass through a latent."""
+"""What heads have in common: inner products of their forms, which do not change with a head's
+basis, and what is lost where two KV heads share keys or values, or all pass through a latent."""
 
 from __future__ import annotations
 

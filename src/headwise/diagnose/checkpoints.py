@@ -215,7 +215,7 @@ def _named(
 
 
 def _unused(source: Source, layers: list[Named]) -> list[str]:
-    """Tensors beside those of attention that are not taken into account, by what they are called."""
+    """Tensors beside those of attention that are not taken into account, by their names."""
     used = {name for layer in layers for name in layer.parts.values()}
     places = {name.rpartition(".")[0].rpartition(".")[0] for name in used}
     left = sorted(

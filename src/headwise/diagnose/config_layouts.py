@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,10 @@ INTERLEAVED = (
     *("mistral4", "kimi_linear", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "glm5_next_text"),
 )
 # Families whose gain is 1 + weight, and those whose norm of queries and keys is a layer norm.
-ONE_PLUS = ("gemma3_text", "gemma3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+ONE_PLUS = (
+    *("gemma3_text", "gemma3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    *("step3p5", "step3p7_text"),
+)
 GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # queries and their gate in one
 LAYER_NORMS = ("cohere", "cohere2", "persimmon", "phi", "stablelm")
 OURS = "headwise"
@@ -37,10 +41,8 @@ def family_of(config: Mapping[str, Any] | None, shape: Shape | None) -> str:
     if config is None:
         return OURS if shape is not None else "unknown"
     if is_wrapper(config):
-        try:
+        with contextlib.suppress(UsageError):
             config = inner_config(config, "text")
-        except UsageError:
-            pass
     name = config.get("model_type")
     if isinstance(name, str):
         return name[:60]
@@ -110,7 +112,7 @@ def _by_shape(layers: list[Named], shape: Shape) -> list[Layout]:
                 rope_at=one.rope_at,
                 shared_kv=one.shared_kv,
                 o_groups=one.o_groups,
-            )  # fmt: skip
+            )
         )
     return out
 

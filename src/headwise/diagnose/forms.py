@@ -134,7 +134,8 @@ class Symmetry:
 
 
 def symmetry(cross: Tensor, s: Tensor, dim: int) -> Symmetry:
-    """From cross = K Q^T (H, R, R) and the singular values: tr A = tr K Q^T, tr A A = tr (K Q^T)^2."""
+    """From cross = K Q^T (H, R, R) and the singular values: tr A = tr K Q^T and
+    tr A A = tr (K Q^T)^2."""
     energy = s.square().sum(-1).clamp_min(TINY)
     trace = cross.diagonal(dim1=-2, dim2=-1).sum(-1)
     square = (cross * cross.mT).sum((-2, -1))

@@ -296,6 +296,10 @@ def _from_latent(parts: Parts, layout: Layout) -> Heads:
     kv_a = parts["kv_a"]
     rope = kv_a.shape[0] - C
     scale = torch.cat((_gain(parts.get("kv_a_norm"), layout, C), torch.ones(rope).double()))
+    # The norm of the latent divides by its size, which at inputs of unit variance is this. It only
+    # matters against the part that rotates, which no norm divides.
+    size = kv_a[:C].square().sum(1).mean().sqrt().clamp_min(1e-300)
+    scale[:C] /= size
     kv_a = kv_a * scale[:, None]
     q_b = parts["q_b"] if "q_b" in parts else parts["q"]
     if "q_a" in parts:

@@ -188,7 +188,7 @@ SIZES = {
 
 
 def read_mapping(path: str | Path) -> Mapped:
-    """A mapping file in TOML: names of tensors by part, with {layer} in the place of the number, and
+    """A mapping file in TOML: names of tensors by part, {layer} in the place of its number, and
     sizes.
 
         num_heads = 8

@@ -7,6 +7,7 @@ header says is checked before a byte is set aside for it. A file that is not wha
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -197,7 +198,7 @@ def safetensors_header(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:
 def _check_overlap(entries: Mapping[str, Entry], path: Path) -> None:
     """Refuse tensors that lie on top of each other."""
     ordered = sorted((e.start, e.start + e.size, name) for name, e in entries.items() if e.size)
-    for (_, end, one), (start, _, other) in zip(ordered, ordered[1:], strict=False):
+    for (_, end, one), (start, _, other) in itertools.pairwise(ordered):
         if start < end:
             raise UsageError(f"{path}: {shown(one)} and {shown(other)} overlap")
 

@@ -1,4 +1,4 @@
-"""State dicts as torch.save writes them: tensors by name, mapped, nothing in the pickle executed."""
+"""State dicts as torch.save writes them: tensors by name, mapped, nothing executed."""
 
 from __future__ import annotations
 
@@ -64,6 +64,10 @@ def _load(path: Path) -> Any:
     elif size > MOST_OLD:
         raise UsageError(f"{path} is in torch.save's old format and has {size:,} bytes; save it "
                          "again, or as safetensors")  # fmt: skip
+    if not packed:
+        with path.open("rb") as f:
+            if f.read(1) != b"\x80":  # of every pickle since 2001
+                raise UsageError(f"{str(path)!r} is no file of tensors that is known here")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
