@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"errors", "files", "shape", "model"},
     "tasks": {"errors", "files", "rows", "kernels", "model"},
     "theory": {"errors", "rows", "shape", "model", "tasks"},
+    "diagnose": {"errors", "files", "configs", "shape"},
     "training": {
         *("errors", "signals", "rows", "seeds", "device", "progress", "shape"),
         *("tensor_files", "kernels", "model", "tasks"),
@@ -60,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         *("headwise", "errors", "signals", "rows", "progress", "device", "configs", "shape"),
         "policies",
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        "tracking",
+        *("tracking", "files", "diagnose"),
     },
     "__main__": {"signals", "cli"},
 }
@@ -79,14 +80,15 @@ EXTRAS = {  # what is not always installed: inside functions only
 }
 TRAINING = {"torch", "numpy", "safetensors"}  # always installed
 WITH_TORCH = {
-    *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files")
+    *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files"),
+    "diagnose",
 }
 # These start without torch and numpy, by whatever way they would reach them.
 LIGHT = (
     *("errors", "signals", "digests", "files", "policies", "progress", "rows", "seeds", "device"),
     *("shape", "configs", "stats", "store", "tasks", "training.run", "lm.spec", "execute"),
     *("execute.pool", "cli", "__main__", "show.report", "show.figure", "experiments"),
-    *("experiments.runner", "tracking", "tracking.tables"),
+    *("experiments.runner", "tracking", "tracking.tables", "show.inspect_page"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 

@@ -25,6 +25,7 @@ PUBLIC = [
     "UsageError",
     "attend",
     "explain",
+    "inspect",
     "run",
     "train",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "UsageError",
     "attend",
     "explain",
+    "inspect",
     "run",
     "train",
 ]
@@ -55,9 +56,11 @@ _HOME = {
     "run": "experiments.runner",
     "train": "training.engine",
     "Store": "store",
+    "inspect": "diagnose.inspection",
 }
 
 if TYPE_CHECKING:
+    from headwise.diagnose.inspection import inspect
     from headwise.errors import UsageError
     from headwise.experiments.runner import run
     from headwise.model.attention import Attention

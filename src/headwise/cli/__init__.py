@@ -1,5 +1,5 @@
 """The command line: `headwise run | theory | pretrain | list | report | draw | export | cost |
-policies | explain | infer | check`.
+policies | explain | infer | check | inspect`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line.
 Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage; 130, 143 and
@@ -41,6 +41,7 @@ COMMANDS = {
     "explain": ("shapes", "explain"),
     "infer": ("shapes", "infer"),
     "check": ("check", "check"),
+    "inspect": ("inspect", "inspect"),
 }
 
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from headwise.cli.inspect_arguments import add_inspect
 from headwise.cli.tracking_arguments import add_export, add_track
 from headwise.cli.values import number, seconds, whole, wholes
 from headwise.errors import UsageError
@@ -56,6 +57,7 @@ def parser() -> Parser:
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
+    add_inspect(add)
     return top
 
 
@@ -398,18 +400,13 @@ def _add_infer(add: Add) -> None:
     _add_config(command)
     _add_set(command, "fields of Shape, given or changed")
     command.add_argument(
-        "--tokens",
-        type=whole,
-        metavar="N",
+        "--tokens", type=whole, metavar="N",
         help="where decoding ends; default 512, or as many as there are positions for",
-    )
+    )  # fmt: skip
     command.add_argument(
-        "--steps",
-        type=whole,
-        default=16,
-        metavar="N",
+        "--steps", type=whole, default=16, metavar="N",
         help="tokens decoded, the last of --tokens; default 16",
-    )
+    )  # fmt: skip
     command.add_argument(
         "--batch", type=wholes, default=(1, 8), metavar="N,N", help="sequences at once; default 1,8"
     )

@@ -6,9 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.diagnose.forms import energy_rank
+from headwise.diagnose.forms import TINY, energy_rank
 from headwise.diagnose.layouts import Heads
-from headwise.theory.spectrum import TINY
 
 WIDE = 1536  # rows above which products of all heads with all are in 32 bits
 MOST_PAIRS = 128  # of KV heads in a layer whose sharing is computed; the most alike first

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headwise.diagnose.checkpoints import Checkpoint
-from headwise.theory.spectrum import TINY
+from headwise.diagnose.forms import TINY
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ Opening reads headers; tensors are read when a layer is asked for.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from headwise.diagnose.config_layouts import family_of, layouts_of
 from headwise.diagnose.layouts import Heads, Layout, heads_of
 from headwise.diagnose.names import Mapped, Named
 from headwise.diagnose.sources import Source, read_table, regular_file, shards_of
-from headwise.errors import UsageError, shown
+from headwise.errors import UsageError, one_line, shown
+from headwise.files import read_json
 from headwise.shape import Shape
 
 WANTED = (
@@ -168,9 +168,9 @@ def _config(
     """The config, the shape that it says, and why not."""
     if "run" in source.about:
         try:
-            return None, Shape.of(json.loads(source.about["run"])["shape"]), []
+            return None, Shape.of(read_json(source.about["run"])["shape"]), []
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"the run in its metadata cannot be read: {error}") from None
+            raise UsageError(f"the run in its metadata cannot be read: {one_line(error)}") from None
     if source.kind == "GGUF":
         config = sources_gguf.config_of(source)
     elif path is None:

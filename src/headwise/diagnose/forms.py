@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from headwise.diagnose.layouts import Heads
-from headwise.theory.spectrum import TINY
 
+TINY = torch.finfo(torch.float64).tiny
 ILL = 1e-8  # ratio of squared singular values below which QR takes over
 FLOOR = 1e-13  # singular values below this share of the largest are rounding
 SHARES = (0.9, 0.99, 0.999)

@@ -119,7 +119,7 @@ def inspect(
     prefix: str | None = None,
     layers: Sequence[int] | None = None,
     distances: Sequence[int] = DISTANCES,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
     """What the attention of a checkpoint uses: ranks, conditioning and redundancy of every head,
     beside random weights of the same sizes.
@@ -127,7 +127,11 @@ def inspect(
     `path` is a Hugging Face folder, safetensors, a PyTorch state dict, nanochat's folder, a GGUF
     file, a TensorFlow.js model.json or the folder of a run of ours; nothing in it is executed.
     `others` are compared with it, in order. `mapping` names the tensors of a code base that is not
-    known, `num_heads` stands in for a config, and `layers` picks some.
+    known, `num_heads` stands in for a config, and `layers` picks some. `progress` is called with
+    how many layers are done, and of how many.
+
+        found = headwise.inspect("path/to/checkpoint")
+        found.sentences, found.rows, found.layers[0].qk.effective
     """
     for distance in distances:
         if type(distance) is not int or not 0 <= distance < 2**31:
@@ -143,11 +147,16 @@ def inspect(
     checkpoints = [opened(one) for one in (path, *others)]
     chosen = _chosen(checkpoints[0], layers)
     controls: dict[Any, LayerMeasures] = {}  # random weights of a size are measured once
-    tick = progress or (lambda: None)
+    places = [[i for i in chosen if i < one.depth] for one in checkpoints]
+    ticks = iter(range(1, 1 + sum(map(len, places))))
+
+    def tick() -> None:
+        if progress is not None:
+            progress(next(ticks), sum(map(len, places)))
+
     first = _inspected(checkpoints[0], chosen, tuple(distances), controls, tick)
     changes = []
-    for checkpoint in checkpoints[1:]:
-        own = [i for i in chosen if i < checkpoint.depth]
+    for checkpoint, own in zip(checkpoints[1:], places[1:], strict=True):
         other = _inspected(checkpoint, own, tuple(distances), controls, tick)
         moved = tuple(change_of(checkpoints[0], checkpoint, i) for i in own)
         changes.append(Changes(other=other, moved=moved))

@@ -53,8 +53,10 @@ def _untrained(found: Inspection) -> list[str]:
         return []
     if found.looks_untrained:
         count, depth = len(bare), len(found.layers)
-        return [f"It looks untrained: the forms of {count} of {depth} layers cannot be told apart "
-                "from those of random weights of the same sizes. Were the weights loaded?"]  # fmt: skip
+        return [
+            f"It looks untrained: the forms of {count} of {depth} layers cannot be told apart from "
+            "those of random weights of the same sizes. Were the weights loaded?"
+        ]
     where = layers_in_words(bare)
     verb = "look" if len(bare) > 1 else "looks"
     return [f"{where[0].upper()}{where[1:]} {verb} untrained: as random weights of the same sizes."]

@@ -28,6 +28,7 @@ MOST_TENSORS = 1_000_000
 MOST_SHARDS = 10_000
 MOST_NAME = 1_000  # characters
 MOST_AXES = 8
+MOST_VALUE = 1e30  # of a weight; products of four of them must fit 64 bits
 MOST_READ = 16 << 30  # bytes of one tensor that is read
 
 SAFETENSORS = {
@@ -79,8 +80,10 @@ class Source:
             )
         if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
             tensor = tensor.float()
-        if not bool(tensor.isfinite().all()):
-            raise UsageError(f"{shown(name)} in {self.path_of(name)} holds NaN or infinity")
+        least, most = (float(value) for value in tensor.aminmax()) if tensor.numel() else (0, 0)
+        if not -MOST_VALUE <= least <= most <= MOST_VALUE:
+            what = f"numbers beyond {MOST_VALUE:g}" if least <= most else "NaN"
+            raise UsageError(f"{shown(name)} in {self.path_of(name)} holds {what}: it is damaged")
         return tensor
 
     def path_of(self, name: str) -> str:
@@ -286,6 +289,8 @@ def open_tfjs(path: Path) -> Source:
         entry = entries[name]
         if entry.dtype != "F32":
             raise UsageError(f"{shown(name)} must hold floating-point numbers, got {entry.dtype}")
+        if not entry.size:
+            return torch.zeros(entry.shape)
         data = bytearray().join(read_bytes(*part) for part in parts[name])
         return torch.frombuffer(data, dtype=torch.float32).view(entry.shape)
 

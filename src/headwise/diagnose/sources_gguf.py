@@ -81,6 +81,8 @@ def open_gguf(path: Path) -> Source:
                 f"{shown(name)} in {path} is quantised ({entry.dtype}): needs F32, F16 or BF16; "
                 "write the file again with --outtype f16"
             )
+        if not entry.size:
+            return torch.zeros(entry.shape)
         raw = read_bytes(path, entry.start, entry.size)
         return torch.frombuffer(raw, dtype=dtypes[entry.dtype]).view(entry.shape)
 

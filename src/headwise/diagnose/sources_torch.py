@@ -41,7 +41,8 @@ def open_torch(paths: list[Path]) -> Source:
                 raise UsageError(f"{shown(name)} lies in {entries[name].path} and in {path}")
             shape = check_shape(tuple(tensor.shape), name, path)
             tensors[name] = tensor
-            entries[name] = Entry(shape, str(tensor.dtype).removeprefix("torch."), path)
+            size = tensor.numel() * tensor.itemsize
+            entries[name] = Entry(shape, str(tensor.dtype).removeprefix("torch."), path, 0, size)
 
     def read(name: str) -> Tensor:
         tensor = tensors[name].detach()
