@@ -66,7 +66,7 @@ def _bar() -> Callable[[int, int], None]:
     def tick(done: int, total: int) -> None:
         if not bars:
             bars.append(Progress(total, f"inspect: {total} layers"))
-        bars[0].advance()
+        bars[0].advance(1)
         if done == total:
             bars[0].close()
 
@@ -97,7 +97,7 @@ def _layers(text: str) -> list[int]:
 
 def _table(found: Inspection) -> list[tuple[str, ...]]:
     """A line per layer: means over its heads, those of random weights in brackets."""
-    out = [(
+    out: list[tuple[str, ...]] = [(
         "layer", "heads", "rank paid", "QK 90 %", "QK effective", "worst QK condition", "VO 90 %",
         "VO effective", "independent heads", "KV 99 %", "random", "looks",
     )]  # fmt: skip
