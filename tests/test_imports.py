@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"errors", "files", "shape", "model"},
     "tasks": {"errors", "files", "rows", "kernels", "model"},
     "theory": {"errors", "rows", "shape", "model", "tasks"},
-    "diagnose": {"errors", "files", "configs", "shape"},
+    "diagnose": {"errors", "files", "configs", "shape", "model"},
     "training": {
         *("errors", "signals", "rows", "seeds", "device", "progress", "shape"),
         *("tensor_files", "kernels", "model", "tasks"),
@@ -69,6 +69,7 @@ AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a publ
 EXTRAS = {  # what is not always installed: inside functions only
     "cli": {"torch"},
     "device": {"torch"},
+    "diagnose": {"transformers"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
     "integrations": {"transformers", "wandb", "mlflow", "trackio"},
     "lm": {"tokenizers"},

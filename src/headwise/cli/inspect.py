@@ -19,6 +19,7 @@ from headwise.progress import Progress
 
 if TYPE_CHECKING:
     from headwise.diagnose.inspection import Inspection
+    from headwise.diagnose.on_data import OnData
 
 MOST_LAYERS = 10_000  # that --layers lists
 
@@ -39,6 +40,9 @@ def inspect(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         num_kv_heads=args.kv_heads,
         prefix=args.prefix,
         layers=None if args.layers is None else _layers(args.layers),
+        data=args.data,
+        tokens=args.tokens,
+        sequences=args.sequences,
         progress=_bar(),
     )
     width = width_for(args.wide)
@@ -48,6 +52,9 @@ def inspect(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         print_prose(f"note: {note}", width)
     print()
     print_table(_table(found), width, (0, 2, 3, 4, 6))
+    if found.data is not None:
+        print()
+        print_table(_data_table(found.data), width, (0, 1, 2, 7))
     plain = found.to_json()
     if table is not None:
         write_whole(table, _csv(found.rows))
@@ -121,6 +128,27 @@ def _table(found: Inspection) -> list[tuple[str, ...]]:
             str(control.kv_ranks[1]),
             "untrained" if found.untrained[i] else "trained",
         ))  # fmt: skip
+    return out
+
+
+def _data_table(data: OnData) -> list[tuple[str, ...]]:
+    """A line per layer: what data say."""
+    ranks = data.layers[0].ranks
+    what = "loss" if data.loss is not None else "change"
+    out: list[tuple[str, ...]] = [
+        ("layer", "scores 90 %", "range", "entropy", "first token", "largest score", "dead",
+         *(f"{what} at rank {rank}" for rank in ranks), "condition side by side"),
+    ]  # fmt: skip
+    out += [
+        (
+            str(layer.layer), f"{fmean(layer.r90):.1f}",
+            f"{min(layer.r90):.0f} to {max(layer.r90):.0f}", f"{fmean(layer.entropy):.2f}",
+            f"{fmean(layer.first):.2f}", f"{max(layer.largest):.1f}", str(len(layer.dead)),
+            *(f"{loss:.4f}" for loss in layer.losses),
+            "infinite" if layer.kappa is None else f"{layer.kappa:,.3g} (k = {layer.k})",
+        )
+        for layer in data.layers
+    ]  # fmt: skip
     return out
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -27,6 +27,9 @@ from headwise.diagnose.measures import (
     measure,
 )
 from headwise.errors import UsageError, shown
+
+if TYPE_CHECKING:
+    from headwise.diagnose.on_data import OnData
 
 FORMAT = 1  # of what `to_json` gives
 SPREADS = 5.0  # standard errors between a layer's mean and its control's
@@ -52,6 +55,7 @@ class Inspection:
     control_index: tuple[int, ...]  # which of them belongs to each layer
     untrained: tuple[bool, ...]
     seconds: float
+    data: OnData | None = None  # what data say, where there were some
     changes: tuple[Changes, ...] = ()  # of other checkpoints against this one
 
     def control(self, i: int) -> LayerMeasures:
@@ -93,6 +97,7 @@ class Inspection:
             "controls": [layer.to_json() for layer in self.controls],
             "control_index": list(self.control_index),
             "seconds": round(self.seconds, 3),
+            "data": None if self.data is None else self.data.to_json(),
             "changes": [one.to_json() for one in self.changes],
         }
 
@@ -119,6 +124,9 @@ def inspect(
     prefix: str | None = None,
     layers: Sequence[int] | None = None,
     distances: Sequence[int] = DISTANCES,
+    data: str | Path | Sequence[int] | Tensor | None = None,
+    tokens: int = 128,
+    sequences: int = 8,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
     """What the attention of a checkpoint uses: ranks, conditioning and redundancy of every head,
@@ -129,6 +137,11 @@ def inspect(
     `others` are compared with it, in order. `mapping` names the tensors of a code base that is not
     known, `num_heads` stands in for a config, and `layers` picks some. `progress` is called with
     how many layers are done, and of how many.
+
+    `data` is a text file or token ids (a list, or a JSON file of one) for runs of ours and Hugging
+    Face folders: then the model runs on `sequences` of `tokens` tokens, and the result has what the
+    data say beside what the weights say, and the loss when each layer's scores are cut to lower
+    rank.
 
         found = headwise.inspect("path/to/checkpoint")
         found.sentences, found.rows, found.layers[0].qk.effective
@@ -160,7 +173,12 @@ def inspect(
         other = _inspected(checkpoint, own, tuple(distances), controls, tick)
         moved = tuple(change_of(checkpoints[0], checkpoint, i) for i in own)
         changes.append(Changes(other=other, moved=moved))
-    return dataclasses.replace(first, changes=tuple(changes))
+    on_data = None
+    if data is not None:
+        from headwise.diagnose.on_data import measure_on_data
+
+        on_data = measure_on_data(checkpoints[0], data, tokens=tokens, sequences=sequences)
+    return dataclasses.replace(first, changes=tuple(changes), data=on_data)
 
 
 def _chosen(checkpoint: Checkpoint, layers: Sequence[int] | None) -> list[int]:
@@ -250,6 +268,7 @@ def _alike(form: FormMeasures, control: FormMeasures, kv_heads: int) -> bool:
 def _rows(inspection: Inspection, i: int) -> Iterator[dict[str, Any]]:
     layer, control = inspection.layers[i], inspection.control(i)
     group = layer.num_heads // layer.num_kv_heads
+    said = None if inspection.data is None else inspection.data.of_layer(layer.layer)
     for h in range(layer.num_heads):
         row: dict[str, Any] = {"layer": layer.layer, "head": h, "kv_head": h // group}
         for name, form, other in (("qk", layer.qk, control.qk), ("vo", layer.vo, control.vo)):
@@ -277,6 +296,9 @@ def _rows(inspection: Inspection, i: int) -> Iterator[dict[str, Any]]:
                 row[f"qk_effective_at_{distance}"] = values[h]
         if layer.bias_share:
             row["bias_share"] = layer.bias_share[h]
+        if said is not None:
+            for name in ("r90", "r99", "effective", "entropy", "first", "largest", "share"):
+                row[f"data_{name}"] = getattr(said, name)[h]
         yield row
 
 

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from headwise.diagnose.measures import WITHIN
 
 if TYPE_CHECKING:
     from headwise.diagnose.inspection import Changes, Inspection
+    from headwise.diagnose.on_data import OnData
 
 QUARTER = 0.25
+RESTING = 0.9  # weight on the first token that is worth a sentence
 ALIKE = 0.5  # a cosine between two heads' forms that is worth a sentence
 
 
@@ -22,9 +24,12 @@ def sentences_of(found: Inspection) -> list[str]:
     out += [*_redundant(found), *_sharing(found), *_latent(found), *_rotary(found)]
     for changes in found.changes:
         out += _changed(found, changes)
+    if found.data is not None:
+        return [*_on_data(found, found.data), *out]
     out.append(
         "This is what the weights say. What a model uses on data is less: published, 38 to 75 "
-        "dimensions hold 90 % of a head's form, and 2 to 11 hold 90 % of its scores on text."
+        "dimensions hold 90 % of a head's form, and 2 to 11 hold 90 % of its scores on text. "
+        "--data FILE measures it here."
     )
     return out
 
@@ -192,6 +197,42 @@ def _rotary(found: Inspection) -> list[str]:
         f"90 % of a head's energy. The effective rank of its form is {near:.1f} at distance 0 and "
         f"{last:.1f} at {far[0].distances[-1]}."
     ]
+
+
+def _on_data(found: Inspection, data: OnData) -> list[str]:
+    """What data say, beside what weights say."""
+    r90 = sorted(v for layer in data.layers for v in layer.r90)
+    weights = sorted(v for layer in found.layers for v in layer.qk.r90)
+    what = f"{data.sequences} sequences of {data.tokens} tokens"
+    out = [
+        f"Data say: 90 % of a head's scores lie in {r90[0]:.0f} to {r90[-1]:.0f} dimensions "
+        f"(median {median(r90):.1f}, {what}). Weights say: {weights[0]} to {weights[-1]} (median "
+        f"{median(weights):g})."
+    ]
+    unit = "loss" if data.loss is not None else "states"
+    base = data.loss or 0.0
+    cuts = [(layer.losses[0] - base, layer) for layer in data.layers if layer.losses]
+    if cuts:
+        least, most = (pick(cuts, key=lambda one: one[0]) for pick in (min, max))
+        rank, by = most[1].ranks[0], "nats" if data.loss is not None else "of their norm"
+        out.append(
+            f"Cut to rank {rank}, one layer at a time, the {unit} changes by {least[0]:+.3f} {by} "
+            f"(layer {least[1].layer}) to {most[0]:+.3f} (layer {most[1].layer})"
+            + (f"; uncut it is {base:.3f}." if data.loss is not None else ".")
+        )
+    dead = [(layer.layer, h) for layer in data.layers for h in layer.dead]
+    if dead:
+        out.append(
+            f"{len(dead)} heads add less than a thousandth of their layer's output on these data, "
+            f"the first in layer {dead[0][0]} (head {dead[0][1]})."
+        )
+    resting = [layer.layer for layer in data.layers for v in layer.first if v > RESTING]
+    if resting:
+        out.append(
+            f"{len(resting)} heads give the first token more than {RESTING:.0%} of their weight, "
+            f"in {layers_in_words(resting)}."
+        )
+    return out
 
 
 def _changed(found: Inspection, changes: Changes) -> list[str]:

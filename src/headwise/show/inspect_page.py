@@ -27,6 +27,14 @@ MEASURES = (
     ("sharing", "loss where it shares with the nearest KV head"),
     ("norm", "norm"),
 )
+ON_DATA = (
+    ("data_r90", "on data: dimensions for 90 % of the scores"),
+    ("data_effective", "on data: effective rank of the scores"),
+    ("data_entropy", "on data: entropy of the weights, of the most there can be"),
+    ("data_first", "on data: weight on the first token"),
+    ("data_largest", "on data: largest score"),
+    ("data_share", "on data: share of the layer's output"),
+)
 
 
 def write_inspect_page(
@@ -47,7 +55,7 @@ def write_inspect_page(
         found=found,
         first=found["layers"][0],
         heads=sum(layer["num_heads"] for layer in found["layers"]),
-        measures=MEASURES,
+        measures=MEASURES + (ON_DATA if found["data"] else ()),
         columns=columns,
         command=command,
         plotly=get_plotlyjs(),
@@ -58,6 +66,7 @@ def write_inspect_page(
             "controlOf": found["control_index"],
             "columns": columns,
             "rows": [[_short(row.get(column)) for column in columns] for row in rows],
+            "data": _short(found["data"]),
             "others": [_other(one) for one in found["changes"]],
             "name": Path(str(found["path"])).name,
         },
