@@ -224,7 +224,8 @@ def _tokenizer(folder: Path, local: dict[str, Any]) -> Callable[[str], list[int]
         tokenizer = AutoTokenizer.from_pretrained(folder, **local)
     except Exception:  # a folder without one
         return None
-    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    encode: Any = tokenizer
+    return lambda text: encode(text, add_special_tokens=False)["input_ids"]
 
 
 # ---- data

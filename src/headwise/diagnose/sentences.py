@@ -209,14 +209,14 @@ def _on_data(found: Inspection, data: OnData) -> list[str]:
         f"(median {median(r90):.1f}, {what}). Weights say: {weights[0]} to {weights[-1]} (median "
         f"{median(weights):g})."
     ]
-    unit = "loss" if data.loss is not None else "states"
+    unit = "loss changes" if data.loss is not None else "last states change"
     base = data.loss or 0.0
     cuts = [(layer.losses[0] - base, layer) for layer in data.layers if layer.losses]
     if cuts:
         least, most = (pick(cuts, key=lambda one: one[0]) for pick in (min, max))
         rank, by = most[1].ranks[0], "nats" if data.loss is not None else "of their norm"
         out.append(
-            f"Cut to rank {rank}, one layer at a time, the {unit} changes by {least[0]:+.3f} {by} "
+            f"Cut to rank {rank}, one layer at a time, the {unit} by {least[0]:+.3f} {by} "
             f"(layer {least[1].layer}) to {most[0]:+.3f} (layer {most[1].layer})"
             + (f"; uncut it is {base:.3f}." if data.loss is not None else ".")
         )
