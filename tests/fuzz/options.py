@@ -11,7 +11,7 @@ from tests.fuzz.values import STRANGE_TEXTS, typed, word
 
 COMMANDS = (
     "run", "theory", "pretrain", "list", "report", "draw", "cost", "policies", "explain", "infer",
-    "check",
+    "check", "inspect",
 )  # fmt: skip
 SHAPE = {
     "dim": "8", "depth": "2", "num_heads": "2", "head_dim": "4", "v_head_dim": "4",
@@ -75,6 +75,9 @@ OPTIONS = {  # option -> a value that will do
     "explain": ("--tokens=8", "--batch=1", "--device=cpu", "--dtype=float32"),
     "infer": ("--tokens=8", "--steps=3", "--batch=1", "--device=cpu", "--dtype=float32"),
     "check": ("--task=my_task.py",),
+    "inspect": ("--heads=2", "--kv-heads=1", "--layers=0-3", "--prefix=model", "--mapping=m.toml",
+                "--config=config.json", "--data=ids.json", "--tokens=8", "--sequences=2",
+                "--page=out.html", "--csv=out.csv", "--no-page"),
 }  # fmt: skip
 
 
@@ -99,7 +102,7 @@ def options(rng: random.Random) -> Case:
         "explain": ["--set", "dim=8", "depth=1", "num_heads=1"],
         "infer": ["--set", "dim=8", "depth=1", "num_heads=1", "causal=true", "vocab_size=11",
                   "--tokens", "8", "--steps", "3", "--batch", "1"],
-        "check": ["none.py"],
+        "check": ["none.py"], "inspect": ["model.safetensors", "--no-page"],
     }[command]  # fmt: skip
     if command == "theory":  # the checks themselves take seconds
         arguments = ["--only", word(rng)]
