@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"errors", "files", "shape", "model"},
     "tasks": {"errors", "files", "rows", "kernels", "model"},
     "theory": {"errors", "rows", "shape", "model", "tasks"},
+    "diagnose": {"errors", "files", "configs", "shape", "model"},
     "training": {
         *("errors", "signals", "rows", "seeds", "device", "progress", "shape"),
         *("tensor_files", "kernels", "model", "tasks"),
@@ -65,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
         *("headwise", "errors", "files", "signals", "rows", "progress", "device", "configs"),
         *("shape", "policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        *("choosing", "tracking"),
+        *("choosing", "tracking", "diagnose"),
     },
     "__main__": {"signals", "cli"},
 }
@@ -74,6 +75,7 @@ EXTRAS = {  # what is not always installed: inside functions only
     "choosing": {"jinja2", "plotly"},
     "cli": {"torch"},
     "device": {"torch"},
+    "diagnose": {"transformers"},
     "execute": {"torch", "ray", "submitit"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
     "integrations": {"transformers", "wandb", "mlflow", "trackio"},
@@ -88,7 +90,8 @@ EXTRAS = {  # what is not always installed: inside functions only
 TRAINING = {"torch", "numpy", "safetensors"}  # always installed
 WITH_NUMPY = {"planning"}  # numpy at the top of its modules, torch inside functions only
 WITH_TORCH = {
-    *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files")
+    *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files"),
+    "diagnose",
 }
 # These start without torch and numpy, by whatever way they would reach them.
 LIGHT = (
@@ -97,7 +100,7 @@ LIGHT = (
     *("execute.base", "execute.driver", "execute.engine", "execute.live", "execute.local"),
     *("execute.pool", "execute.worker", "cli", "__main__", "show.report", "show.figure"),
     *("experiments", "experiments.runner", "choosing.recommend", "tracking", "tracking.tables"),
-    *("planning.limits", "planning.costs", "planning.space"),
+    *("planning.limits", "planning.costs", "planning.space", "show.inspect_page"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 

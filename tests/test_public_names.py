@@ -27,6 +27,7 @@ PUBLIC = [
     "attend",
     "choose",
     "explain",
+    "inspect",
     "plan",
     "run",
     "train",

@@ -34,6 +34,7 @@ __all__ = [
     "attend",
     "choose",
     "explain",
+    "inspect",
     "plan",
     "run",
     "train",
@@ -61,10 +62,12 @@ _HOME = {
     "choose": "choosing.recommend",
     "train": "training.engine",
     "Store": "store",
+    "inspect": "diagnose.inspection",
 }
 
 if TYPE_CHECKING:
     from headwise.choosing.recommend import choose
+    from headwise.diagnose.inspection import inspect
     from headwise.errors import UsageError
     from headwise.experiments.runner import run
     from headwise.model.attention import Attention

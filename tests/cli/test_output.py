@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.commands import HEADWISE, run_words
+from support.planted_heads import planted, separate, write
 
 import headwise
 from headwise.cli import COMMANDS, main, parser
@@ -147,6 +148,8 @@ def test_commands_all_answer_in_json(
             "1,2",
         ],
     }
+    folder = write(tmp_path / "model", *separate(*planted()))
+    lines["inspect"] = ["inspect", str(folder), "--no-page"]
     answers: dict[str, Any] = {}
     for name, words in lines.items():
         assert main([*words, "--json"]) == 0, capsys.readouterr().err

@@ -11,7 +11,7 @@ from tests.fuzz.values import STRANGE_TEXTS, typed, word
 
 COMMANDS = (
     "run", "theory", "pretrain", "list", "report", "draw", "cost", "policies", "explain", "infer",
-    "check", "plan", "cancel", "worker",
+    "check", "plan", "cancel", "worker", "inspect",
 )  # fmt: skip
 SHAPE = {
     "dim": "8", "depth": "2", "num_heads": "2", "head_dim": "4", "v_head_dim": "4",
@@ -84,6 +84,9 @@ OPTIONS = {  # option -> a value that will do
              "--set=windows=3/0", "--set=tied=true,false", "--set=dim/depth=1..99"),
     "cancel": ("--store=store", "--on=local"),
     "worker": ("--attempt=2", "--code=own.py", "--probe=own.py:probe"),
+    "inspect": ("--heads=2", "--kv-heads=1", "--layers=0-3", "--prefix=model", "--mapping=m.toml",
+                "--config=config.json", "--data=ids.json", "--tokens=8", "--sequences=2",
+                "--page=out.html", "--csv=out.csv", "--no-page"),
 }  # fmt: skip
 
 
@@ -110,6 +113,7 @@ def options(rng: random.Random) -> Case:
                   "--tokens", "8", "--steps", "3", "--batch", "1"],
         "check": ["none.py"], "cancel": ["--store", "store"], "worker": ["store/groups/0a"],
         "plan": ["--params", "1M", "--set", "vocab_size=64", "depth=2"],
+        "inspect": ["model.safetensors", "--no-page"],
     }[command]  # fmt: skip
     if command == "theory":  # the checks themselves take seconds
         arguments = ["--only", word(rng)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from headwise.cli.choose_arguments import add_choose
 from headwise.cli.cluster_arguments import add_groups, add_live, add_nodes, add_place
+from headwise.cli.inspect_arguments import add_inspect
 from headwise.cli.parser import Parser
 from headwise.cli.plan_arguments import add_plan
 from headwise.cli.tracking_arguments import add_export, add_track
@@ -54,6 +55,7 @@ def parser() -> Parser:
     _add_check(add)
     _add_infer(add)
     add_groups(add)
+    add_inspect(add)
     return top
 
 
@@ -397,18 +399,13 @@ def _add_infer(add: Add) -> None:
     _add_config(command)
     _add_set(command, "fields of Shape, given or changed")
     command.add_argument(
-        "--tokens",
-        type=whole,
-        metavar="N",
+        "--tokens", type=whole, metavar="N",
         help="where decoding ends; default 512, or as many as there are positions for",
-    )
+    )  # fmt: skip
     command.add_argument(
-        "--steps",
-        type=whole,
-        default=16,
-        metavar="N",
+        "--steps", type=whole, default=16, metavar="N",
         help="tokens decoded, the last of --tokens; default 16",
-    )
+    )  # fmt: skip
     command.add_argument(
         "--batch", type=wholes, default=(1, 8), metavar="N,N", help="sequences at once; default 1,8"
     )
