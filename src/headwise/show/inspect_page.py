@@ -10,7 +10,7 @@ from typing import Any
 
 from headwise import __version__
 from headwise.files import write_whole
-from headwise.show.report import _embed
+from headwise.show.report import embed
 
 # What a map may show: (key, what it is called, form, which end is worth a look, digits).
 MEASURES = (
@@ -59,7 +59,7 @@ def write_inspect_page(
         columns=columns,
         command=command,
         plotly=get_plotlyjs(),
-        embed=_embed,
+        embed=embed,
         data={
             "layers": [_of_page(layer) for layer in found["layers"]],
             "controls": [_of_page(layer) for layer in found["controls"]],
