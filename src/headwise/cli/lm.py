@@ -93,7 +93,6 @@ def _in_words(shape: Any) -> str:
 
 def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.device import pick_device
-    from headwise.execute import leases
     from headwise.execute.memory import check_memory
     from headwise.execute.sweep import check_space
     from headwise.lm.distributed import broadcast_result, local_device, process_group
@@ -122,7 +121,7 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 store.open()
                 # a text that cannot be used leaves no run behind
                 load_corpus(run, store.path / "tokens")
-                return bool(held.enter_context(leases.claimed(store, [run])))
+                return bool(held.enter_context(store.claim([run])))
             store.tidy([run])
             return row
 
