@@ -106,8 +106,8 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the engine, at once. Jobs of an engine that does not outlive its driver are
-        killed, those of another one stay."""
+        """Let go of the engine. Jobs of an engine that does not outlive its driver save and end,
+        those of another one stay."""
         ...
 
 

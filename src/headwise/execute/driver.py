@@ -13,6 +13,7 @@ store is seen. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headwise.errors import UsageError
 from headwise.execute.base import Executor, Handle, Job, Status, last_lines
 from headwise.execute.groups import (
     CANCEL_FILE,
@@ -30,6 +32,7 @@ from headwise.execute.groups import (
     groups_in,
     handle_of,
     note_attempt,
+    read_group,
 )
 from headwise.execute.leases import Watch, cause_of, free_lost
 from headwise.progress import Progress
@@ -179,8 +182,10 @@ class Driver:
                 if running or any(c.state == "waiting" for c in self.courses):
                     _wait(pause, heard)
         bar.close(self.line())
-        for group in groups_in(self.store.path):  # those of former drivers among them
-            self._tidy(group)
+        # Those of former drivers too.
+        for folder in {path.parent for path in self.store.path.glob("groups/*/*.beat")}:
+            with contextlib.suppress(UsageError):
+                self._tidy(read_group(folder))
         if table := self.failures():
             raise GroupsFailedError(table, sum(len(c.left) for c in self.courses))
 
@@ -261,7 +266,7 @@ class Driver:
             course.running_since = course.running_since or now
         if ended or rows != course.rows:
             course.rows = rows
-            course.left = group.missing(self.store)
+            course.left = self._left(course)
         if living or not beats:
             course.gone_since = 0.0
         if status.state != "running":
@@ -297,10 +302,13 @@ class Driver:
     def _lost(self, course: _Course, status: Status, beats: dict[Any, dict[str, Any]]) -> None:
         """An attempt came to an end before its runs: once more, or give it up."""
         group = course.group
-        course.left = group.missing(self.store)
+        course.left = self._left(course)
         if not course.left:
             self._close(course, "done")
             return
+        # Its leases are of no use to anybody, since the engine knows that it ended.
+        if status.state == "ended":
+            free_lost(self.store, group.ids, self.watch, set(beats))
         ends = [beat for beat in beats.values() if beat.get("state")]
         course.cause = cause_of(ends[-1]) if ends else status.line or self._last_words(course)
         states = {beat["state"] for beat in ends}
@@ -312,10 +320,11 @@ class Driver:
         if course.tries >= self.tries or stop or "refused" in states:
             self._close(course, "failed")
             return
-        # Its leases are of no use to anybody, since the engine knows that it ended.
-        if status.state == "ended":
-            free_lost(self.store, group.ids, self.watch, set(beats))
         course.handle, course.state = None, "waiting"
+
+    def _left(self, course: _Course) -> list[str]:
+        """Those of its runs that have no row yet; a row that is there stays."""
+        return [run_id for run_id in course.left if self.store.row(run_id) is None]
 
     def _last_words(self, course: _Course) -> str:
         log = course.handle.log if course.handle else ""

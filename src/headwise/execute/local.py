@@ -95,10 +95,16 @@ class Local:
     def close(self) -> None:
         """End all workers."""
         self._waiting = []
-        for slot in self._slots:
-            if slot.process is not None:
-                slot.process.kill()
-                slot.process.wait()
+        running = [slot.process for slot in self._slots if slot.process is not None]
+        for process in running:
+            process.terminate()
+        end = time.monotonic() + GRACE
+        for process in running:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         self._reap()
 
     def _reap(self) -> None:

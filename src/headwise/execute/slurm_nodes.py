@@ -189,7 +189,8 @@ def hold(
     watch = Watch() if beat is None else Watch(read_group(beat.path.parent).options.lost_after)
     while True:
         with contextlib.ExitStack() as attempt:
-            if attempt.enter_context(claimed(store, [run], beat)):
+            claim = store.claim([run]) if beat is None else claimed(store, [run], beat)
+            if attempt.enter_context(claim):
                 held.enter_context(attempt.pop_all())
                 return True
         if beat is None or store.row(run.id) is not None:
