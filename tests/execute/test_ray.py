@@ -29,6 +29,8 @@ from support.clusters import (
     wait_for,
 )
 
+from headwise.execute.leases import read_beat
+
 if importlib.util.find_spec("ray") is None:
     pytest.skip("the extra ray is not installed", allow_module_level=True)
 
@@ -139,10 +141,11 @@ def small(store: Path, nodes: Nodes, *words: str) -> list[str]:
 def test_store_that_no_node_sees_is_filled_over_ray(nodes: Nodes, tmp_path: Path) -> None:
     if nodes.hidden is None:
         pytest.skip("this system lets nobody mount")
-    runs = runs_of(2, "depths=1", "lr=0.01", "widths=1,2", "steps=180")
+    changes = ["depths=1", "lr=0.01", "widths=1,2", "steps=2160"]
+    runs = runs_of(1, *changes)
     expected = undisturbed(tmp_path / "here", runs)
     store = nodes.hidden / "store"
-    words = command(store, nodes.on, 2, "depths=1", "lr=0.01", "widths=1,2", "steps=180")
+    words = command(store, nodes.on, 1, *changes)
     words.append("--keep-weights")
     with driver(words) as process:
         # Checkpoints come while it is under way. A driver that dies is followed by another, which
@@ -263,3 +266,28 @@ def test_head_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
         "ray start --head --ray-client-server-port 1"
     )
     assert not list(tmp_path.glob("store/runs/*"))
+
+
+def test_ctrl_c_leaves_groups_to_the_cluster_and_cancel_ends_them(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """Where the workers do not see the store, the command line has to name the cluster."""
+    store = (nodes.hidden or tmp_path) / "cancelled"
+    with driver(command(store, nodes.on, 2, "depths=1", "lr=0.01", "steps=3600")) as process:
+        wait_for(lambda: list(store.glob("runs/*/checkpoint.safetensors")))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"stay with ray; the same command finds them, headwise cancel --store {store}" in err
+    pids = set(living(store))
+    assert pids
+    words = [sys.executable, "-m", "headwise", "cancel", "--store", str(store), *nodes.on[:2]]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment(), timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(" groups are asked to save and end\n")
+    assert not pids & set(living(store))
+    ends = [read_beat(path) for path in store.glob("groups/*/*.beat")]
+    assert {beat["state"] for beat in ends} == {"stopped"}
+    assert list(store.glob("runs/*/checkpoint.safetensors"))

@@ -34,6 +34,7 @@ from headwise.execute.worker import Outcome, work_on
 from headwise.signals import Stop
 
 IDLE = 60.0  # seconds without work or a word from a driver, after which an agent ends
+Mark = tuple[int, int]  # of a file: when it was written, and its size
 UNCOLLECTED = 3600.0  # the same for one whose files were not collected yet
 
 
@@ -60,7 +61,7 @@ class _Work:
     stop: Stop = field(default_factory=lambda: Stop(lambda number: None))
     ended: threading.Event = field(default_factory=threading.Event)
     answer: tuple[str, str] = ("", "")
-    sent: dict[str, tuple[int, int]] = field(default_factory=dict)  # path -> time, size
+    given: dict[str, Mark] = field(default_factory=dict)  # files as they came
 
 
 class Agent:
@@ -115,9 +116,9 @@ class Agent:
         if work is not None and work.order.job == job:
             work.stop.number = work.stop.number or 15
 
-    def changes(self, job: str, last: bool = False) -> dict[str, bytes]:
-        """Files of a carried job that were written since they were asked for; with `last`, when it
-        has ended, the agent forgets it."""
+    def changes(self, job: str, known: dict[str, Mark]) -> dict[str, tuple[Mark, bytes]]:
+        """Files of a carried job that the driver does not know as they are now. An answer that is
+        lost costs nothing, since the next question has the same `known`."""
         self._heard = time.monotonic()
         work = self._work
         if work is None or work.order.job != job or not work.carried:
@@ -128,12 +129,15 @@ class Agent:
             with contextlib.suppress(OSError):
                 about = path.stat()
                 mark = about.st_mtime_ns, about.st_size
-                if work.sent.get(name) != mark:
-                    found[name] = path.read_bytes()
-                    work.sent[name] = mark
-        if last and work.ended.is_set():
-            self._forget(work)
+                if mark not in (known.get(name), work.given.get(name)):
+                    found[name] = mark, path.read_bytes()
         return found
+
+    def forget(self, job: str) -> None:
+        """The driver has every file of a job that has ended."""
+        work = self._work
+        if work is not None and work.order.job == job and work.ended.is_set():
+            self._forget(work)
 
     # ---- within the agent
 
@@ -145,7 +149,7 @@ class Agent:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
                 about = path.stat()
-                work.sent[name] = about.st_mtime_ns, about.st_size
+                work.given[name] = about.st_mtime_ns, about.st_size
         folder = work.store / "groups" / Path(order.folder).name
         try:
             runs, probe = values_of(order) if order.values else (None, None)

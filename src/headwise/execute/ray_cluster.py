@@ -23,7 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,12 @@ from headwise.errors import UsageError, bounded
 from headwise.execute.base import Handle, Job, Status, last_lines
 from headwise.execute.carried import files_of, take_files
 from headwise.execute.own_code import own_classes
-from headwise.execute.ray_agent import Agent, Order, digest_at
+from headwise.execute.ray_agent import Agent, Mark, Order, digest_at
 from headwise.files import USER_FILE
 
 GRACE = 30.0  # seconds that a group has to save
 TOUCH = 10.0  # seconds between two words to an idle agent
-COLLECT = 2.0  # seconds between two looks at what an agent wrote where nobody else sees it
+COLLECT = 1.0  # seconds between two looks at what an agent wrote where nobody else sees it
 ANSWER = 5.0  # seconds within which a cluster's port answers
 START = 60.0  # seconds within which a first call into the cluster answers
 
@@ -52,7 +52,8 @@ class _Agent:
     job: str = ""
     ended: Any = None  # the answer of its work
     carried: bool = False
-    collecting: Any = None
+    collecting: Any = None  # the answer of its changes
+    known: dict[str, Mark] = field(default_factory=dict)  # its files as they were taken
     collected: float = 0.0
     deadline: float = 0.0  # when it is killed, once its group was asked to save and end
 
@@ -274,13 +275,15 @@ class Ray:
                 self._agents.remove(agent)
             return
         if agent.carried:
-            found = self._answer(agent, agent.actor.changes.remote(agent.job, True))
+            found = self._answer(agent, agent.actor.changes.remote(agent.job, agent.known))
             if found is None:  # it died with what it had
                 return
             self._take(agent, found)
+            agent.actor.forget.remote(agent.job)
         self._ended[agent.job] = cause
         self._orders.pop(agent.job, None)
-        agent.job, agent.deadline, agent.carried, agent.collecting = "", 0.0, False, None
+        agent.job, agent.deadline, agent.carried = "", 0.0, False
+        agent.known, agent.collecting = {}, None
 
     def _answered(self, answer: Any) -> bool:
         return bool(self._ray.wait([answer], timeout=0)[0])
@@ -350,12 +353,13 @@ class Ray:
                     self._take(agent, found)
             if agent.collecting is None and agent.job and now - agent.collected > COLLECT:
                 agent.collected = now
-                agent.collecting = agent.actor.changes.remote(agent.job)
+                agent.collecting = agent.actor.changes.remote(agent.job, agent.known)
 
-    def _take(self, agent: _Agent, found: dict[str, bytes]) -> None:
+    def _take(self, agent: _Agent, found: dict[str, tuple[Mark, bytes]]) -> None:
         folder = self._folders.get(agent.job)
         if folder is not None:
-            take_files(folder, found)
+            take_files(folder, {name: data for name, (_, data) in found.items()})
+            agent.known |= {name: mark for name, (mark, _) in found.items()}
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
