@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,14 @@ from support.clusters import (
     wait_for,
 )
 
+from headwise.execute.groups import attempts_of
 from headwise.execute.leases import read_beat
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("the extra ray is not installed", allow_module_level=True)
 
 SEEDS = 5
+STEPS = "steps=540"
 FAST = ["--lost-after", "8"]
 
 
@@ -94,7 +97,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return undisturbed(tmp_path_factory.mktemp("undisturbed"), runs_of(SEEDS))
+    return undisturbed(tmp_path_factory.mktemp("undisturbed"), runs_of(SEEDS, STEPS))
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[dict[str, object], str]:
@@ -107,23 +110,21 @@ def test_sweep_outlives_its_workers_a_node_and_its_driver(
     nodes: Nodes, tmp_path: Path, reference: dict[str, str]
 ) -> None:
     store = tmp_path / "store"
-    with driver(command(store, [], 1)) as process:  # the first eight are made here
+    with driver(command(store, [], 1, STEPS)) as process:  # the first eight are made here
         finish(process)
-    words = command(store, nodes.on, SEEDS)
+    words = command(store, nodes.on, SEEDS, STEPS)
     with driver(words) as process:
-        # A worker.
+        # A worker. Each node has one core, so two at once are on both.
         first = wait_for(lambda: len(living(store)) == 2 and living(store))
-        # Each node has one core, so two at once are on both.
-        wait_for(lambda: count_rows(store) >= 12)
+        wait_for(lambda: list(store.glob("runs/*/checkpoint.safetensors")))
         os.kill(first[0], signal.SIGKILL)
-        wait_for(lambda: len(set(living(store)) - {first[0]}) == 2)
-        # The driver, while a group is under way.
+        wait_for(lambda: any(len(attempts_of(f)) > 1 for f in store.glob("groups/*")))
+        # The driver, which has submitted the group again.
         process.kill()
         process.wait()
-    assert living(store), "agents stay when their driver ends"
     with driver(words) as process:
-        wait_for(lambda: count_rows(store) >= 20)
-        # A node.
+        wait_for(lambda: len(living(store)) == 2)
+        # A node, whichever it is both have a worker.
         nodes.ask("kill 0")
         nodes.ask("add")
         answer, err = finish(process)
@@ -268,26 +269,38 @@ def test_head_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("store/runs/*"))
 
 
-def test_ctrl_c_leaves_groups_to_the_cluster_and_cancel_ends_them(
+def test_driver_finds_what_runs_and_leaves_it_to_the_cluster_until_it_is_cancelled(
     nodes: Nodes, tmp_path: Path
 ) -> None:
-    """Where the workers do not see the store, the command line has to name the cluster."""
+    """Where the workers do not see the store, the command that cancels has to name the cluster."""
     store = (nodes.hidden or tmp_path) / "cancelled"
-    with driver(command(store, nodes.on, 2, "depths=1", "lr=0.01", "steps=3600")) as process:
+    words = command(store, nodes.on, 2, "depths=1", "lr=0.01", "steps=36000")
+    with driver(words) as process:
+        wait_for(lambda: len(living(store)) == 2)
         wait_for(lambda: list(store.glob("runs/*/checkpoint.safetensors")))
+        process.kill()
+        process.wait()
+    pids = set(living(store))
+    with driver(words) as process:
+        assert process.stderr is not None
+        said: list[str] = []
+        while (line := process.stderr.readline()) and "under way" not in line:
+            said.append(line)
+        assert line == "headwise: 2 groups of a former driver are under way\n", said
+        time.sleep(1.0)  # it follows them now
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"stay with ray; the same command finds them, headwise cancel --store {store}" in err
-    pids = set(living(store))
-    assert pids
+    assert set(living(store)) == pids
     words = [sys.executable, "-m", "headwise", "cancel", "--store", str(store), *nodes.on[:2]]
     done = subprocess.run(
         words, capture_output=True, text=True, env=environment(), timeout=90, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" groups are asked to save and end\n")
-    assert not pids & set(living(store))
     ends = [read_beat(path) for path in store.glob("groups/*/*.beat")]
-    assert {beat["state"] for beat in ends} == {"stopped"}
+    assert [beat.get("state") for beat in ends] == ["stopped"] * 2
+    saved = " ".join(beat["cause"] for beat in ends)
+    assert "saved 2 runs at step" in saved or "saved run" in saved
     assert list(store.glob("runs/*/checkpoint.safetensors"))

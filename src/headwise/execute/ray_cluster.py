@@ -318,6 +318,7 @@ class Ray:
         known = handle.job in self._orders or handle.job in self._ended
         if known or session == self._session or handle.job in self._unknown:
             return
+        self._folders[handle.job] = Path(handle.log).parent
         if any(agent.job == handle.job for agent in self._agents):
             return
         if not re.fullmatch(r"headwise-[0-9a-f]{8}", session):
@@ -335,7 +336,6 @@ class Ray:
                     if job:
                         agent.job, agent.carried = job, True
                         agent.ended = actor.wait.remote(job)
-        self._folders[handle.job] = Path(handle.log).parent
         if not any(agent.job == handle.job for agent in self._agents):
             self._unknown.add(handle.job)
 
