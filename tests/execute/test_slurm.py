@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,12 +40,12 @@ def running(bed: Bed) -> dict[str, str]:
     return {word[0]: word[2] for word in words if word[1] == "RUNNING"}
 
 
-def begun_at(store: Path, bed: Bed, nodes: Sequence[str]) -> tuple[str, str, int]:
-    """The next group that begins to be trained at a node: its id, its job, its worker."""
+def next_begun(store: Path, bed: Bed) -> tuple[str, str, int]:
+    """The next group that begins to be trained: its id, its job, its worker."""
     before = {group for group in attempts(store) if checkpoints(store, group)}
 
     def found() -> tuple[str, str, int] | None:
-        at = {job for job, place in running(bed).items() if place in nodes}
+        at = running(bed)
         for group, noted in attempts(store).items():
             if group not in before and noted[-1]["job"] in at and checkpoints(store, group):
                 for beat in beats(store, group).values():
@@ -67,21 +66,22 @@ def test_slurm_sweep_survives_every_kill(
     try:
         wait_for(lambda: set(running(bed).values()) == set(NODES))
         assert len(attempts(store)) >= 8, "groups in flight"
-        killed, _, pid = begun_at(store, bed, ["n1"])
+        killed, _, pid = next_begun(store, bed)
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(attempts(store)[killed]) == 2)
-        stopped, job, _ = begun_at(store, bed, NODES)
+        stopped, job, _ = next_begun(store, bed)
         with contextlib.suppress(RuntimeError):  # what Slurm sends at a time limit
             bed.command("scancel", "--batch", "--signal=TERM", job)
-        wait_for(lambda: len(attempts(store)[stopped]) == 2)
-        begun_at(store, bed, ["n2"])
+        for group in (killed, stopped):
+            wait_for(lambda group=group: len(attempts(store)[group]) == 2)
+        wait_for(lambda: running(bed))
         kill(driver)
         before = attempts(store)
         waiting = {line.split()[0] for line in bed.jobs()}
-        bed.kill_node("n2")
+        node = wait_for(lambda: next(iter(running(bed).values()), ""))
+        bed.kill_node(node)
         driver = begin(words, log)
         wait_for(lambda: log.read_text().count("already in") == 2)
-        bed.revive_node("n2")
+        bed.revive_node(node)
         finished(driver, log)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -106,7 +106,7 @@ def test_slurm_requeue_with_two_writers_ends_with_one_row(
     driver = begin(command(store, [*ON, "--lost-after", "6"], SEEDS, *SMALL), log)
     old = None
     try:
-        group, job, old = begun_at(store, bed, NODES)
+        group, job, old = next_begun(store, bed)
         # In this order: the kernel wakes up whom a parent leaves behind stopped.
         os.kill(daemon := bed.daemon_of(old), signal.SIGKILL)
         wait_for(lambda: not started(daemon))
