@@ -209,12 +209,38 @@ def test_gguf_is_read_with_its_permutation_undone(tmp_path):
     path = gguf(tmp_path / "model.gguf", about, tensors)
     opened = open_checkpoint(path)
     heads = opened.heads(0)
+    assert (opened.layouts[0].rope_dim, opened.layouts[0].rope_theta) == (8, 50.0)
     assert torch.allclose(heads.q, q, atol=1e-6)
     assert torch.allclose(heads.k, k, atol=1e-6)
     same(heads, *(t.float().double() for t in (q, k, v, o)))
     gguf(path, about, tensors, {"blk.0.attn_q.weight": 8})
     with pytest.raises(UsageError, match=r"quantised \(type 8\): needs F32, F16 or BF16"):
         open_checkpoint(path).heads(0)
+
+
+def test_text_of_a_wrapper_is_taken_and_its_images_on_request(tmp_path):
+    text, images = planted(V=8), planted(H=4, K=4, D=28, seed=2, V=8)
+    config, tensors = separate(*text, before="model.language_model.layers.0.self_attn")
+    for i in range(2):
+        _, more = separate(*images, before=f"model.vision_tower.encoder.layers.{i}.self_attn")
+        tensors |= {n.replace("o_proj", "out_proj"): t.clone() for n, t in more.items()}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 28}
+    config = {"model_type": "llava", "text_config": config, "vision_config": vision}
+    folder = write(tmp_path, config, tensors)
+    opened = open_checkpoint(folder)
+    same(opened.heads(0), *text)
+    assert opened.notes == ("stacks that are left out: model.vision_tower.encoder.layers",)
+    opened = open_checkpoint(folder, num_heads=4, prefix="model.vision_tower.encoder.layers")
+    same(opened.heads(1), *images)
+
+
+def test_unknown_family_with_the_keys_of_llama_is_read_off_its_tensors(tmp_path):
+    heads = planted()
+    config, tensors = separate(*heads, model_type="someones_own", rope_theta=500.0)
+    opened = open_checkpoint(write(tmp_path, config, tensors))
+    same(opened.heads(0), *heads)
+    assert (opened.layouts[0].rope_dim, opened.layouts[0].rope_theta) == (8, 500.0)
+    assert opened.notes[0].startswith("sizes are read off the tensors, since unknown model_type")
 
 
 def test_mapping_file_names_the_tensors_of_fairseq(tmp_path):

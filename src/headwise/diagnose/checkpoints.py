@@ -205,7 +205,7 @@ def _named(
     ours = "run" in source.about
     if ours and prefix is None and any(n.startswith("weights.blocks") for n in source.entries):
         prefix = "weights.blocks"
-    layers, others = names.named_layers(source.entries, prefix)
+    layers, others = names.named_layers(source.entries, prefix, shape.depth if shape else None)
     if ours and shape is not None and shape.latent:
         renamed = {"q_norm": "q_a_norm", "kv": "kv_b"}
         layers = [

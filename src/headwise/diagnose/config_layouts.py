@@ -125,7 +125,9 @@ def _plain(
     if is_wrapper(found):
         found = inner_config(found, "text")
     heads = num_heads or next((found[key] for key in _HEADS if key in found), None)
-    kv_heads = num_kv_heads or next((found[key] for key in _KV_HEADS if key in found), None)
+    kv_heads = num_kv_heads
+    if num_heads is None:  # else the tensors say it
+        kv_heads = kv_heads or next((found[key] for key in _KV_HEADS if key in found), None)
     if heads is None:
         raise UsageError(
             "how many heads a layer has is not known without a config: --heads N says so, or "
@@ -135,7 +137,25 @@ def _plain(
         if value is not None and (type(value) is not int or not 0 < value <= 65_536):
             raise UsageError(f"the number of {name} must be from 1 to 65,536, got {shown(value)}")
     notes = [] if config else ["without a config rotary positions are not known: taken as none"]
-    return Layout(num_heads=heads, num_kv_heads=kv_heads), notes
+    rope, theta = _rotary_of(found, heads)
+    return Layout(num_heads=heads, num_kv_heads=kv_heads, rope_dim=rope, rope_theta=theta), notes
+
+
+def _rotary_of(config: Mapping[str, Any], heads: int) -> tuple[int, float]:
+    """Rotating coordinates of a head, and their base, where a config that is not known has Llama's
+    keys."""
+    inner = config.get("rope_parameters")
+    inner = inner if isinstance(inner, Mapping) else {}
+    theta = config.get("rope_theta", inner.get("rope_theta"))
+    width = config.get("head_dim")
+    if type(width) is not int:
+        hidden = config.get("hidden_size")
+        width = hidden // heads if type(hidden) is int else 0
+    share = config.get("partial_rotary_factor", inner.get("partial_rotary_factor", 1.0))
+    numbers = all(type(value) in (int, float) for value in (theta, share))
+    if not numbers or not 0 < width <= 65_536 or not (0 < share <= 1 < theta < 1e12):
+        return 0, 10_000.0
+    return int(width * share) // 2 * 2, float(theta)
 
 
 def _with_keys(layers: list[Named], layouts: list[Layout], shape: Shape | None) -> list[Named]:

@@ -138,10 +138,13 @@ def part_of(name: str) -> tuple[str, int, str] | None:
     return None
 
 
-def named_layers(names: Iterable[str], prefix: str | None = None) -> tuple[list[Named], list[str]]:
+def named_layers(
+    names: Iterable[str], prefix: str | None = None, depth: int | None = None
+) -> tuple[list[Named], list[str]]:
     """The layers with attention, in order, and the prefixes of other stacks that were found.
 
-    Of several stacks, such as text and vision, the deepest one is taken unless `prefix` names one.
+    Of several stacks, such as text and vision, the one that `prefix` names is taken, or one of this
+    depth, or the deepest; of equals rather text.
     """
     stacks: dict[str, dict[int, dict[str, str]]] = {}
     for name in names:
@@ -157,7 +160,12 @@ def named_layers(names: Iterable[str], prefix: str | None = None) -> tuple[list[
     if not found_layers:
         return [], []
     if prefix is None:
-        prefix = max(found_layers, key=lambda one: len(found_layers[one]))
+
+        def rank(one: str) -> tuple[bool, bool, int]:
+            count = len(found_layers[one])
+            return count == depth, not re.search("vis|image|audio", one), count
+
+        prefix = max(found_layers, key=rank)
     elif prefix not in found_layers:
         raise UsageError(f"no stack {shown(prefix)}; {nearest(prefix, found_layers)}")
     return found_layers[prefix], [one for one in found_layers if one != prefix]

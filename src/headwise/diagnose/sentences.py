@@ -25,7 +25,8 @@ def sentences_of(found: Inspection) -> list[str]:
     for changes in found.changes:
         out += _changed(found, changes)
     if found.data is not None:
-        return [*_on_data(found, found.data), *out]
+        bare = _untrained(found)
+        return [*bare, *_on_data(found, found.data), *out[len(bare) :]]
     out.append(
         "This is what the weights say. What a model uses on data is less: published, 38 to 75 "
         "dimensions hold 90 % of a head's form, and 2 to 11 hold 90 % of its scores on text. "

@@ -169,4 +169,6 @@ def config_of(source: Source) -> dict[str, Any]:
     }
     found = {name: about.get(f"{arch}.{key}") for name, key in keys.items()}
     config = {name: value for name, value in found.items() if value is not None}
+    tokens = about.get("tokenizer.ggml.tokens")
+    config["vocab_size"] = len(tokens) if isinstance(tokens, list) and tokens else 1
     return {"model_type": MODEL_TYPES.get(arch, arch), "gguf": True, **config}
