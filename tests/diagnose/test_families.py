@@ -136,3 +136,47 @@ def test_family_is_recognised(model_type, tmp_path):
     assert heads.o.shape == (len(heads.q), heads.v.shape[1], config.hidden_size)
     assert heads.dim == config.hidden_size
     assert opened.depth == (opened.shape.depth if opened.shape else 1)
+
+
+def cut_by_bloom(module, x):
+    q, k, v = module._reshape(module.query_key_value(x) - module.query_key_value.bias)
+    return q, k, v
+
+
+def cut_by_falcon(module, x):
+    # Keys and values are repeated for the query heads that share them.
+    group = module.num_heads // module.num_kv_heads if module.new_decoder_architecture else 1
+    q, k, v = (t.transpose(1, 2) for t in module._split_heads(module.query_key_value(x)))
+    return q, k[:, ::group], v[:, ::group]
+
+
+def cut_by_codegen(module, x):
+    rows = module.qkv_proj(x).unflatten(-1, (4, -1))
+    q, v, k = rows.split(module.head_dim * module.num_attention_heads // 4, -1)
+    sizes = (module.num_attention_heads, module.head_dim)
+    return [module._split_heads(t, *sizes, mp_num=4).transpose(1, 2) for t in (q, k, v)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "place", "cut", "changes"),
+    [
+        ("bloom", "self_attention", cut_by_bloom, {}),
+        ("falcon", "self_attention", cut_by_falcon, {}),
+        ("falcon", "self_attention", cut_by_falcon, {"new_decoder_architecture": True}),
+        ("falcon", "self_attention", cut_by_falcon, {"multi_query": False}),
+        ("codegen", "attn", cut_by_codegen, {}),
+    ],
+)
+def test_fused_rows_are_cut_as_the_public_module_cuts_them(
+    model_type, place, cut, changes, tmp_path
+):
+    torch.manual_seed(5)
+    config, model = build(model_type, "cpu", **SMALL[model_type][0] | changes)
+    model = model.float()
+    model.save_pretrained(tmp_path)
+    heads = open_checkpoint(tmp_path).heads(0)
+    module = next(m for name, m in model.named_modules() if name.endswith(place)).double()
+    with torch.no_grad():
+        q, k, v = (t[0] for t in cut(module, torch.eye(config.hidden_size).double()[None]))
+    assert torch.allclose(dense(heads.q, heads.k), dense(q.mT, k.mT), rtol=0, atol=1e-9)
+    assert torch.allclose(heads.v, v.mT, rtol=0, atol=1e-9)
