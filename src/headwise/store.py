@@ -194,7 +194,7 @@ class Store:
         write specifications again that were found damaged."""
         for run in runs:
             left = self.runs_path / run.id / CHECKPOINT_FILE
-            if left.exists() and self.row(run.id) is not None:
+            if left.is_file() and self.row(run.id) is not None:
                 left.unlink(missing_ok=True)
             if self.runs_path / run.id / SPEC_FILE in self.damaged:
                 self._write_spec(run)

@@ -154,7 +154,15 @@ def test_commands_all_answer_in_json(
     lines["list of groups"] = ["list", "--store", str(begun), "--live"]
     lines["worker"] = ["worker", str(group.folder)]
     lines["cancel"] = ["cancel", "--store", str(begun), group.id]
-    lines["plan"] = ["plan", "--params", "9k", "--set", "vocab_size=16", "dim=8,16", "depth=1"]
+    lines["plan"] = [
+        "plan",
+        "--params",
+        "2M",
+        "--set",
+        "vocab_size=512",
+        "head_dim=32",
+        "dim=96,128",
+    ]
     lines["choose"] = [*CHOOSE, "--seeds", "2", "--store", str(tmp_path / "c"), "--no-report"]
     folder = write(tmp_path / "model", *separate(*planted()))
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
@@ -169,7 +177,7 @@ def test_commands_all_answer_in_json(
         0,
         4,
     )
-    assert [group["state"] for group in answers["list of groups"]["groups"]] == ["waiting"]
+    assert [group["state"] for group in answers["list of groups"]["groups"]] == ["running"]
     assert answers["worker"]["state"] == "done"
     assert answers["pretrain"]["row"]["bits_per_byte"] > 0
     assert set(answers["list"]["experiments"]) >= {"fig1"}

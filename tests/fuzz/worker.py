@@ -182,10 +182,12 @@ def snapshot(folder: Path) -> dict[str, bytes | str]:
 
 def changes(before: dict[str, bytes | str], after: dict[str, bytes | str], case: Case) -> list[str]:
     """Files that were lost, changed or left where nothing may be."""
-    named = {word.rpartition("=")[2] for word in case.words}  # an option may say where to write
+    # An option may say where to write, as --output FILE or --output=FILE.
+    named = {*case.words, *(word.rpartition("=")[2] for word in case.words)}
 
     def output(name: str) -> bool:
-        return OUTPUT.fullmatch(name) is not None or bool({name, name.split("/")[0]} & named)
+        above = {str(path) for path in (Path(name), *Path(name).parents)}
+        return OUTPUT.fullmatch(name) is not None or bool(above & named)
 
     found = []
     for name, content in before.items():
