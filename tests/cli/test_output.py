@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import HEADWISE, run_words
+from support.commands import CHOOSE, HEADWISE, run_words
+from support.groups import idle_group, tiny_runs
 from support.planted_heads import planted, separate, write
 
 import headwise
@@ -17,10 +18,6 @@ from headwise.cli import COMMANDS, main, parser
 from headwise.store import Store
 
 SHAPE = ["dim=12", "depth=1", "num_heads=4"]
-CHOICE = (
-    "choose farthest --params 3k --dim 8 --depths 1 --heads 1,2 --steps 5 --batch 8 --seeds 2 "
-    "--rates 0.003,0.01 --trials 2 --device cpu --workers 1 --no-report"
-)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,26 +149,37 @@ def test_commands_all_answer_in_json(
             "1,2",
         ],
     }
+    begun = Path(shutil.copytree(store, tmp_path / "begun"))
+    group = idle_group(begun, tiny_runs(3))
+    lines["list of groups"] = ["list", "--store", str(begun), "--live"]
+    lines["worker"] = ["worker", str(group.folder)]
+    lines["cancel"] = ["cancel", "--store", str(begun), group.id]
+    lines["plan"] = [
+        "plan",
+        "--params",
+        "2M",
+        "--set",
+        "vocab_size=512",
+        "head_dim=32",
+        "dim=96,128",
+    ]
+    lines["choose"] = [*CHOOSE, "--seeds", "2", "--store", str(tmp_path / "c"), "--no-report"]
     folder = write(tmp_path / "model", *separate(*planted()))
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
-    lines["plan"] = ["plan", "--params", "20k", "--set", "vocab_size=0"]
-    lines["cancel"] = ["cancel", "--store", str(store)]
-    lines["choose"] = [*shlex.split(CHOICE), "--store", str(tmp_path / "choice")]
     answers: dict[str, Any] = {}
     for name, words in lines.items():
         assert main([*words, "--json"]) == 0, capsys.readouterr().err
         answers[name] = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert isinstance(answers[name], dict)
-    # Engines start `worker`, not people; tests/execute runs it.
-    assert {words[0] for words in lines.values()} == set(COMMANDS) - {"worker"}
+    assert {words[0] for words in lines.values()} == set(COMMANDS)
     assert (answers["run"]["runs"], answers["run"]["made"], len(answers["run"]["points"])) == (
         8,
         0,
         4,
     )
+    assert [group["state"] for group in answers["list of groups"]["groups"]] == ["running"]
+    assert answers["worker"]["state"] == "done"
     assert answers["pretrain"]["row"]["bits_per_byte"] > 0
-    assert answers["plan"]["listed"] == answers["plan"]["meeting"] > 0
-    assert answers["choose"]["sentence"]
     assert set(answers["list"]["experiments"]) >= {"fig1"}
     assert len(answers["list of a store"]["rows"]) == 8
     assert answers["list of a store"]["unfinished"] == []
