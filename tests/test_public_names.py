@@ -27,6 +27,7 @@ PUBLIC = [
     "attend",
     "choose",
     "explain",
+    "explore",
     "inspect",
     "plan",
     "run",

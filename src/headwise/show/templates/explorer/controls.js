@@ -144,7 +144,8 @@ const formOf = (form, on, onLink) => {
   form.append(also);
   form.addEventListener("submit", event => event.preventDefault());
   return (shape, follows, at, more) => {
-    const values = { ...shape, ...at, window: Math.max(...shape.windows), pattern: patternOf(shape) };
+    const window = Math.max(...shape.windows);
+    const values = { ...shape, ...at, window, pattern: patternOf(shape) };
     for (const [name, { show }] of rows) show(values[name], shape, follows.has(name));
     rows.get("num_kv_heads").disable(shape.kv_lora_rank > 0);
     also.textContent = more ? `Also: ${more}.` : "";

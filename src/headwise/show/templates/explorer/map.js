@@ -22,6 +22,17 @@ const placeOf = (shape, cells) => {
   return { cell, exact: false };
 };
 
+// A share of the way between two colours of the style sheet, and black or white on it, whichever is
+// seen better.
+const channels = name => getComputedStyle(document.documentElement).getPropertyValue(name)
+  .trim().slice(1).match(/../g).map(pair => parseInt(pair, 16));
+const mixed = (from, to, share) => from.map((v, i) => Math.round(v + (to[i] - v) * share));
+const textOn = colour => {
+  const linear = v => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const [r, g, b] = colour.map(v => linear(v / 255));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
+};
+
 const cellInWords = c =>
   `${c.num_heads} x ${c.head_dim} in ${c.depth} ${c.depth === 1 ? "layer" : "layers"}`;
 
@@ -29,10 +40,10 @@ const cellInWords = c =>
 const drawMap = (task, choose) => {
   const known = task.cells.filter(c => c.loss !== null);
   const losses = known.map(c => c.loss), least = Math.min(...losses), most = Math.max(...losses);
-  const share = c => (most > least ? (Math.log(most) - Math.log(c.loss))
-    / (Math.log(most) - Math.log(least)) : 1);
-  const positive = least > 0;
-  const lightness = c => (positive ? share(c) : (most - c.loss) / (most - least || 1));
+  const scale = least > 0 ? Math.log : loss => loss;
+  const share = c => (scale(most) - scale(c.loss)) / (scale(most) - scale(least) || 1);
+  const [weak, strong] = [channels("--high"), channels("--low")];
+  const colour = c => (c.loss === null ? null : mixed(weak, strong, share(c)));
   const buttons = new Map();
   const panels = element("div", { className: "panels" });
   for (const depth of [...new Set(task.cells.map(c => c.depth))].sort((a, b) => a - b)) {
@@ -45,7 +56,7 @@ const drawMap = (task, choose) => {
       grid.append(element("span", { className: "axis" }, `${rank}`));
       for (const count of heads) {
         const cell = cells.find(c => c.num_heads === count && c.head_dim === rank);
-        grid.append(cell ? buttonOf(cell, lightness, choose, buttons) : element("span"));
+        grid.append(cell ? buttonOf(cell, colour, choose, buttons) : element("span"));
       }
     }
     grid.append(element("span", { className: "axis" }));
@@ -56,17 +67,17 @@ const drawMap = (task, choose) => {
   return { panels, buttons };
 };
 
-const buttonOf = (cell, lightness, choose, buttons) => {
+const buttonOf = (cell, colour, choose, buttons) => {
   const button = element("button", { type: "button" });
   const text = cell.loss === null ? "failed" : lossText(cell.loss);
   button.textContent = cell.n === 1 ? `(${text})` : text;
   const spread = cell.half === null ? "" : ` ± ${lossText(cell.half)}`;
   button.title = `${cellInWords(cell)}: ${text}${spread}, ${cell.n} seeds; feed-forward `
     + `${cell.ffn_dim}, ${cell.params.toLocaleString("en")} parameters`;
-  if (cell.loss !== null) {
-    const amount = Math.round(100 * lightness(cell));
-    button.style.background = `color-mix(in oklab, var(--low) ${amount}%, var(--high))`;
-    button.style.color = amount > 55 ? "var(--on-low)" : "var(--ink)";
+  const back = colour(cell);
+  if (back) {
+    button.style.background = `rgb(${back.join(" ")})`;
+    button.style.color = textOn(back);
   }
   button.classList.add(...(cell.mark ? [cell.mark] : []));
   button.setAttribute("aria-label", `${button.title}${cell.mark ? `, ${MARKS[cell.mark]}` : ""}`);

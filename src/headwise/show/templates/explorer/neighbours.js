@@ -92,7 +92,8 @@ const MOVES = [
 const changed = (shape, changes) => {
   const layers = shape.layers.map(own => Object.fromEntries(
     Object.entries(own).filter(([name]) => !(name in changes))));
-  const next = { ...shape, ...changes, layers: layers.some(own => Object.keys(own).length) ? layers : [] };
+  const differ = layers.some(own => Object.keys(own).length);
+  const next = { ...shape, ...changes, layers: differ ? layers : [] };
   if (next.layers.length > next.depth) next.layers = next.layers.slice(0, next.depth);
   if (next.windows.length > next.depth) next.windows = next.windows.slice(0, next.depth);
   return next;

@@ -132,7 +132,8 @@ const showTiles = costs => {
     tile.title.textContent = tile.dtype ? `${tile.label} in ${at.dtype}` : tile.label;
     tile.number.textContent = short(shown, tile.kind);
     tile.digits.textContent = perToken(value, over);
-    if (tile.each) tile.digits.textContent += `, ${short(Number(value) / at.context, "flops")} each`;
+    const each = Number(value) / at.context;
+    if (tile.each) tile.digits.textContent += `, ${short(each, "flops")} per token`;
     const before = reference[tile.cost];
     const ratio = before ? Number(value) / Number(before)
       / (tile.over ? at.context / reference.context : 1) : null;
@@ -240,10 +241,9 @@ const showNeighbours = () => {
 const showBackends = () => {
   get("backends").replaceChildren(...MACHINES.map(machine => {
     const { backend, pad, reason } = backendOf(callOf(state.shape, state.at, machine));
-    const wide = state.shape.head_dim + state.shape.v_head_dim;
-    const padded = pad[0] + pad[1]
-      ? `; widths padded by ${pad[0]} and ${pad[1]}, ${(100 * (pad[0] + pad[1]) / wide).toFixed(0)} % more`
-      : "";
+    const wide = state.shape.head_dim + state.shape.v_head_dim, added = pad[0] + pad[1];
+    const share = (100 * added / wide).toFixed(0);
+    const padded = added ? `; widths padded by ${pad[0]} and ${pad[1]}, ${share} % more` : "";
     return element("tr", {}, element("td", {}, machine.name),
       element("td", {}, element("b", {}, backend), `: ${reason}${padded}`));
   }));
@@ -269,8 +269,8 @@ const showMap = () => {
   if (drawnMap?.task !== task) {
     drawnMap = { task, ...drawMap(task, cell => goTo({ ...PAGE.defaults, ...cell.shape })) };
     get("map").replaceChildren(drawnMap.panels);
-    get("map-note").textContent = `Held-out loss, heads across and rank up; darker is better. `
-      + `${task.note} Click a cell to take its shape.`;
+    get("map-note").textContent = `Held-out loss, heads across and rank up; the stronger `
+      + `the colour, the better. ${task.note} Click a cell to take its shape.`;
   }
   showPlace(drawnMap, placeOf(state.shape, task.cells), state.shape, get("here"));
 };
@@ -407,5 +407,9 @@ if (PAGE.tasks.length) {
   get("task").parentElement.hidden = PAGE.tasks.length === 1;
   get("task").addEventListener("change", () => { state.task = Number(get("task").value); ask(); });
 }
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  drawnMap = null; // its colours are computed
+  ask();
+});
 addEventListener("hashchange", () => { if (location.hash.slice(1) !== noted) start(); });
 start();

@@ -31,7 +31,7 @@ const asCommand = (shape, follows, at, defaults) => {
 const asLiteral = value => {
   if (value === true || value === false) return value ? "True" : "False";
   if (value === null) return "None";
-  if (Array.isArray(value)) return `(${value.map(asLiteral).join(", ")}${value.length === 1 ? "," : ""})`;
+  if (Array.isArray(value)) return `(${value.map(v => `${asLiteral(v)},`).join(" ")})`;
   return typeof value === "string" ? JSON.stringify(value) : String(value);
 };
 const asArguments = pairs => pairs.map(([name, value]) => `${name}=${asLiteral(value)}`).join(", ");
@@ -66,6 +66,16 @@ const asConfig = (shape, at) => {
   }
   if (shape.layers.length || shape.extras.length) {
     return { refused: "a config.json from here needs layers of one kind" };
+  }
+  const rope = shape.qk_rope_head_dim;
+  if (shape.kv_lora_rank && (rope === 0 || rope === shape.head_dim)) {
+    return { refused: "a config.json with a latent needs a rotary part of a head, not none or all" };
+  }
+  if (shape.windows.length > 1 && shape.qk_norm !== "head") {
+    return { refused: 'a config.json with windows in some layers needs qk_norm "head" (Qwen3)' };
+  }
+  if (shape.kv_lora_rank && sliding(shape)) {
+    return { refused: "a config.json with a latent has no window" };
   }
   if (!shape.vocab_size) return { refused: "a config.json needs tokens: vocab_size above 0" };
   if (!shape.ffn_dim) return { refused: "a config.json needs a feed-forward: ffn_dim above 0" };
@@ -113,7 +123,9 @@ const configOf = (s, at) => {
     return family("qwen3", "Qwen3ForCausalLM",
       { ...own, attention_bias: s.qkv_bias, ...(sliding(s) ? windows : {}) });
   }
-  if (sliding(s)) return family("mistral", "MistralForCausalLM", { ...own, sliding_window: seen[0] });
+  if (sliding(s)) {
+    return family("mistral", "MistralForCausalLM", { ...own, sliding_window: seen[0] });
+  }
   return family("llama", "LlamaForCausalLM",
     { ...own, attention_bias: s.qkv_bias, mlp_bias: false });
 };
