@@ -137,7 +137,7 @@ const showTiles = costs => {
     const before = reference[tile.cost];
     const ratio = before ? Number(value) / Number(before)
       / (tile.over ? at.context / reference.context : 1) : null;
-    tile.ratio.textContent = ratio === null ? "" : ratioText(ratio);
+    tile.ratio.textContent = ratio === null || ratio === 1 ? "" : ratioText(ratio);
     tile.ratio.className = `ratio ${ratio === null ? "" : ratioClass(ratio)}`;
   }
   const strip = ["params", "kv_bytes_per_token", "train_flops"].map(name => {
@@ -185,7 +185,7 @@ const showLayer = shape => {
   const widest = Math.max(...bars.map(([, width]) => width));
   get("layer").replaceChildren(...bars.map(([name, width, heads, colour]) => {
     const bar = element("i"), share = width / widest;
-    bar.style.width = `calc((100% - 112px) * ${share.toFixed(5)})`;
+    bar.style.width = `calc((100% - var(--label)) * ${share.toFixed(5)})`;
     bar.style.backgroundColor = `var(--${colour})`;
     if (heads > 1 && heads <= 64) {
       bar.className = "cut";
