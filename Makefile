@@ -25,6 +25,7 @@ lint: $(VENV)/.test
 
 docs: $(VENV)/.report
 	$(BIN)/python dev/write_cli_reference.py
+	$(BIN)/python dev/write_api_reference.py
 	$(BIN)/python dev/write_layout.py
 
 bench: $(VENV)/.report

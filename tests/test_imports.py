@@ -62,11 +62,14 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "signals", "rows", "stats", "device", "shape", "planning"),
         *("training", "lm", "store", "execute", "show", "experiments"),
     },
+    "explorer": {
+        *("errors", "rows", "stats", "shape", "planning", "store", "show", "experiments"),
+    },
     "cli": {
         *("headwise", "errors", "files", "signals", "rows", "progress", "device", "configs"),
         *("shape", "policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        *("choosing", "tracking", "diagnose"),
+        *("choosing", "tracking", "diagnose", "explorer"),
     },
     "__main__": {"signals", "cli"},
 }
@@ -101,6 +104,7 @@ LIGHT = (
     *("execute.pool", "execute.worker", "cli", "__main__", "show.report", "show.figure"),
     *("experiments", "experiments.runner", "choosing.recommend", "tracking", "tracking.tables"),
     *("planning.limits", "planning.costs", "planning.space", "show.inspect_page"),
+    *("explorer", "explorer.explore", "show.explorer_page"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 
