@@ -5,11 +5,9 @@ The same sections give the same bytes. The page is only written: delete it and n
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from headwise.progress import clock
 from headwise.rows import Row
 from headwise.show import figure as figures
 from headwise.show.figure import Figure
+from headwise.show.pages import embed, environment, part, plotly
 from headwise.show.plotly_figure import plotly_figure
 
 HIDDEN = {  # long columns: in the store, not in the table
@@ -103,21 +102,15 @@ class Section:
 
 def write_page(path: Path, sections: Sequence[Section], lost: Sequence[str] = ()) -> None:
     """Write the page of these sections; `lost` says in a line each what cannot be page."""
-    from jinja2 import Environment, StrictUndefined
-    from plotly.offline import get_plotlyjs
-
     # Plotly's library goes into the page, so the page needs no network.
-    template = resources.files("headwise").joinpath("show/templates/report.html").read_text()
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["number"] = _number
-    environment.filters["raised"] = _raised
-    page = environment.from_string(template).render(
+    made = environment()
+    made.filters["number"] = _number
+    made.filters["raised"] = _raised
+    page = made.from_string(part("report.html")).render(
         version=__version__,
         sections=[_values(section) for section in sections],
         lost=lost,
-        plotly=get_plotlyjs(),
+        plotly=plotly(),
         embed=embed,
     )
     write_whole(path, page)
@@ -211,13 +204,6 @@ def _short(value: float | None) -> float | None:
 
 
 # ---- what the template calls
-
-
-def embed(value: Any) -> str:
-    """JSON that is safe inside a script element."""
-    from markupsafe import Markup
-
-    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _raised(text: str) -> Any:
