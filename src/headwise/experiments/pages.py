@@ -15,8 +15,9 @@ from typing import Any
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, PAGES, built_in, find
 from headwise.experiments.base import Experiment
+from headwise.experiments.points import ONE_MODEL
 from headwise.experiments.state import State, noted_later, tuning_only
-from headwise.rows import check_shown
+from headwise.rows import Row, check_shown
 from headwise.show.figure import Figure, has_panels
 from headwise.show.report import Page, Section, write_page
 from headwise.store import MOST_NAMED, Store
@@ -40,6 +41,7 @@ def page_of(
     headings, *cells = experiment.table(points)
     return Page(
         question=experiment.question,
+        answer=experiment.answered(points),
         about=experiment.about,
         headline=experiment.headline(points),
         note=experiment.note(preset, settings or {}),
@@ -74,6 +76,12 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     """Write the page of everything that was asked for in a store; returns where it is
     (STORE/report.html)."""
     path = path or store.path / "report.html"
+    write_page(path, *sections_of(store))
+    return path
+
+
+def sections_of(store: Store) -> tuple[list[Section], list[str]]:
+    """A section per experiment of a store, and a line for each that cannot be shown."""
     sections: list[Section] = []
     lost: list[str] = []
     noted = store.experiments()
@@ -89,9 +97,7 @@ def write_report(store: Store, path: Path | None = None) -> Path:
             lost.append(f"{name}: {e}")
         except UNREADABLE as e:
             lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
-    lost += damaged_files(store)
-    write_page(path, [*sections, *alone], lost)
-    return path
+    return [*sections, *alone], lost + damaged_files(store)
 
 
 def damaged_files(store: Store) -> list[str]:
@@ -136,9 +142,7 @@ def _section(store: Store, name: str, asked: Mapping[str, Any]) -> Section:
             question=name,
             about="Its figure and table are not kept in this store yet: its command writes them.",
         )
-    if remarks := [str(one) for one in asked.get("remarks", ())]:
-        headline, caption = [*page.headline, *remarks], _with(page.caption, remarks)
-        page = dataclasses.replace(page, headline=headline, caption=caption)
+    there = {row["id"] for row in rows}
     state = State(
         there=len(rows),
         asked=len(asked["ids"]),
@@ -154,7 +158,17 @@ def _section(store: Store, name: str, asked: Mapping[str, Any]) -> Section:
         state=state.in_words,
         rows=rows,
         page=page,
+        missing=[run_id for run_id in asked["ids"] if run_id not in there],
+        remarks=[f"{one[:1].upper()}{one[1:]}." for one in map(str, asked.get("remarks", ()))],
+        settings=_settings(rows),
     )
+
+
+def _settings(rows: Sequence[Row]) -> list[str]:
+    """The columns that say what a run is."""
+    columns = dict.fromkeys(column for row in rows for column in row)
+    own = ("task", "model", "positions", "seed")
+    return [c for c in columns if c in (*ONE_MODEL, *own) or c.startswith(("task_", "model_"))]
 
 
 def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> list[Section]:
@@ -175,5 +189,6 @@ def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> lis
             state=State(there=len(rows), asked=len(rows)).in_words,
             rows=rows,
             page=page_of(experiment, "", experiment.summary(rows)),
+            settings=_settings(rows),
         )
     ]

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise.show.colours import FRAME, GREY, colour_of
 from headwise.show.figure import (
     ABOVE,
     BELOW,
-    FRAME,
-    GREY,
     ONE_SEED,
     Figure,
     HeatFigure,
@@ -24,7 +23,6 @@ from headwise.show.figure import (
     LinePanel,
     RangeFigure,
     RangePanel,
-    colour_of,
     drawn_names,
     fraction,
     has_hollow,
