@@ -183,6 +183,19 @@ def headline(points: Sequence[Pretrained]) -> list[str]:
     return lines
 
 
+def answer(points: Sequence[Pretrained]) -> str:
+    """The best decoder of every text."""
+    said = []
+    for of_text in groups(points, "text", "digest").values():
+        known = [p for p in of_text if p.held_out is not None]
+        if len(known) == 1:
+            said.append(f"{known[0].name} says {known[0].text} in {known[0].error} bits per byte")
+        elif known:
+            words = best_in_words(known, lambda p: p.name, "decoders", "bits per byte")
+            said.append(f"{known[0].text}: {words}")
+    return "; ".join(said[:2]) + (f"; and {len(said) - 2} more texts" if len(said) > 2 else "")
+
+
 def figure(points: Sequence[Pretrained]) -> RangeFigure:
     """A panel per text with something to compare: every decoder's bits per byte beyond the best
     one's."""
@@ -245,5 +258,6 @@ EXPERIMENT = Experiment(
     runs=_no_runs,
     summary=summary,
     headline=headline,
+    answer=answer,
     figure=figure,
 )

@@ -33,6 +33,7 @@ from headwise.experiments.points import (
     plural,
 )
 from headwise.experiments.rank_paper import fig1_figures
+from headwise.experiments.rank_paper.answers import of_fig1
 from headwise.experiments.rank_paper.shapes import budget, paper_shape
 from headwise.experiments.settings import Training, check_lists, task_name
 from headwise.experiments.shapes import shape_for
@@ -403,6 +404,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     later=later,
     summary=summary,
     headline=headline,
+    answer=of_fig1,
     figure=fig1_figures.figure,
     views={"depth": fig1_figures.by_rank, "layers": fig1_figures.by_layers},
     notes={
