@@ -169,6 +169,7 @@ def _add_ranges(drawing: Drawing, figure: RangeFigure) -> None:
             "gridcolor": GRID,
             "zeroline": True,
             "zerolinecolor": GREY,
+            "rangemode": "tozero",
             "title": {"text": panel.x_label, "standoff": 6},
         }
         y_axis = {

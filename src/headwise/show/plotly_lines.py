@@ -31,7 +31,7 @@ def add_lines(drawing: Drawing, figure: LineFigure) -> None:
                 "style": line.style,
             }
             drawing.add_trace(cell, key, _kind(line), _trace(figure, line), entry)
-            if any(line.seeds):
+            if any(len(values) > 1 for values in line.seeds):
                 drawing.add_trace(cell, key, "seed", _seeds(line), entry)
 
 

@@ -25,15 +25,19 @@ def _on_task(task: str, cells: Sequence[Cell]) -> str:
     if found.first is None:
         return f"on {task} nothing is known yet" + (": tuning only" if found.tuning else "")
     first = found.first
+    waiting = f"; {found.tuning} more are only tuned yet" if found.tuning else ""
     shape = f"{plural(first.heads, 'head')} of rank {first.rank} in {plural(first.depth, 'layer')}"
     if found.best is None and found.measured > 1:
-        return f"on {task} no shape of {found.measured} can be told apart from the best, {shape}"
+        return (
+            f"on {task} no shape of {found.measured} can be told apart from the best, {shape}"
+            f"{waiting}"
+        )
     if not found.alike:
-        return f"on {task} the best of {plural(found.measured, 'shape')} is {shape}"
+        return f"on {task} the best of {plural(found.measured, 'shape')} is {shape}{waiting}"
     others = plural(len(found.alike), "other")
     return (
         f"on {task} the smallest loss is that of {shape}, and {others} of {found.measured} shapes "
-        "cannot be told apart from it"
+        f"cannot be told apart from it{waiting}"
     )
 
 

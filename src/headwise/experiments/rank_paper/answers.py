@@ -72,7 +72,7 @@ def _fewer_or_more(pairs: Sequence[Pair], few: str, many: str) -> str:
     single = sum(any(p.one_seed for p in pair) for pair in learned)
     n = f"{'up to ' if len(seeds) > 1 else ''}{seeds[-1]} seeds"
     # One seed says nothing about chance, so it is said how many comparisons rest on it.
-    basis = f"{n}, but one in {single} of the comparisons" if single else n
+    basis = f"{n}; {single} of them with one seed" if single else n
     basis = "one seed each" if single == len(learned) else basis
     if not better and not worse:
         return f"No difference is found between heads of {few} and {many} ({basis})"

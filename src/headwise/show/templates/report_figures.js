@@ -296,5 +296,6 @@ for (const plot of plots) {
   near.observe(plot);
 }
 addEventListener("beforeprint", () => {
+  for (const one of document.querySelectorAll("figcaption details")) one.open = true;
   for (const plot of plots) if (plot.figure.needed()) plot.figure.draw();
 });
