@@ -36,7 +36,10 @@ EXPERIMENTS: dict[str, str] = {
     "nanochat_heads": "nanochat_heads",
     "finetune": "leaner_paper.finetune",
 }
-PAGES = {"pretrain": "pretrained"}  # what other commands leave in a store: shown, not run
+PAGES = {
+    "pretrain": "pretrained",
+    "other": "other_runs",
+}  # what other commands leave in a store: shown, not run
 
 
 def find(name: str) -> Experiment[Any, Any]:

@@ -88,7 +88,7 @@ def sections_of(store: Store) -> tuple[list[Section], list[str]]:
     for name in [name for name, asked in noted.items() if not _is_note(asked)]:
         del noted[name]
         store.name({store.path / "experiments" / f"{name}.json": "it does not say what was asked"})
-    alone = single_decoders(store, noted)
+    alone = [*single_decoders(store, noted), *other_runs(store, noted)]
     # A page shows what it can: an experiment whose rows cannot be read is a line on it.
     for name, asked in noted.items():
         try:
@@ -189,6 +189,29 @@ def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> lis
             state=State(there=len(rows), asked=len(rows)).in_words,
             rows=rows,
             page=page_of(experiment, "", experiment.summary(rows)),
+            settings=_settings(rows),
+        )
+    ]
+
+
+def other_runs(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> list[Section]:
+    """Runs that none of the experiments asked for, such as those made in Python, as one section."""
+    asked = {run_id for about in noted.values() for run_id in about["ids"]}
+    rows = [row for row in store.rows() if row["id"] not in asked and not check_shown(row)]
+    rows = [row for row in rows if row.get("task") != "language"]
+    if not rows:
+        return []
+    experiment = shown_by("other")
+    points = experiment.summary(rows)
+    commands = dict.fromkeys(row["command"] for row in rows if row.get("command"))
+    return [
+        Section(
+            name="other",
+            command="\n".join(commands) or "made in Python: the rows have their settings",
+            preset="",
+            state=State(there=len(rows), asked=len(rows)).in_words,
+            rows=rows,
+            page=page_of(experiment, "", points),
             settings=_settings(rows),
         )
     ]

@@ -26,7 +26,7 @@ FIRST = (  # of the table of runs, as far as they vary
 )
 MOST_SHOWN = 12  # columns of it, before all are asked for
 MOST_POINTS = 200  # of a learning curve
-MOST_VALUES = 300_000  # of all curves of a section together
+MOST_VALUES = 120_000  # of all curves of a section together
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[list[str], Row]:
