@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.output import print_points, print_prose, print_table, width_for
+from headwise.cli.output import print_points, print_prose, print_table, say, width_for
 from headwise.errors import UsageError, nearest
+from headwise.signals import Stopped
 
 LISTED = (
     "id",
@@ -135,14 +137,42 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
 
     store, output = Store(args.store, create=False), Path(args.output) if args.output else None
     _check_output(output)
+    if args.port is not None and not args.serve:
+        raise UsageError("--port goes with --serve")
     try:
-        from headwise.experiments.pages import write_report
+        from headwise.experiments.pages import sections_of
+        from headwise.show.report import write_page
 
-        path = write_report(store, output)
+        path, (sections, lost) = output or store.path / "report.html", sections_of(store)
+        write_page(path, sections, lost)
     except ModuleNotFoundError as e:
         raise UsageError(f"the report needs {e.name}: pip install 'headwise[report]'") from None
     print(f"report: {path}")
-    return {"report": str(path)}
+    # The terminal ends with the sentences that the page begins with.
+    answers = {section.name: section.answer for section in sections}
+    width = width_for(False)
+    for name, answer in answers.items():
+        print_prose(answer if len(answers) == 1 else f"{name}: {answer}", width)
+    if args.serve:
+        _serve(store.path, args.port)
+    return {"report": str(path), "answers": answers}
+
+
+def _serve(path: Path, port: int | None) -> None:
+    """Show the page to this machine's browsers until Ctrl-C."""
+    from headwise.cli.show_arguments import PORT
+    from headwise.experiments.pages import followed
+    from headwise.show.serve import server, server_near
+
+    page = followed(path)
+    with server_near(page, PORT) if port is None else server(page, port) as listening:
+        address = f"http://127.0.0.1:{listening.server_address[1]}/"
+        say(f"following {path} at {address}, until Ctrl-C")
+        try:
+            listening.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt as e:  # how it ends
+            if isinstance(e, Stopped) and e.number != signal.SIGINT:
+                raise
 
 
 def _check_output(output: Path | None) -> None:

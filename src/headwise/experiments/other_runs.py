@@ -24,11 +24,12 @@ from headwise.experiments.points import (
     labelled,
     plural,
 )
+from headwise.experiments.pretrained import IN_HEADS, WORDS
+from headwise.experiments.shapes import heads_in_words, shape_of_row
 from headwise.rows import Row, Specified
 from headwise.show.figure import Range, RangeFigure, RangePanel
 
 MOST_DRAWN = 40  # shapes of a task, the best first
-WORDS = {"lr": "rate {}", "depth": "{} layers", "num_heads": "{} heads", "head_dim": "rank {}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +66,22 @@ def _points(task: str, same: list[list[Row]]) -> list[Other]:
     first = [rows[0] for rows in same]
     known = [specification(row) for row in first]
     differ = [c for c in known[0] if len({one.get(c) for one in known}) > 1]
-    differ = differ or ["num_heads", "head_dim", "depth"]
+    # What the heads' words say anyhow is not said again.
+    further = [c for c in differ if c not in IN_HEADS]
     return [
         Other(
             task=task,
-            name=", ".join(WORDS.get(c, f"{c} {{}}").format(rows[0].get(c)) for c in differ),
+            name=_in_words(rows[0], further),
             params=rows[0].get("params"),
             **errors_of(rows),
         )
         for rows in same
     ]
+
+
+def _in_words(row: Row, columns: Sequence[str]) -> str:
+    said = [WORDS.get(c, f"{c} {{}}").format(row.get(c)) for c in columns]
+    return ", ".join([heads_in_words(shape_of_row(row)), *said])
 
 
 def _named(point: Other) -> str:
@@ -86,9 +93,9 @@ def answer(points: Sequence[Other]) -> str:
     said = []
     for (task,), of_task in groups(points, "task").items():
         if len(of_task) == 1:
-            said.append(f"{task}: {of_task[0].name} has an error of {of_task[0].error}")
+            said.append(f"on {task} {of_task[0].name} has an error of {of_task[0].error}")
         else:
-            said.append(f"{task}: {best_in_words(of_task, _named, 'shapes', 'error')}")
+            said.append(f"on {task}: {best_in_words(of_task, _named, 'shapes', 'error')}")
     return "; ".join(said[:2]) + (f"; and {len(said) - 2} more tasks" if len(said) > 2 else "")
 
 
@@ -131,7 +138,7 @@ def _no_runs(settings: Settings) -> list[Specified]:
 
 
 EXPERIMENT = Experiment(
-    name="other",
+    name="other_runs",
     question="Which of the runs that no experiment asked for has the smallest error?",
     about="runs made in Python, and those of an experiment's earlier settings",
     presets={},

@@ -192,7 +192,7 @@ def answer(points: Sequence[Pretrained]) -> str:
             said.append(f"{known[0].name} says {known[0].text} in {known[0].error} bits per byte")
         elif known:
             words = best_in_words(known, lambda p: p.name, "decoders", "bits per byte")
-            said.append(f"{known[0].text}: {words}")
+            said.append(f"on {known[0].text}: {words}")
     return "; ".join(said[:2]) + (f"; and {len(said) - 2} more texts" if len(said) > 2 else "")
 
 

@@ -251,7 +251,9 @@ def _values(section: Section, number: int) -> dict[str, Any]:
 def _is_prose(cells: Sequence[Sequence[str]], column: int) -> bool:
     """Whether a column of the table is text: the first one, and any with a cell of several
     words."""
-    return column == 0 or any(row[column][:1].isalpha() and " " in row[column] for row in cells)
+    return column == 0 or any(
+        ", " in row[column] or (row[column][:1].isalpha() and " " in row[column]) for row in cells
+    )
 
 
 # ---- what the template calls
