@@ -191,12 +191,13 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     from headwise.experiments.pages import remarked, shown_by
     from headwise.experiments.points import plain_point
     from headwise.show.matplotlib_figure import save
+    from headwise.show.report import answer_of
 
     experiment = shown_by(args.experiment)
     view = _view(experiment, args.view)
     sources = [Path(name) for name in args.rows]
     where = ", ".join(map(str, sources))
-    output = _output(args.output, experiment.name, args.view, sources[0])
+    output = _output(args.output, experiment.name, args.view, sources[0], args.format)
     rows = [row for source in sources for row in _rows_at(source, experiment.name)]
     remarks = [line for source in sources for line in _remarks_at(source, experiment.name)]
     distinct = {row.get("id", i): row for i, row in enumerate(rows)}  # a row of two files is one
@@ -210,15 +211,22 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             f"the view {args.view} of {experiment.name} has nothing to compare in {where}"
         )
     try:
-        save(remarked(description, remarks), output)
+        save(remarked(description, remarks), output, paper=args.format in ("pdf", "svg"))
     except ModuleNotFoundError as e:
         raise UsageError(f"the figure needs {e.name}: pip install 'headwise[report]'") from None
     width = width_for(args.wide)
     print_points(experiment, points, width)
-    for line in (*experiment.headline(points), *remarks):
+    headline = experiment.headline(points)
+    for line in (*headline, *remarks):
         print_prose(line, width)
     print(f"figure: {output}")
-    return {"figure": str(output), "points": [plain_point(point) for point in points]}
+    answer = answer_of(experiment.answered(points), headline)
+    print_prose(answer, width)
+    return {
+        "figure": str(output),
+        "answer": answer,
+        "points": [plain_point(point) for point in points],
+    }
 
 
 def _view(experiment: Any, name: str | None) -> Any:
@@ -231,13 +239,16 @@ def _view(experiment: Any, name: str | None) -> Any:
     return experiment.views[name]
 
 
-def _output(given: str | None, name: str, view: str | None, source: Path) -> Path:
+def _output(given: str | None, name: str, view: str | None, source: Path, form: str | None) -> Path:
     """Where the figure goes: beside the first rows unless it is said."""
-    file = f"{name}-{view}.png" if view else f"{name}.png"
+    file = f"{name}-{view}" if view else name
+    file = f"{file}.{form or 'png'}"
     beside = source / file if source.is_dir() else source.with_name(file)
     output = Path(given) if given else beside
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"a figure ends in .png, .pdf or .svg, got {output.name}")
+    if form and output.suffix != f".{form}":
+        raise UsageError(f"--format {form} needs --output to end in .{form}, got {output.name}")
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent} to draw into")
     _check_output(output)

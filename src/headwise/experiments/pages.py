@@ -213,6 +213,10 @@ def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> lis
     if not rows:
         return []
     experiment = shown_by("pretrain")
+    points = experiment.summary(rows)
+    page = page_of(experiment, "", points)
+    if len(points) == 1:  # nothing to compare: its learning curve and its text are what there is
+        page = dataclasses.replace(page, figures=())
     commands = dict.fromkeys(row["command"] for row in rows if row.get("command"))
     return [
         Section(
@@ -221,7 +225,7 @@ def single_decoders(store: Store, noted: Mapping[str, Mapping[str, Any]]) -> lis
             preset="",
             state=State(there=len(rows), asked=len(rows)).in_words,
             rows=rows,
-            page=page_of(experiment, "", experiment.summary(rows)),
+            page=page,
             settings=_settings(rows),
             samples=_samples(store, rows),
         )

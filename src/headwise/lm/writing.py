@@ -187,5 +187,5 @@ def _held_out_words(source: str) -> str:
     """The first whole words of a text's held-out part."""
     held_out = next((c.data for c in chunks(find_text(source)) if c.held_out and c.data), b"")
     text = held_out[: 4 * SAMPLE_PROMPT].decode(errors="ignore")
-    first = text.partition("\n")[2] or text  # the cut is seldom between two lines
+    first = text.partition("\n")[2].lstrip() or text  # the cut is seldom between two lines
     return first[:SAMPLE_PROMPT].rpartition(" ")[0] or first[:SAMPLE_PROMPT]

@@ -224,6 +224,7 @@ def _range(row: Range, name: str, y: int) -> dict[str, Any]:
         "mode": "markers",
         "x": [row.mean],
         "y": [y],
+        "cliponaxis": False,
         "name": raised(row.label),
         "marker": {"size": 9, "color": inside, "line": {"color": colour, "width": 1.5}},
         "error_x": {"type": "data", "symmetric": False, **bar, **look},

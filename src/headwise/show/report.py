@@ -125,6 +125,12 @@ def answer_of(answer: str, headline: Sequence[str]) -> str:
     return f"{said[:1].upper()}{said[1:]}{'' if said[-1] in '.!?' else '.'}"
 
 
+def _says(line: str, answer: str) -> bool:
+    """Whether a line begins as the answer does."""
+    line, answer = (text.lower().strip(" .").removeprefix("on ") for text in (line, answer))
+    return line.startswith(answer)
+
+
 # ---- the page
 
 
@@ -187,7 +193,7 @@ def _values(section: Section, number: int) -> dict[str, Any]:
     columns, same = columns_of(rows)
     answer = section.answer
     # Without an answer of its own the first line of the claim is the answer.
-    findings = page.headline if page.answer else page.headline[1:]
+    findings = [line for line in page.headline if not _says(line, answer)]
     curves = curves_of([(i, r) for i, r in enumerate(rows) if r.get("curve")])
     diverged = [r for r in rows if r.get("status") == "diverged"]
     first = [page.caption, *(one.caption for one in page.figures[:1])]
