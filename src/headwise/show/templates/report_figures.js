@@ -36,11 +36,14 @@ function logTicks([from, to], most = 7) {
   if (decades.length >= 2) return decades;
   // Less than a decade: round steps as on a linear axis.
   const [a, b] = [10 ** low, 10 ** high];
-  const rough = (b - a) / 4, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough);
-  const out = [];
-  for (let v = Math.ceil(a / step) * step; v <= b * (1 + 1e-9); v += step) out.push(v);
-  return out;
+  for (let parts = 4; parts < 20; parts += 2) {
+    const rough = (b - a) / parts, power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough);
+    const first = Math.ceil(a / step), out = [];
+    for (let n = first; n * step <= b * (1 + 1e-12); n++) out.push(n * step);
+    if (out.length >= 3) return out;
+  }
+  return [a, b];
 }
 
 function tickText(value) {
