@@ -17,6 +17,10 @@ from headwise.cli import COMMANDS, main, parser
 from headwise.store import Store
 
 SHAPE = ["dim=12", "depth=1", "num_heads=4"]
+CHOICE = (
+    "choose farthest --params 3k --dim 8 --depths 1 --heads 1,2 --steps 5 --batch 8 --seeds 2 "
+    "--rates 0.003,0.01 --trials 2 --device cpu --workers 1 --no-report"
+)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,18 +154,24 @@ def test_commands_all_answer_in_json(
     }
     folder = write(tmp_path / "model", *separate(*planted()))
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
+    lines["plan"] = ["plan", "--params", "20k", "--set", "vocab_size=0"]
+    lines["cancel"] = ["cancel", "--store", str(store)]
+    lines["choose"] = [*shlex.split(CHOICE), "--store", str(tmp_path / "choice")]
     answers: dict[str, Any] = {}
     for name, words in lines.items():
         assert main([*words, "--json"]) == 0, capsys.readouterr().err
         answers[name] = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert isinstance(answers[name], dict)
-    assert {words[0] for words in lines.values()} == set(COMMANDS)
+    # Engines start `worker`, not people; tests/execute runs it.
+    assert {words[0] for words in lines.values()} == set(COMMANDS) - {"worker"}
     assert (answers["run"]["runs"], answers["run"]["made"], len(answers["run"]["points"])) == (
         8,
         0,
         4,
     )
     assert answers["pretrain"]["row"]["bits_per_byte"] > 0
+    assert answers["plan"]["listed"] == answers["plan"]["meeting"] > 0
+    assert answers["choose"]["sentence"]
     assert set(answers["list"]["experiments"]) >= {"fig1"}
     assert len(answers["list of a store"]["rows"]) == 8
     assert answers["list of a store"]["unfinished"] == []
