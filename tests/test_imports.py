@@ -75,17 +75,17 @@ ALLOWED: dict[str, set[str]] = {
 }
 AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a public config
 EXTRAS = {  # what is not always installed: inside functions only
-    "choosing": {"jinja2", "plotly"},
+    "choosing": {"jinja2"},
     "cli": {"torch"},
     "device": {"torch"},
     "diagnose": {"transformers"},
     "execute": {"torch", "ray", "submitit"},
-    "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
+    "experiments": {"torch", "numpy", "matplotlib", "jinja2"},
     "integrations": {"transformers", "wandb", "mlflow", "trackio"},
     "lm": {"tokenizers"},
     "planning": {"torch", "pandas"},
     "seeds": {"torch"},
-    "show": {"jinja2", "markupsafe", "matplotlib", "plotly"},
+    "show": {"jinja2", "markupsafe", "matplotlib"},
     "store": {"duckdb"},
     "tasks": {"PIL", "datasets"},
     "tracking": {"duckdb"},

@@ -208,7 +208,8 @@ def print_points(
 
 
 def print_made(made: Made, show: bool = False, wide: bool = False) -> dict[str, Any]:
-    """The table, the claim and the files; returns what --json prints."""
+    """The table, the claim, the files, and last the answer that the page begins with; returns what
+    --json prints."""
     from headwise.experiments.points import plain_point
 
     width = width_for(wide)
@@ -220,6 +221,7 @@ def print_made(made: Made, show: bool = False, wide: bool = False) -> dict[str, 
     written = {what: str(path) for what, path in files.items() if path}
     for what, path in written.items():
         print(f"{what}: {path}")
+    print_prose(made.answer, width)
     counts = made.counts
     if counts.failed:
         say(f"headwise: {counts.failed} of {len(made.points)} checks do not hold")
@@ -233,6 +235,7 @@ def print_made(made: Made, show: bool = False, wide: bool = False) -> dict[str, 
         **({} if made.state.finished else {"later": made.state.later}),
         "taken": counts.taken,
         "points": [plain_point(point) for point in made.points],
+        "answer": made.answer,
         **({"failed": counts.failed} if counts.failed else {}),
         **written,
     }

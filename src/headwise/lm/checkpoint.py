@@ -192,12 +192,18 @@ def save_weights(path: Path, run: Pretraining, optimiser: Optimiser, world: Worl
 def load_decoder(folder: str | Path) -> Decoder:
     """The decoder that a finished run left in its folder (`runs/<id>` of a store), ready to
     generate."""
+    return read_decoder(folder)[0]
+
+
+def read_decoder(folder: str | Path) -> tuple[Decoder, dict[str, Any]]:
+    """The same, with the specification of its run."""
     path = Path(folder) / WEIGHTS_FILE
     try:
         about, tensors = read_tensors(path)
-        model = Decoder(Shape.of(json.loads(about["run"])["shape"]))
+        spec = json.loads(about["run"])
+        model = Decoder(Shape.of(spec["shape"]))
         model.load_state_dict(tensors)
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as e:
         reason = " ".join(str(e).split())[:300]
         raise UsageError(f"{folder} holds no weights of a finished run ({reason})") from None
-    return model.eval()
+    return model.eval(), spec
