@@ -62,11 +62,15 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "signals", "rows", "stats", "device", "shape", "planning"),
         *("training", "lm", "store", "execute", "show", "experiments"),
     },
+    "converting": {
+        *("errors", "files", "rows", "configs", "shape", "tensor_files", "model", "planning"),
+        "diagnose",
+    },
     "cli": {
         *("headwise", "errors", "files", "signals", "rows", "progress", "device", "configs"),
         *("shape", "policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        *("choosing", "tracking", "diagnose"),
+        *("choosing", "tracking", "diagnose", "converting"),
     },
     "__main__": {"signals", "cli"},
 }
@@ -75,6 +79,7 @@ EXTRAS = {  # what is not always installed: inside functions only
     "choosing": {"jinja2", "plotly"},
     "cli": {"torch"},
     "device": {"torch"},
+    "converting": {"transformers"},
     "diagnose": {"transformers"},
     "execute": {"torch", "ray", "submitit"},
     "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
@@ -91,7 +96,7 @@ TRAINING = {"torch", "numpy", "safetensors"}  # always installed
 WITH_NUMPY = {"planning"}  # numpy at the top of its modules, torch inside functions only
 WITH_TORCH = {
     *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files"),
-    "diagnose",
+    *("diagnose", "converting"),
 }
 # These start without torch and numpy, by whatever way they would reach them.
 LIGHT = (

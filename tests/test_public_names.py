@@ -26,6 +26,7 @@ PUBLIC = [
     "UsageError",
     "attend",
     "choose",
+    "convert",
     "explain",
     "inspect",
     "plan",

@@ -1,5 +1,5 @@
 """The command line: `headwise run | choose | theory | pretrain | list | report | draw | export |
-cost | policies | plan | explain | infer | check | inspect | cancel | worker`.
+cost | policies | plan | explain | infer | check | inspect | convert | cancel | worker`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line.
 Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage; 130, 143 and
@@ -46,6 +46,7 @@ COMMANDS = {
     "cancel": ("cluster", "cancel"),
     "worker": ("cluster", "worker"),
     "inspect": ("inspect", "inspect"),
+    "convert": ("convert", "convert"),
 }
 
 

@@ -53,7 +53,7 @@ def finetune(
             group["lr"] = lr * share * min(1.0, step / max(1, steps // 20))
         rows = torch.randint(len(trial.train), (BATCH,), generator=generator)
         loss = _loss(model, trial.train[rows])
-        if not math.isfinite(float(loss)):
+        if not math.isfinite(loss.item()):
             raise UsageError(f"the loss is not finite at step {step}; a smaller lr than {lr:g}")
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)

@@ -67,13 +67,16 @@ def _losses(done: Conversion) -> list[str]:
     where = f"{losses.unit}, {losses.sequences} sequences of {losses.tokens} tokens held out"
     if done.exact:
         return [f"Measured: {losses.measured:.6f} for {losses.before:.6f} ({where})."]
-    miss = losses.miss
-    off = "" if miss is None else f", which is {abs(miss):.0%} {'over' if miss > 0 else 'under'}"
+    miss, change = losses.miss, losses.measured - losses.before
+    off = "nothing" if miss is None else f"{abs(miss):.0%} {'more' if miss > 0 else 'less'}"
     out = [
-        f"The loss is {losses.measured:.4f} for {losses.before:.4f} ({where}). Every layer changed "
-        f"alone and added up predict {losses.predicted:.4f}{off} of the change."
+        f"The loss is {losses.measured:.5f} for {losses.before:.5f}, {change:+.5f} ({where}). "
+        f"Layers changed one at a time and added up predict {losses.predicted - losses.before:+.5f}"
+        + (f", {off} than measured." if miss is not None else ".")
     ]
     if losses.controls:
-        others = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.controls.items())
+        others = ", ".join(
+            f"{name} {loss - losses.before:+.5f}" for name, loss in losses.controls.items()
+        )
         out.append(f"The same by plainer means: {others}.")
     return out

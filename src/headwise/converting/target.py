@@ -63,6 +63,8 @@ def target_of(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> Target:
     _check_source(checkpoint, shape)
     H, K, R, V = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.v_head_dim
     wanted = {"num_heads": H, "num_kv_heads": K, "head_dim": R, "v_head_dim": V, **sizes}
+    if checkpoint.family == "gpt2":  # has no KV heads of its own
+        wanted["num_kv_heads"] = sizes.get("num_kv_heads", wanted["num_heads"])
     H2, K2, R2, V2 = (wanted[name] for name in FIELDS[:4])
     if H2 % H:
         raise UsageError(f"num_heads must be a multiple of the {H} there are, got {H2}; heads are "
