@@ -162,7 +162,7 @@ def test_taken_place_is_refused_and_stays(runs, tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new/mine").write_text("mine")
     for place in (tmp_path / "new", runs["gpt"][0], tmp_path / "none/new"):
-        with pytest.raises(UsageError, match="is there already|there is no folder"):
+        with pytest.raises(UsageError, match=r"is there already|there is no folder"):
             convert(runs["gpt"][0], out=place, rank=3)
     assert (tmp_path / "new/mine").read_text() == "mine"
 

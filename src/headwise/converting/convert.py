@@ -69,6 +69,7 @@ class Losses:
     before: float
     predicted: float
     measured: float  # of the written checkpoint, loaded again; of a dry run, in place
+    error: float | None  # standard error of measured - before, over sequences
     controls: dict[str, float]
 
     @property
@@ -197,10 +198,11 @@ def convert(
     if trial is not None:
         alone = trial.one_by_one(heads, target.same, progress)
         layers = [dataclasses.replace(x, loss=y) for x, y in zip(layers, alone, strict=True)]
+        now = trial.losses(dict(enumerate(heads)))
         predicted = trial.before + sum(loss - trial.before for loss in alone)
         losses = Losses(
             unit=trial.unit, sequences=trial.held_out, tokens=trial.tokens, before=trial.before,
-            predicted=predicted, measured=trial.loss(heads),
+            predicted=predicted, measured=float(now.mean()), error=trial.error(now),
             controls=_controls(checkpoint, target, trial, plan) if controls else {},
         )  # fmt: skip
     done = Conversion(
@@ -216,7 +218,8 @@ def convert(
         output.write(folder, lambda i: heads[i])
         curve: Sequence[tuple[int, float]] = ()
         if trial is not None and losses is not None:
-            losses = dataclasses.replace(losses, measured=trial.written(folder))
+            now = trial.written(folder)
+            losses = dataclasses.replace(losses, measured=float(now.mean()), error=trial.error(now))
             if finetune:
                 from headwise.converting.finetune import finetune as train
 
@@ -260,8 +263,9 @@ class Plan:
 
 def _moments(checkpoint: Checkpoint, i: int, trial: Trial | None) -> Moments:
     where = f"layer {checkpoint.layers[i].index}: "
-    heads = raw_heads(checkpoint.parts(i), checkpoint.layouts[i], where)
-    scale = _shape(checkpoint).scale
+    shape = _shape(checkpoint)
+    heads = raw_heads(checkpoint.parts(i), checkpoint.layouts[i], shape, where)
+    scale = shape.scale
     return moments_of_weights(heads, scale) if trial is None else trial.moments(i, heads, scale)
 
 

@@ -139,7 +139,8 @@ class Layers:
         """One layer's new heads before a latent, and its old parts."""
         parts = self.checkpoint.parts(i)
         where = f"layer {self.checkpoint.layers[i].index}: "
-        heads = raw_heads(parts, self.checkpoint.layouts[i], where)
+        shape = self.checkpoint.shape
+        heads = raw_heads(parts, self.checkpoint.layouts[i], shape, where)
         new = self.new(i)
         return new.maps.weights(heads, self.scale), parts, new
 

@@ -11,12 +11,24 @@ from torch import Tensor
 from headwise.diagnose.layouts import Heads, Layout, heads_of, is_turned
 from headwise.diagnose.names import GAINS
 from headwise.errors import UsageError
+from headwise.shape import Shape
 
 
-def raw_heads(parts: Mapping[str, Tensor], layout: Layout, where: str = "") -> Heads:
-    """One layer's heads as they are stored: gains of norms are left where they are."""
+def raw_heads(
+    parts: Mapping[str, Tensor], layout: Layout, shape: Shape | None = None, where: str = ""
+) -> Heads:
+    """One layer's heads as they are stored, gains of norms left where they are; checked against
+    the sizes of a shape."""
     plain = {part: tensor for part, tensor in parts.items() if part not in GAINS}
-    return heads_of(plain, dataclasses.replace(layout, qk_norm="none"), where)
+    heads = heads_of(plain, dataclasses.replace(layout, qk_norm="none"), where)
+    if shape is not None:
+        H, K, R, V = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.v_head_dim
+        wanted = [(H, R, shape.dim), (K, R, shape.dim), (K, V, shape.dim), (H, V, shape.dim)]
+        for name, size in zip("qkvo", wanted, strict=True):
+            if (found := tuple(getattr(heads, name).shape)) != size:
+                raise UsageError(f"{where}{name} by head must be {size}, as the config says, got "
+                                 f"{found}")  # fmt: skip
+    return heads
 
 
 def stored_parts(heads: Heads, parts: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:

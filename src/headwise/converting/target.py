@@ -117,6 +117,9 @@ def _check_source(checkpoint: Checkpoint, shape: Shape) -> None:
         refuse("keys are the values, or outputs pass through a latent")
     if shape.sinks or shape.positions == "alibi":
         refuse("heads have sinks or slopes of their own")
+    names = [name for layer in checkpoint.layers for name in layer.parts.values()]
+    if len(names) != len(set(names)):
+        refuse("layers share tensors")
     if shape.average != 1:
         refuse("attention modules stand side by side")
     if any("kv" in layer.parts or ("v" not in layer.parts and "qkv" not in layer.parts)

@@ -52,7 +52,8 @@ class Trial:
         if len(self.sums) != checkpoint.depth:
             raise UsageError(f"{checkpoint.depth} layers are known and {len(self.sums)} ran")
         self.states = None if self.model.causal else self._outputs(self.model, plainly)
-        self.before = self._loss(self.model, plainly)
+        self.rows = self._losses(self.model, plainly)
+        self.before = float(self.rows.mean())
         self.unit = "nats per token" if self.model.causal else "relative change"
 
     def moments(self, i: int, heads: Heads, scale: float) -> Moments:
@@ -64,27 +65,32 @@ class Trial:
     def _outputs(self, model: Running, watcher: Watcher) -> Tensor:
         return torch.cat([model.run(rows, watcher) for rows in self.test.split(BATCH)])
 
-    def _loss(self, model: Running, watcher: Watcher) -> float:
+    def _losses(self, model: Running, watcher: Watcher) -> Tensor:
+        """Nats per token of every sequence that is measured on; of an encoder the relative change
+        of all of them."""
         if self.states is not None:
             found = self._outputs(model, watcher)
-            return float((found - self.states).norm() / self.states.norm().clamp_min(TINY))
-        nats = 0.0
+            return ((found - self.states).norm() / self.states.norm().clamp_min(TINY))[None]
+        parts = []
         for rows in self.test.split(BATCH):
-            logits = model.run(rows, watcher)[:, :-1].flatten(0, 1)
-            nats += float(F.cross_entropy(logits, rows[:, 1:].flatten(), reduction="sum"))
-        loss = nats / self.test[:, 1:].numel()
-        if not math.isfinite(loss):
+            logits = model.run(rows, watcher)[:, :-1].mT
+            parts.append(F.cross_entropy(logits, rows[:, 1:], reduction="none").double().mean(1))
+        losses = torch.cat(parts)
+        if not bool(losses.isfinite().all()):
             raise UsageError("the model's loss on these data is not finite")
-        return loss
+        return losses
 
-    def loss(self, heads: Sequence[NewHeads] | Mapping[int, NewHeads]) -> float:
-        """With new heads in all of these layers."""
-        new = heads if isinstance(heads, Mapping) else dict(enumerate(heads))
+    def losses(self, heads: Mapping[int, NewHeads]) -> Tensor:
+        """By sequence, with new heads in these layers."""
 
         def watcher(call: Call) -> Tensor:
-            return attended(call, new[call.layer]) if call.layer in new else plainly(call)
+            return attended(call, heads[call.layer]) if call.layer in heads else plainly(call)
 
-        return self._loss(self.model, watcher)
+        return self._losses(self.model, watcher)
+
+    def loss(self, heads: Sequence[NewHeads]) -> float:
+        """With new heads in all layers."""
+        return float(self.losses(dict(enumerate(heads))).mean())
 
     def one_by_one(
         self,
@@ -95,14 +101,20 @@ class Trial:
         """The loss with new heads in one layer alone, for every layer."""
         found = []
         for i, new in enumerate(heads):
-            found.append(self.before if same else self.loss({i: new}))
+            found.append(self.before if same else float(self.losses({i: new}).mean()))
             if progress is not None:
                 progress(i + 1, len(heads))
         return found
 
-    def written(self, folder: Path) -> float:
-        """The loss of a written checkpoint, loaded again."""
-        return self._loss(running(open_checkpoint(folder)), plainly)
+    def written(self, folder: Path) -> Tensor:
+        """The losses of a written checkpoint, loaded again."""
+        return self._losses(running(open_checkpoint(folder)), plainly)
+
+    def error(self, losses: Tensor) -> float | None:
+        """The standard error, over sequences, of how far losses are from those of before."""
+        if len(losses) < 2:
+            return None
+        return float((losses - self.rows).std() / math.sqrt(len(losses)))
 
 
 def attended(call: Call, new: NewHeads) -> Tensor:
