@@ -1,4 +1,4 @@
-"""Conversions of trained decoders: predicted and measured loss beside plainer means, a CSV row each.
+"""Conversions of trained decoders: predicted and measured loss beside plainer means, as CSV.
 
 headwise pretrain --store store ...                        # twice, keep the ids
 python -m benchmarks.convert_decoders store/runs/ID text.txt --name gpt2-style --csv rows.csv
@@ -29,11 +29,10 @@ ASKED: tuple[dict[str, int], ...] = (
     {"num_kv_heads": 2},
     {"num_kv_heads": 1},
     {"rank": 16, "num_kv_heads": 2},
-    {"kv_lora_rank": 257},
     {"kv_lora_rank": 129},
-    {"kv_lora_rank": 65},
-    {"kv_lora_rank": 33},
-    {"kv_lora_rank": 17},
+    {"kv_lora_rank": 64},
+    {"kv_lora_rank": 32},
+    {"kv_lora_rank": 16},
     {"head_dim": 64, "v_head_dim": 64},
     {"num_heads": 8, "num_kv_heads": 8, "v_head_dim": 16},
 )

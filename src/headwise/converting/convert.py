@@ -74,9 +74,12 @@ class Losses:
 
     @property
     def miss(self) -> float | None:
-        """How far the predicted change is from the measured one, as a share of it."""
+        """How far the predicted change is from the measured one, as a share of it; None where that
+        is within two standard errors of nothing."""
         change = self.measured - self.before
-        return (self.predicted - self.measured) / change if change else None
+        if abs(change) <= 2 * (self.error or 0.0):
+            return None
+        return (self.predicted - self.measured) / change
 
 
 @dataclass(frozen=True, kw_only=True)

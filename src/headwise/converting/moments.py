@@ -18,8 +18,8 @@ from headwise.diagnose.running import Call, Running
 class Moments:
     """Of one layer. Keys and values of all KV heads lie side by side: K R and K V wide.
 
-    Means of keys are taken off where they do not rotate: the softmax does not see what all keys of
-    a query have in common.
+    From data, the mean of a sequence's keys is taken off, where they rotate after that: the softmax
+    does not see what all keys of a query have in common.
     """
 
     q: Tensor  # (H, R, R)
@@ -122,11 +122,13 @@ class _Sums:
         q, k, v, z = (t[0].double() for t in (call.q, call.k, call.v, out))
         K, group = len(k), len(q) // len(k)
         beside = torch.cat((k.transpose(0, 1).flatten(1), v.transpose(0, 1).flatten(1)), 1)
+        keys = (k - k.mean(1, keepdim=True)).transpose(0, 1).flatten(1)
         # Every head's weights on all values, since merged heads read each other's.
         read = weights[0].double() @ v.transpose(0, 1).flatten(1)
         own = z.unflatten(0, (K, group))
         found = {
             "q": q.mT @ q,
+            "k": keys.T @ keys,
             "kv": beside.T @ beside,
             "mean": beside.sum(0),
             "v": (read.mT @ read).mean(0),
@@ -141,13 +143,8 @@ class _Sums:
         """Of all tokens seen."""
         mean = {name: value / self.tokens for name, value in self.sums.items()}
         joint, middle = mean["kv"], mean["mean"]
-        K, R = heads.k.shape[:2]
-        keys = middle[: K * R].clone().view(K, R)
-        if len(heads.pairs):  # what rotates has no mean
-            keys[:, heads.pairs.flatten()] = 0
-        k = joint[: K * R, : K * R] - torch.outer(keys.flatten(), keys.flatten())
         return Moments(
-            q=mean["q"], k=k, v=mean["v"], own=mean["own"], o=heads.o @ heads.o.mT,
+            q=mean["q"], k=mean["k"], v=mean["v"], own=mean["own"], o=heads.o @ heads.o.mT,
             kv=joint - torch.outer(middle, middle), mean=middle, scale=scale,
         )  # fmt: skip
 

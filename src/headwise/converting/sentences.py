@@ -69,12 +69,12 @@ def _losses(done: Conversion) -> list[str]:
         return [f"Measured: {losses.measured:.6f} for {losses.before:.6f} ({where})."]
     miss, change = losses.miss, losses.measured - losses.before
     error = "" if losses.error is None else f" with a standard error of {losses.error:.5f}"
-    off = "nothing" if miss is None else f"{abs(miss):.0%} {'more' if miss > 0 else 'less'}"
+    off = "" if miss is None else f"{abs(miss):.0%} {'more' if miss > 0 else 'less'}"
     predicted = losses.predicted - losses.before
     out = [
         f"The loss is {losses.measured:.5f} for {losses.before:.5f}, {change:+.5f}{error} "
         f"({where}). Layers changed one at a time and added up predict {predicted:+.5f}"
-        + (f", {off} than measured." if miss is not None else ".")
+        + (f", {off} than measured." if miss is not None else ": too little to be compared.")
     ]
     if losses.controls:
         others = ", ".join(
