@@ -29,7 +29,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = 0.5
 RESUME = "run the same command to resume"
 
-FROM_THE_START = ("check", "cost", "explain", "infer", "list", "policies")  # commands, each time
+# commands that begin anew each time
+FROM_THE_START = ("check", "convert", "cost", "explain", "infer", "inspect", "list", "policies")
 
 Saved = tuple[str, int]  # a run's id, and the step that its checkpoint is at
 

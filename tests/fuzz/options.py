@@ -12,6 +12,7 @@ from tests.fuzz.values import STRANGE_TEXTS, typed, word
 COMMANDS = (
     "run", "theory", "pretrain", "list", "report", "draw", "cost", "policies", "explain", "infer",
     "check", "plan", "cancel", "worker", "inspect",
+    "convert",
 )  # fmt: skip
 SHAPE = {
     "dim": "8", "depth": "2", "num_heads": "2", "head_dim": "4", "v_head_dim": "4",
@@ -87,6 +88,9 @@ OPTIONS = {  # option -> a value that will do
     "inspect": ("--heads=2", "--kv-heads=1", "--layers=0-3", "--prefix=model", "--mapping=m.toml",
                 "--config=config.json", "--data=ids.json", "--tokens=8", "--sequences=2",
                 "--page=out.html", "--csv=out.csv", "--no-page"),
+    "convert": ("--to=num_kv_heads=2", "--rank=4", "--out=new", "--dry-run", "--as=hf",
+                "--data=ids.json", "--tokens=8", "--sequences=2", "--no-controls", "--finetune=1",
+                "--lr=0.1", "--seed=0"),
 }  # fmt: skip
 
 
@@ -114,6 +118,7 @@ def options(rng: random.Random) -> Case:
         "check": ["none.py"], "cancel": ["--store", "store"], "worker": ["store/groups/0a"],
         "plan": ["--params", "1M", "--set", "vocab_size=64", "depth=2"],
         "inspect": ["model.safetensors", "--no-page"],
+        "convert": ["model", "--dry-run"],
     }[command]  # fmt: skip
     if command == "theory":  # the checks themselves take seconds
         arguments = ["--only", word(rng)]
