@@ -166,6 +166,7 @@ def test_commands_all_answer_in_json(
     lines["choose"] = [*CHOOSE, "--seeds", "2", "--store", str(tmp_path / "c"), "--no-report"]
     folder = write(tmp_path / "model", *separate(*planted()))
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
+    lines["convert"] = ["convert", str(folder), "--to", "v_head_dim=5", "--dry-run"]
     answers: dict[str, Any] = {}
     for name, words in lines.items():
         assert main([*words, "--json"]) == 0, capsys.readouterr().err

@@ -11,7 +11,7 @@ from tests.fuzz.values import STRANGE_TEXTS, typed, word
 
 COMMANDS = (
     "run", "theory", "pretrain", "list", "report", "draw", "cost", "policies", "explain", "infer",
-    "check", "plan", "cancel", "worker", "inspect", "choose", "export",
+    "check", "plan", "cancel", "worker", "inspect", "choose", "export", "convert",
 )  # fmt: skip
 SHAPE = {
     "dim": "8", "depth": "2", "num_heads": "2", "head_dim": "4", "v_head_dim": "4",
@@ -95,6 +95,9 @@ OPTIONS = {  # option -> a value that will do
                "--kv-bytes=2KiB", "--decode-flops=3M", "--workers=1", "--device=cpu", "--on=local",
                "--checkpoint-every=0", "--store=store", "--no-report", "--wide"),
     "export": ("--to=csv", "--experiment=fig1", "--store=store"),
+    "convert": ("--to=num_kv_heads=2", "--rank=4", "--out=new", "--dry-run", "--as=hf",
+                "--data=ids.json", "--tokens=8", "--sequences=2", "--no-controls", "--finetune=1",
+                "--lr=0.1", "--seed=0"),
 }  # fmt: skip
 
 
@@ -126,6 +129,7 @@ def options(rng: random.Random) -> Case:
                    "--steps", "4", "--batch", "4", "--seeds", "2", "--rates", "0.01",
                    "--trials", "1", "--workers", "1", "--device", "cpu", "--no-report"],
         "export": ["--to", "csv", "--store", "store"],
+        "convert": ["model", "--dry-run"],
     }[command]  # fmt: skip
     if command == "theory":  # the checks themselves take seconds
         arguments = ["--only", word(rng)]

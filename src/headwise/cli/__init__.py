@@ -50,6 +50,7 @@ COMMANDS = {
     "cancel": ("cluster", "cancel"),
     "worker": ("cluster", "worker"),
     "inspect": ("inspect", "inspect"),
+    "convert": ("convert", "convert"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from headwise.cli.choose_arguments import add_choose
 from headwise.cli.cluster_arguments import add_groups, add_live, add_nodes, add_place
+from headwise.cli.convert_arguments import add_convert
 from headwise.cli.explore_arguments import add_explore
 from headwise.cli.inspect_arguments import add_inspect
 from headwise.cli.parser import Parser
@@ -60,6 +61,7 @@ def parser() -> Parser:
     _add_infer(add)
     add_groups(add)
     add_inspect(add)
+    add_convert(add)
     return top
 
 
