@@ -32,11 +32,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert caught.value.code == 0
         text = capsys.readouterr().out
         assert "--json" in text
-        example = (
-            next(line for line in text.splitlines() if line.startswith("example:"))
-            .removeprefix("example:")
-            .split()
-        )
+        line = next(line for line in text.splitlines() if line.startswith("example:"))
+        example = shlex.split(line.removeprefix("example:"))
         assert example[:2] == ["headwise", name]
         assert parser().parse_args(example[1:]).command == name
 
