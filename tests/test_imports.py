@@ -393,7 +393,13 @@ def test_command_loads_no_torch(words: str) -> None:
     assert not run_python(code) & HEAVY
 
 
-@pytest.mark.parametrize("command", ["list --store", "report --store", "draw fig1"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("list --store", "report --store", "draw fig1", "list --live --store"),
+        *("cancel --store", "export --to csv --store"),
+    ],
+)
 def test_command_on_a_store_loads_no_torch(command: str, tiny_store: Path) -> None:
     """`draw` and `report` load what draws, and nothing that trains."""
     words = [*command.split(), str(tiny_store)]

@@ -238,8 +238,10 @@ class Store:
         self.open()
         remove_leftovers(self.path, MARK)
         remove_leftovers(self.path / "experiments", "*.json")
-        text = json.dumps(signed(about), indent=1)
-        write_whole(self.path / "experiments" / f"{name}.json", text + "\n")
+        path = self.path / "experiments" / f"{name}.json"
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder where a file belongs: move it away")
+        write_whole(path, json.dumps(signed(about), indent=1) + "\n")
 
     def experiments(self) -> dict[str, dict[str, Any]]:
         """What was asked for, by experiment."""

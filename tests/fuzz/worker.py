@@ -42,7 +42,7 @@ WRITTEN = re.compile(  # what commands may write or replace where it was
     r"|checkpoint\.(safetensors|damaged)))"
 )
 GROWS = re.compile(r"store\d?/runs/\w+/rows\.jsonl")
-GONE = re.compile(r"store\d?/runs/\w+/checkpoint\.(safetensors|damaged)|(.*/)?\.[^/]+")
+GONE = re.compile(r"store\d?/runs/\w+/(checkpoint\.(safetensors|damaged)|lease\.\d+)|(.*/)?\.[^/]+")
 OUTPUT = re.compile(r"[\w-]+\.(png|svg|pdf|html)|(headwise-store|row)/.*")
 INSIDE = "HEADWISE_TRACEBACK=1"  # main's word for an error that no check foresaw
 
