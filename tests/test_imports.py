@@ -65,27 +65,32 @@ ALLOWED: dict[str, set[str]] = {
     "explorer": {
         *("errors", "rows", "stats", "shape", "planning", "store", "show", "experiments"),
     },
+    "converting": {
+        *("errors", "files", "rows", "configs", "shape", "tensor_files", "model", "planning"),
+        "diagnose",
+    },
     "cli": {
         *("headwise", "errors", "files", "signals", "rows", "progress", "device", "configs"),
         *("shape", "policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        *("choosing", "tracking", "diagnose", "explorer"),
+        *("choosing", "tracking", "diagnose", "explorer", "converting"),
     },
     "__main__": {"signals", "cli"},
 }
 AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a public config
 EXTRAS = {  # what is not always installed: inside functions only
-    "choosing": {"jinja2", "plotly"},
+    "choosing": {"jinja2"},
     "cli": {"torch"},
     "device": {"torch"},
+    "converting": {"transformers"},
     "diagnose": {"transformers"},
     "execute": {"torch", "ray", "submitit"},
-    "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
+    "experiments": {"torch", "numpy", "matplotlib", "jinja2"},
     "integrations": {"transformers", "wandb", "mlflow", "trackio"},
     "lm": {"tokenizers"},
     "planning": {"torch", "pandas"},
     "seeds": {"torch"},
-    "show": {"jinja2", "markupsafe", "matplotlib", "plotly"},
+    "show": {"jinja2", "markupsafe", "matplotlib"},
     "store": {"duckdb"},
     "tasks": {"PIL", "datasets"},
     "tracking": {"duckdb"},
@@ -94,7 +99,7 @@ TRAINING = {"torch", "numpy", "safetensors"}  # always installed
 WITH_NUMPY = {"planning"}  # numpy at the top of its modules, torch inside functions only
 WITH_TORCH = {
     *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files"),
-    "diagnose",
+    *("diagnose", "converting"),
 }
 # These start without torch and numpy, by whatever way they would reach them.
 LIGHT = (

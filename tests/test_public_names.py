@@ -28,6 +28,7 @@ PUBLIC = [
     "UsageError",
     "attend",
     "choose",
+    "convert",
     "explain",
     "explore",
     "inspect",

@@ -33,6 +33,7 @@ __all__ = [
     "UsageError",
     "attend",
     "choose",
+    "convert",
     "explain",
     "explore",
     "inspect",
@@ -65,10 +66,12 @@ _HOME = {
     "train": "training.engine",
     "Store": "store",
     "inspect": "diagnose.inspection",
+    "convert": "converting.convert",
 }
 
 if TYPE_CHECKING:
     from headwise.choosing.recommend import choose
+    from headwise.converting.convert import convert
     from headwise.diagnose.inspection import inspect
     from headwise.errors import UsageError
     from headwise.experiments.runner import run

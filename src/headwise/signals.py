@@ -29,7 +29,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = 0.5
 RESUME = "run the same command to resume"
 
-FROM_THE_START = ("check", "cost", "explain", "infer", "list", "policies")  # commands, each time
+# commands that begin anew each time
+FROM_THE_START = (
+    *("chat", "check", "convert", "cost", "explain", "generate", "infer", "inspect", "list"),
+    *("policies", "report"),
+)
 
 Saved = tuple[str, int]  # a run's id, and the step that its checkpoint is at
 

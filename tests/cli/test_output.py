@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import HEADWISE, run_words
+from support.commands import CHOOSE, HEADWISE, run_words
+from support.groups import idle_group, tiny_runs
 from support.planted_heads import planted, separate, write
 
 import headwise
@@ -148,8 +149,24 @@ def test_commands_all_answer_in_json(
             "1,2",
         ],
     }
+    begun = Path(shutil.copytree(store, tmp_path / "begun"))
+    group = idle_group(begun, tiny_runs(3))
+    lines["list of groups"] = ["list", "--store", str(begun), "--live"]
+    lines["worker"] = ["worker", str(group.folder)]
+    lines["cancel"] = ["cancel", "--store", str(begun), group.id]
+    lines["plan"] = [
+        "plan",
+        "--params",
+        "2M",
+        "--set",
+        "vocab_size=512",
+        "head_dim=32",
+        "dim=96,128",
+    ]
+    lines["choose"] = [*CHOOSE, "--seeds", "2", "--store", str(tmp_path / "c"), "--no-report"]
     folder = write(tmp_path / "model", *separate(*planted()))
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
+    lines["convert"] = ["convert", str(folder), "--to", "v_head_dim=5", "--dry-run"]
     answers: dict[str, Any] = {}
     for name, words in lines.items():
         assert main([*words, "--json"]) == 0, capsys.readouterr().err
@@ -161,6 +178,8 @@ def test_commands_all_answer_in_json(
         0,
         4,
     )
+    assert [group["state"] for group in answers["list of groups"]["groups"]] == ["running"]
+    assert answers["worker"]["state"] == "done"
     assert answers["pretrain"]["row"]["bits_per_byte"] > 0
     assert set(answers["list"]["experiments"]) >= {"fig1"}
     assert len(answers["list of a store"]["rows"]) == 8

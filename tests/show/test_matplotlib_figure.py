@@ -9,6 +9,7 @@ import pytest
 from support.fig1_points import CASES, point
 
 from headwise.experiments.rank_paper.fig1_figures import figure as draw_fig1
+from headwise.show.colours import GROUND
 from headwise.show.figure import Line, LineFigure, LinePanel, has_hollow
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
@@ -22,9 +23,13 @@ def test_figure_draws_every_kind_of_points(case: str, tmp_path: Path) -> None:
     page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
     lines = sum(len(panel.lines) for panel in description.panels)
-    assert len(page["data"]) == lines + has_hollow(description), "and one that says what is hollow"
-    names = [trace["name"] for trace in page["data"] if trace["showlegend"]]
+    drawn = [trace for trace in page["data"] if trace["meta"]["kind"] != "seed"]
+    assert len(drawn) == lines
+    assert page["hollow"] == has_hollow(description), "the legend says what is hollow"
+    names = [entry["label"] for entry in page["legend"]["series"]]
     assert len(names) == len(set(names)), "a name is twice in the legend"
+    numbers = {entry["number"] for entry in page["legend"]["series"]}
+    assert {trace["meta"]["series"] for trace in page["data"]} <= numbers
 
 
 def test_figure_panels_show_all_of_their_points_and_the_references_name(
@@ -85,10 +90,11 @@ def test_figure_draws_a_point_of_one_seed_hollow(
     assert [(list(mark.get_xdata()), list(mark.get_ydata())) for mark in hollow] == [([2], [0.4])]
     legend = [text.get_text() for text in drawn[0].legends[0].get_texts()]
     assert legend == ["a", "hollow: one seed"]
-    trace, explained = plotly_figure(figure)["data"]
+    page = plotly_figure(figure)
+    (trace,) = page["data"]
     inside, colour = trace["marker"]["color"], trace["marker"]["line"]["color"]
-    assert inside == [colour, "white", colour]
-    assert explained["name"] == "hollow: one seed"
+    assert inside == [colour, GROUND, colour]
+    assert page["hollow"]
 
 
 def test_figure_of_several_seeds_has_nothing_hollow() -> None:

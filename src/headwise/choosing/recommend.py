@@ -407,7 +407,6 @@ def _reported(
         return choice
     try:
         import jinja2  # noqa: F401
-        import plotly  # noqa: F401
     except ModuleNotFoundError as e:
         say(f"no page: {e.name} is not installed (pip install 'headwise[report]')")
         return choice

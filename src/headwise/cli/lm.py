@@ -177,7 +177,22 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 stop=args.stop,
                 advance=beat.add if beat is not None else None,
             )
+    if world.is_main:
+        _leave_sample(run, store.path / "runs" / run.id, str(where), tell)
     return _answered(run, store.path, row, tell)
+
+
+def _leave_sample(run: Any, folder: Path, device: str, tell: Callable[[str], None]) -> None:
+    """A text by the decoder beside its weights, for the store's page; without weights none."""
+    from headwise.lm.writing import write_sample
+    from headwise.rows import SAMPLE_FILE, WEIGHTS_FILE
+
+    if (folder / SAMPLE_FILE).exists() or not (folder / WEIGHTS_FILE).exists():
+        return
+    try:
+        write_sample(folder, run.source, device)
+    except UsageError as e:  # the row is what was asked for
+        tell(f"no sample of its text: {e}")
 
 
 def _pretrain_on_nodes(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
