@@ -25,8 +25,8 @@ Generated from the docstrings by `dev/write_api_reference.py`; do not edit.
 
 These names, and no others, are `headwise`'s interface in Python: what they take and return changes
 only with a line in the changelog. Each is imported when it is first used, so `import headwise`
-costs nothing. Bad input raises `headwise.UsageError`, a `ValueError` whose message is one line with the
-rule, the value and the choices.
+costs nothing. Bad input raises `headwise.UsageError`, a `ValueError` whose message is one line with
+the rule, the value and the choices.
 """
 
 

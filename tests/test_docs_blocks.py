@@ -26,7 +26,15 @@ BLOCKS = [
     if str(path.relative_to(ROOT)) not in GENERATED
     for block in blocks_of(path, ROOT)
 ]
-REASONS = {"minutes", "a GPU", "a cluster", "a checkpoint", "another package", "an excerpt"}
+REASONS = {
+    "half a minute",
+    "minutes",
+    "a GPU",
+    "a cluster",
+    "a checkpoint",
+    "another package",
+    "an excerpt",
+}
 COMMAND_BLOCKS = [block for block in BLOCKS if block.kind == ""]
 PAGES = sorted({block.page for block in BLOCKS if block.kind == "python"})
 SHORTER = {"steps=1000": "steps=20, epoch=20, held_out=64"}  # in Python that is run here

@@ -62,7 +62,8 @@ def test_changelog_keeps_its_form() -> None:
         assert re.fullmatch(
             r"\[?\d+\.\d+\.\d+\]?( - \d{4}-\d\d-\d\d| \(not published\))", section
         ), section
-    kinds = set(re.findall(r"^### (.+)$", text, re.M))
+    unreleased = text.partition("\n## Unreleased\n")[2].partition("\n## ")[0]
+    kinds = set(re.findall(r"^### (.+)$", unreleased, re.M))
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
