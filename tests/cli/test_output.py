@@ -1,5 +1,6 @@
 """Help, JSON, and the tables and files that a run leaves."""
 
+import io
 import json
 import shlex
 import shutil
@@ -69,7 +70,10 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_commands_all_answer_in_json(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = {
         "hidden_size": 64,
@@ -156,6 +160,9 @@ def test_commands_all_answer_in_json(
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
     lines["plan"] = ["plan", "--params", "20k", "--set", "vocab_size=0"]
     lines["cancel"] = ["cancel", "--store", str(store)]
+    lines["generate"] = ["generate", str(tmp_path / "text"), "--tokens", "3"]
+    lines["chat"] = ["chat", str(tmp_path / "text"), "--tokens", "3"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("It was\n"))
     lines["choose"] = [*shlex.split(CHOICE), "--store", str(tmp_path / "choice")]
     answers: dict[str, Any] = {}
     for name, words in lines.items():
@@ -170,6 +177,10 @@ def test_commands_all_answer_in_json(
         4,
     )
     assert answers["pretrain"]["row"]["bits_per_byte"] > 0
+    assert len(answers["generate"]["texts"]) == 1
+    assert [turn["you"] for turn in answers["chat"]["turns"]] == ["It was"]
+    assert answers["report"]["answers"]["fig1"] == f"{answers['run']['answer']}"
+    assert answers["draw"]["answer"] == answers["run"]["answer"]
     assert answers["plan"]["listed"] == answers["plan"]["meeting"] > 0
     assert answers["choose"]["sentence"]
     assert set(answers["list"]["experiments"]) >= {"fig1"}
