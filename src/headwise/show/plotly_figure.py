@@ -141,15 +141,16 @@ def _add_paths(drawing: Drawing, cell: Cell, panel: HeatPanel) -> None:
         entry = {"label": raised(path.label), "colour": colour, "style": "solid"}
         drawing.add_trace(cell, path.label, "line", trace, entry)
     for mark in panel.marks:
+        outline = {"color": "black", "width": 1}
+        look = {"symbol": mark.symbol, "size": 13, "color": "white", "line": outline}
         trace = {
             "mode": "markers",
             "x": [mark.x + 0.33],
             "y": [mark.y + 0.28],
             "name": raised(mark.label),
             "hoverinfo": "name",
-            "marker": {"symbol": mark.symbol, "size": 13, "color": "white"},
+            "marker": look,
         }
-        trace["marker"] |= {"line": {"color": "black", "width": 1}}
         entry = {"label": raised(mark.label), "colour": GREY, "style": mark.symbol}
         drawing.add_trace(cell, mark.label, "line", trace, entry)
 
