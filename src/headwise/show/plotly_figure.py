@@ -86,7 +86,7 @@ def _add_cells(drawing: Drawing, cell: Cell, figure: HeatFigure, panel: HeatPane
             "colorscale": "Viridis",
             "showscale": False,
             "text": [
-                [panel.number(x, y) for x in range(len(row))] for y, row in enumerate(panel.cells)
+                [_number(panel, x, y) for x in range(len(row))] for y, row in enumerate(panel.cells)
             ],
             "texttemplate": "%{text}<br> ",  # above the paths
             "customdata": _of_cells(figure, panel),
@@ -110,6 +110,15 @@ def _add_cells(drawing: Drawing, cell: Cell, figure: HeatFigure, panel: HeatPane
                     "line": line,
                 }
             )
+
+
+def _number(panel: HeatPanel, x: int, y: int) -> str:
+    """What stands on a cell: white on dark ones, which are the better ones, black on others."""
+    value = panel.cells[y][x]
+    if value is None or panel.least is None or panel.most is None:
+        return ""
+    dark = value - panel.least <= 0.45 * (panel.most - panel.least)
+    return f'<span style="color:{"white" if dark else "black"}">{panel.number(x, y)}</span>'
 
 
 def _of_cells(figure: HeatFigure, panel: HeatPanel) -> list[list[str]]:
