@@ -82,7 +82,7 @@ def add_writing(
     generate = add(
         "generate",
         "Let a decoder that headwise pretrain trained continue a text.",
-        "headwise generate 3f2a --prompt 'It was' --tokens 200",
+        "headwise generate 3f2a --prompt Once --tokens 200",
     )
     _add_decoder(generate, add_store, add_device)
     generate.add_argument("--prompt", default="", help="what it continues; default nothing")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise.cli.output import print_points, print_prose, print_table, say, width_for
 from headwise.errors import UsageError, nearest
-from headwise.signals import Stopped
 
 LISTED = (
     "id",
@@ -168,11 +166,7 @@ def _serve(path: Path, port: int | None) -> None:
     with server_near(page, PORT) if port is None else server(page, port) as listening:
         address = f"http://127.0.0.1:{listening.server_address[1]}/"
         say(f"following {path} at {address}, until Ctrl-C")
-        try:
-            listening.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt as e:  # how it ends
-            if isinstance(e, Stopped) and e.number != signal.SIGINT:
-                raise
+        listening.serve_forever(poll_interval=0.2)
 
 
 def _check_output(output: Path | None) -> None:

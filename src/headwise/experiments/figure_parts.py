@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 from headwise.experiments.points import Errors, Measured
 from headwise.show.figure import Line
@@ -20,6 +19,10 @@ def error_line(
     text: Sequence[str] = (),
 ) -> Line:
     """Held-out errors with their intervals; a gap where there is no point."""
+    found = [[] if p is None else p.values for p in points]
+    runs = [[] if p is None else p.runs for p in points]
+    # Points of experiments that do not say which runs they are of have their values alone.
+    known = all(len(a) == len(b) for a, b in zip(found, runs, strict=True))
     return Line(
         label=label,
         colour=colour,
@@ -28,17 +31,9 @@ def error_line(
         low=[None if p is None else p.low for p in points],
         high=[None if p is None else p.high for p in points],
         text=text,
-        **_of_seeds(points),
+        seeds=found,
+        runs=runs if known else (),
     )
-
-
-def _of_seeds(points: Sequence[Measured | None]) -> dict[str, list[list[Any]]]:
-    """The values of every point and the ids of their runs."""
-    found = [[] if p is None else p.values for p in points]
-    runs = [[] if p is None else p.runs for p in points]
-    # Points of experiments that do not say which runs they are of have their values alone.
-    known = all(len(a) == len(b) for a, b in zip(found, runs, strict=True))
-    return {"seeds": found, "runs": runs if known else []}
 
 
 def statistic_line(

@@ -47,17 +47,16 @@ class Writer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; nothing at all is the end of the document before."""
-        data = text.encode("utf-8", "surrogateescape")
-        if self.tokenizer is None:
-            found = list(data)
-        else:
-            found = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if text and self.tokenizer is None:
+            return list(text.encode("utf-8", "surrogateescape"))
+        if text:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
         end = end_of(self.tokenizer)
-        if not found and end is None:
+        if end is None:
             raise UsageError(
                 "this decoder's tokenizer has no token that ends a document, so it needs a prompt"
             )
-        return found or [end]
+        return [end]
 
     def write(
         self,

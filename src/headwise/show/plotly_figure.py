@@ -86,7 +86,7 @@ def _add_cells(drawing: Drawing, cell: Cell, figure: HeatFigure, panel: HeatPane
             "colorscale": "Viridis",
             "showscale": False,
             "text": [
-                [panel.number(x, y) for x in range(len(row))] for y, row in enumerate(panel.cells)
+                [_number(panel, x, y) for x in range(len(row))] for y, row in enumerate(panel.cells)
             ],
             "texttemplate": "%{text}<br> ",  # above the paths
             "customdata": _of_cells(figure, panel),
@@ -110,6 +110,15 @@ def _add_cells(drawing: Drawing, cell: Cell, figure: HeatFigure, panel: HeatPane
                     "line": line,
                 }
             )
+
+
+def _number(panel: HeatPanel, x: int, y: int) -> str:
+    """What stands on a cell: white on dark ones, which are the better ones, black on others."""
+    value = panel.cells[y][x]
+    if value is None or panel.least is None or panel.most is None:
+        return ""
+    dark = value - panel.least <= 0.45 * (panel.most - panel.least)
+    return f'<span style="color:{"white" if dark else "black"}">{panel.number(x, y)}</span>'
 
 
 def _of_cells(figure: HeatFigure, panel: HeatPanel) -> list[list[str]]:
@@ -141,15 +150,16 @@ def _add_paths(drawing: Drawing, cell: Cell, panel: HeatPanel) -> None:
         entry = {"label": raised(path.label), "colour": colour, "style": "solid"}
         drawing.add_trace(cell, path.label, "line", trace, entry)
     for mark in panel.marks:
+        outline = {"color": "black", "width": 1}
+        look = {"symbol": mark.symbol, "size": 13, "color": "white", "line": outline}
         trace = {
             "mode": "markers",
             "x": [mark.x + 0.33],
             "y": [mark.y + 0.28],
             "name": raised(mark.label),
             "hoverinfo": "name",
-            "marker": {"symbol": mark.symbol, "size": 13, "color": "white"},
+            "marker": look,
         }
-        trace["marker"] |= {"line": {"color": "black", "width": 1}}
         entry = {"label": raised(mark.label), "colour": GREY, "style": mark.symbol}
         drawing.add_trace(cell, mark.label, "line", trace, entry)
 

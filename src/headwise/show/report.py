@@ -80,6 +80,8 @@ class Page:
             raise UsageError("a table needs a cell per heading in every row")
         known = {name: part for name, part in value.items() if name in Page.__dataclass_fields__}
         drawn: Any = tuple(figures.from_json(one) for one in value["figures"])
+        for one in drawn:  # what cannot be drawn is refused here, not while the page is written
+            embed(plotly_figure(one))
         return Page(**dict(known, figures=drawn))
 
 

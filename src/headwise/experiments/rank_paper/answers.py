@@ -42,8 +42,10 @@ def of_dimension(points: Sequence[dimension.Point]) -> str:
 
 
 def _fresh(points: Sequence[Any]) -> list[Any]:
-    """The points of models trained on data that never repeat, or all where there are none."""
-    return [p for p in points if p.protocol == "stream"] or list(points)
+    """The points of models trained on data that never repeat, or all where there are none. Those of
+    which only the seed is there that chose their rate are left out: it flatters them."""
+    found = [p for p in points if not p.tuning]
+    return [p for p in found if p.protocol == "stream"] or found
 
 
 def _better(pair: Pair) -> bool:
@@ -54,7 +56,16 @@ def _better(pair: Pair) -> bool:
 
 
 def _times(pair: Pair) -> str:
-    return f"{pair[1].held_out / pair[0].held_out:.2g}"
+    return _factor(pair[1].held_out / pair[0].held_out)
+
+
+def _factor(times: float) -> str:
+    """A factor in two digits, written out.
+
+    >>> _factor(5.91), _factor(182.4)
+    ('5.9', '180')
+    """
+    return f"{float(f'{times:.2g}'):g}"
 
 
 def _fewer_or_more(pairs: Sequence[Pair], few: str, many: str) -> str:
@@ -98,5 +109,5 @@ def _learned_nothing(p: Errors) -> bool:
 def _range(pairs: Sequence[Pair]) -> str:
     """The least and the largest factor between their errors."""
     factors = sorted(b.held_out / a.held_out for a, b in pairs)
-    few, many = f"{factors[0]:.2g}", f"{factors[-1]:.2g}"
+    few, many = _factor(factors[0]), _factor(factors[-1])
     return few if few == many else f"{few} to {many}"

@@ -96,9 +96,9 @@ function makeCurves(host) {
         `${by.value} ${shownNumber(value)}`)));
     if (of.size > 24) legend.append(element("span", { class: "note" }, `and ${of.size - 24} more`));
     const there = rows.filter(row => byRow.has(row)).length;
+    const all = `${there.toLocaleString("en-US")} curves`;
     said.textContent = there > list.length
-      ? `${list.length} of ${there.toLocaleString("en-US")} curves, evenly chosen: filter for others`
-      : `${there} curves`;
+      ? `${list.length} of ${all}, evenly chosen: filter for others` : all;
     plot.dataset.drawn = "yes";
   }
 

@@ -7,6 +7,8 @@ const KINDS = {
   published: "published",
 };
 
+const LOOKS = { mean: "solid", seed: "hollow", statistic: "dots", published: "dashed" };
+
 // Ticks of a log axis between two powers of ten that leave room for their labels.
 function logTicks([from, to], most = 7) {
   const [low, high] = [Math.min(from, to), Math.max(from, to)];
@@ -91,8 +93,11 @@ function swatch({ colour, style }) {
   if (style === "dots") add("path", { d: "M7 2l8 8M15 2l-8 8", stroke, "stroke-width": 2 });
   if (style === "solid") add("circle", { cx: 11, cy: 6, r: 3.5, fill: stroke });
   if (["hollow", "star", "diamond"].includes(style)) {
-    const place = style === "diamond" ? "M11 1l5 5-5 5-5-5z" : "M11 1.5a4.5 4.5 0 1 0 .01 0z";
-    const d = style === "star" ? "M11 0l2 4 4 .5-3 3 .8 4.5L11 10l-3.800 2 .8-4.500-3-3 4-.5z" : place;
+    const d = {
+      star: "M11 0l2 4 4 .5-3 3 .8 4.5L11 10l-3.8 2 .8-4.5-3-3 4-.5z",
+      diamond: "M11 1l5 5-5 5-5-5z",
+      hollow: "M11 1.5a4.5 4.5 0 1 0 .01 0z",
+    }[style];
     add("path", { d, fill: "none", stroke, "stroke-width": 1.5 });
   }
   return svg;
@@ -150,7 +155,6 @@ function makeFigure(plot) {
       if (!plot.ticking && Object.keys(change).some(key => key.includes("axis"))) setTicks(plot);
     });
     plot.on("plotly_click", event => showRuns(event.points[0].customdata));
-    // The page scrolls sideways under no finger: a wheel is the page's.
   }
 
   function showRuns(ids) {
@@ -178,8 +182,7 @@ function makeFigure(plot) {
     const kinds = figure.legend.kinds.filter(kind => KINDS[kind]);
     if (kinds.length > 1) {
       for (const kind of Object.keys(KINDS).filter(one => kinds.includes(one))) {
-        const style = { mean: "solid", seed: "hollow", statistic: "dots", published: "dashed" }[kind];
-        const look = swatch({ colour: "#6b727d", style });
+        const look = swatch({ colour: "#6b727d", style: LOOKS[kind] });
         const button = element("button", { type: "button", "data-kind": kind }, look, KINDS[kind]);
         press(button, !off.has(kind));
         button.addEventListener("click", () => {
@@ -224,7 +227,9 @@ function makeFigure(plot) {
     link.remove();
   }
 
-  const tool = (name, act) => tools.append(element("button", { type: "button", onclick: act }, name));
+  const tool = (name, act) => {
+    tools.append(element("button", { type: "button", onclick: act }, name));
+  };
   tool("SVG", () => image("svg"));
   tool("PNG", () => image("png"));
   tool("CSV", () => download(`${plot.id.replace("plot-", "")}.csv`, numbers(), "text/csv"));

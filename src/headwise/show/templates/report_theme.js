@@ -81,7 +81,8 @@ function csv(headings, rows) {
   const cell = value => {
     let text = value == null ? "" : String(value);
     // What begins like a formula is text for a spreadsheet too.
-    if (/^[=+@\t\r]/.test(text) || (/^-/.test(text) && Number.isNaN(Number(text)))) text = "'" + text;
+    const formula = /^[=+@\t\r]/.test(text) || (text[0] === "-" && Number.isNaN(Number(text)));
+    if (formula) text = `'${text}`;
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return [headings, ...rows].map(row => row.map(cell).join(",")).join("\r\n") + "\r\n";
