@@ -18,7 +18,7 @@ from headwise.model.fused import KERNELS, fused
 from headwise.model.masks import Terms
 from headwise.model.plans import Operands, Plan, plans
 from headwise.model.reference import blocked, repeat_kv, with_weights
-from headwise.model.tracing import formula_wanted
+from headwise.model.tracing import autocast_dtype, formula_wanted, sure
 
 
 def attend(
@@ -87,15 +87,15 @@ def attend(
         try:
             return F.scaled_dot_product_attention(
                 q, k, v,
-                is_causal=causal, enable_gqa=bool(q.shape[1] != k.shape[1]),
+                is_causal=causal, enable_gqa=not sure(q.shape[1] == k.shape[1]),
                 scale=plan.scale if scale is None else scale,
             )  # fmt: skip
         except NotImplementedError:  # forward derivatives: the formula has them
             terms = terms_of(plan.call)
             return _by_formula(plan, q, k, v, plan.scale if scale is None else scale, terms)
     # Under autocast all operands take its type, and nothing on the way takes another.
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
+    dtype = autocast_dtype(q.device.type)
+    if dtype is not None:
         q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
             return attend(

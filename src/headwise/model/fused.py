@@ -15,7 +15,7 @@ from headwise.kernels.attention_wide_span import straight
 from headwise.model.masks import Terms
 from headwise.model.plans import Plan
 from headwise.model.reference import repeat_kv
-from headwise.model.tracing import formula_wanted
+from headwise.model.tracing import formula_wanted, sure
 
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -43,7 +43,7 @@ def fused(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Term
         v = F.pad(v, (0, pad_width))
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # no fused kernel takes these
         q, k, v = straight(q), straight(k), straight(v)
-    grouped = bool(k.shape[1] != q.shape[1])
+    grouped = not sure(k.shape[1] == q.shape[1])
     kernel = KERNELS[choice.backend]
     # Compilers and transforms of PyTorch cannot ask which kernel it takes.
     asked = not torch.compiler.is_compiling() and not formula_wanted()
