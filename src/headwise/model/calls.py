@@ -71,10 +71,10 @@ class Call:
     @property
     def masked(self) -> bool:
         """Whether it takes an explicit mask: any table, a window, or causal with another number of
-        queries than keys."""
+        queries than keys. One query stands at the last key and sees them all."""
         if self.tabled or self.windowed:
             return True
-        return self.causal and not alike(self.queries, self.keys)
+        return self.causal and not sure(self.queries == 1) and not alike(self.queries, self.keys)
 
     @property
     def hides(self) -> bool:

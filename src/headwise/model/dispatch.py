@@ -13,12 +13,12 @@ from torch import Tensor
 from headwise.kernels.attention_cpu import short
 from headwise.kernels.attention_wide import attend_wide
 from headwise.model import reference
-from headwise.model.extras import Documents, Extras, check_tensors, terms_of
+from headwise.model.extras import Documents, Extras, check_tensors, with_tensors
 from headwise.model.fused import KERNELS, fused
 from headwise.model.masks import Terms
 from headwise.model.plans import Operands, Plan, plans
 from headwise.model.reference import blocked, repeat_kv, with_weights
-from headwise.model.tracing import autocast_dtype, formula_wanted, sure
+from headwise.model.tracing import autocast_dtype, formula_wanted
 
 
 def attend(
@@ -87,12 +87,11 @@ def attend(
         try:
             return F.scaled_dot_product_attention(
                 q, k, v,
-                is_causal=causal, enable_gqa=not sure(q.shape[1] == k.shape[1]),
+                is_causal=plan.causal, enable_gqa=plan.grouped,
                 scale=plan.scale if scale is None else scale,
             )  # fmt: skip
         except NotImplementedError:  # forward derivatives: the formula has them
-            terms = terms_of(plan.call)
-            return _by_formula(plan, q, k, v, plan.scale if scale is None else scale, terms)
+            return _by_formula(plan, q, k, v, plan.scale if scale is None else scale, plan.terms)
     # Under autocast all operands take its type, and nothing on the way takes another.
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
@@ -109,11 +108,13 @@ def attend(
         check_tensors(q, k, v)
         plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
     scale = plan.scale if scale is None else scale
-    terms = terms_of(plan.call, mask, documents, sinks, alibi)
+    terms = plan.terms
+    if extras is not None:
+        terms = with_tensors(terms, mask, documents, sinks, alibi)
     if plan.unbatched:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-        return _computed(plan, q, k, v, scale, terms).squeeze(0)
-    return _computed(plan, q, k, v, scale, terms)
+    out = _reached(plan, q, k, v, scale, terms)
+    return out.squeeze(0) if plan.unbatched else out
 
 
 def attend_with_weights(
@@ -145,12 +146,21 @@ def attend_with_weights(
     check_tensors(q, k, v)
     plan = Plan.of(operands)
     scale = plan.scale if scale is None else scale
-    terms = terms_of(plan.call, mask, documents, sinks, alibi)
+    terms = with_tensors(plan.terms, mask, documents, sinks, alibi)
     if plan.unbatched:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     out, weights = with_weights(q, k, v, scale, terms.table(q.device), hard, terms)
     weights = weights.to(out.dtype)
     return (out.squeeze(0), weights.squeeze(0)) if plan.unbatched else (out, weights)
+
+
+def _reached(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Terms) -> Tensor:
+    """The call on what its queries can reach."""
+    reach = plan.reach
+    if reach is None:
+        return _computed(plan, q, k, v, scale, terms)
+    terms = reach.terms(terms, plan.call.hides)
+    return reach.answer(_computed(plan, *reach.operands(q, k, v), scale, terms))
 
 
 def _computed(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Terms) -> Tensor:
