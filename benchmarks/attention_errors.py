@@ -14,7 +14,8 @@ import argparse
 import itertools
 import math
 import random
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -110,7 +111,7 @@ def _over(ours: float, theirs: float) -> float:
 
 def _mask(
     cell: Cell, queries: int, keys: int, generator: torch.Generator
-) -> tuple[dict[str, object], Tensor | None]:
+) -> tuple[dict[str, Any], Tensor | None]:
     """The options of `attend`, and the same as one table for PyTorch."""
     at, key = torch.arange(keys - queries, keys).unsqueeze(1), torch.arange(keys)
     padding = (torch.rand(BATCH, 1, 1, keys, generator=generator) > 0.3) | (key == 0)
@@ -123,7 +124,7 @@ def _mask(
     blind = torch.rand(BATCH, 1, queries, keys, generator=generator) > 0.3
     blind[:, :, ::3] = False
     causal = key <= at
-    forms: dict[str, tuple[dict[str, object], Tensor | None]] = {
+    forms: dict[str, tuple[dict[str, Any], Tensor | None]] = {
         "none": ({}, None),
         "causal": ({"causal": True}, causal),
         "window": ({"causal": True, "window": 17}, causal & (at - key < 17)),
@@ -145,7 +146,12 @@ def _mask(
 
 
 def _errors(
-    function, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, dropout: float
+    function: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    dropout: float,
 ) -> tuple[float, float, bool]:
     """Root mean square errors of the answer and of the gradients, and whether there is a NaN."""
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
@@ -159,7 +165,7 @@ def _errors(
         eye = torch.eye(k.shape[2]).expand(*k.shape[:2], -1, -1)
         torch.manual_seed(3)
         kept = function(*(0 * t.detach().float() for t in (q, k)), eye) > 0
-    expected = _exact(*exact, table, kept, dropout)
+    expected = _exact(exact, table, kept, dropout)
     expected_gradients = torch.autograd.grad(expected, exact, pattern.double())
     largest = [g.abs().max().item() or 1.0 for g in expected_gradients]
     off = [
@@ -168,23 +174,22 @@ def _errors(
     ]
     nan = any(bool(t.isnan().any()) for t in (y, *gradients))
     error = (y.double() - expected).square().mean().sqrt().item()
-    return error, sum(off).sqrt().item(), nan
+    return error, torch.stack(off).sum().sqrt().item(), nan
 
 
 def _exact(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, kept: Tensor | None, dropout: float
+    operands: list[Tensor], table: Tensor | None, kept: Tensor | None, dropout: float
 ) -> Tensor:
+    q, k, v = operands
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
-    if table is not None and table.dtype != torch.bool:
-        scores = scores + table
-    elif table is not None:
+    if table is not None and table.dtype == torch.bool:
         blind = ~table.any(-1, keepdim=True)
         scores = scores.masked_fill(~(table | blind), -math.inf)
-    weights = scores.softmax(-1)
-    if table is not None and table.dtype == torch.bool:
-        weights = weights.masked_fill(blind, 0.0)
+        weights = scores.softmax(-1).masked_fill(blind, 0.0)
+    else:
+        weights = (scores if table is None else scores + table).softmax(-1)
     if kept is not None:
         weights = weights * kept / (1 - dropout)
     return weights @ v
