@@ -5,7 +5,7 @@ types, dropout, sizes of scores, lengths and backends.
     python -m benchmarks.attention_errors --sample 40
 
 A cell's figure is our root mean square error over PyTorch's, of the answer and of the gradients of
-queries, keys and values. `tests/model/test_attention_errors.py` holds a sample of it to 1.5.
+queries, keys and values. `tests/model/test_attend_half.py` holds a sample of it to 1.5.
 """
 
 from __future__ import annotations
@@ -64,20 +64,36 @@ class Ratio(NamedTuple):
 
 
 def measured(cell: Cell) -> Ratio | None:
-    """Of one cell; None where the backend does not take the call."""
+    """Of one cell; None where the backend does not take the call.
+
+    A handful of queries shows luck, not exactness: such cells are drawn again until a hundred
+    queries of each head are seen.
+    """
+    squares, nans = torch.zeros(2, 2, dtype=torch.float64), [False, False]
+    for draw in range(math.ceil(100 / cell.lengths[0])):
+        found = _drawn(cell, draw)
+        if found is None:
+            return None
+        for side, (value, gradient, nan) in enumerate(found):
+            squares[side] += torch.tensor((value, gradient), dtype=torch.float64)
+            nans[side] |= nan
+    ours, theirs = squares.sqrt().tolist()
+    return Ratio(_over(ours[0], theirs[0]), _over(ours[1], theirs[1]), nans[0] and not nans[1])
+
+
+def _drawn(cell: Cell, draw: int) -> list[tuple[float, float, bool]] | None:
+    """Our errors and PyTorch's on one draw of operands and mask."""
     queries, keys = cell.lengths
     rank = 2 if cell.backend == "short" else RANK
-    generator = torch.Generator().manual_seed(hash_of(cell))
+    generator = torch.Generator().manual_seed(hash_of(cell) + draw)
 
     def randn(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator)
 
-    q, k = randn(BATCH, HEADS, queries, rank), randn(BATCH, KV, keys, rank)
-    q, k, v = ((t * s).to(cell.dtype) for t, s in ((q, cell.size), (k, cell.size), (randn(
-        BATCH, KV, keys, rank), 1.0)))  # fmt: skip
+    q = (randn(BATCH, HEADS, queries, rank) * cell.size).to(cell.dtype)
+    k = (randn(BATCH, KV, keys, rank) * cell.size).to(cell.dtype)
+    v = randn(BATCH, KV, keys, rank).to(cell.dtype)
     options, table = _mask(cell, queries, keys, generator)
-    if cell.mask == "causal" and cell.backend in ("wide",) and queries > keys:
-        return None
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, dropout=cell.dropout, backend=cell.backend, **options)
@@ -89,13 +105,9 @@ def measured(cell: Cell) -> Ratio | None:
         )
 
     try:
-        found = [_errors(f, q, k, v, table, cell.dropout) for f in (ours, theirs)]
+        return [_errors(f, q, k, v, table, cell.dropout) for f in (ours, theirs)]
     except UsageError:
         return None
-    (value, gradient, nan), (value_theirs, gradient_theirs, nan_theirs) = found
-    return Ratio(
-        _over(value, value_theirs), _over(gradient, gradient_theirs), nan and not nan_theirs
-    )
 
 
 def hash_of(cell: Cell) -> int:
@@ -153,7 +165,7 @@ def _errors(
     table: Tensor | None,
     dropout: float,
 ) -> tuple[float, float, bool]:
-    """Root mean square errors of the answer and of the gradients, and whether there is a NaN."""
+    """Mean square errors of the answer and of the gradients, and whether there is a NaN."""
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     torch.manual_seed(3)
     y = function(*leaves)
@@ -173,8 +185,7 @@ def _errors(
         for a, b, m in zip(gradients, expected_gradients, largest, strict=True)
     ]
     nan = any(bool(t.isnan().any()) for t in (y, *gradients))
-    error = (y.double() - expected).square().mean().sqrt().item()
-    return error, torch.stack(off).sum().sqrt().item(), nan
+    return (y.double() - expected).square().mean().item(), sum(t.item() for t in off), nan
 
 
 def _exact(
