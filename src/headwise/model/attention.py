@@ -122,7 +122,8 @@ class Attention(Projections):
         cache       x follows what is in it, and joins it; masks are then of all tokens so far
         rotary      the table of x's positions, where the model around has made it
         """
-        s, found = self.shape, dict[str, Tensor]()
+        s = self.shape
+        found: dict[str, Tensor] = {}
         kept = found if keep else None
         seen = seen_of(mask, padding, documents, offset, context is not None)
         start = positions if isinstance(positions, int) else 0

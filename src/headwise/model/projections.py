@@ -160,10 +160,9 @@ class Projections(nn.Module):
             t, norm = norm(t).to(t.dtype), None
         t = self.split_heads(t, s.head_dim)
         t = t if norm is None else norm(t).to(t.dtype)
-        return self._rotated(t, start, rotary) if s.qk_rope_head_dim else t
+        return self._rotated(s, t, start, rotary) if s.qk_rope_head_dim else t
 
-    def _rotated(self, t: Tensor, start: int, rotary: Rotary | None) -> Tensor:
-        s = self.shape
+    def _rotated(self, s: Shape, t: Tensor, start: int, rotary: Rotary | None) -> Tensor:
         return rotate(
             t, s.qk_rope_head_dim, s.rope_theta, start, rotary,
             at=s.rope_at, interleaved=s.rope_interleaved,
@@ -233,7 +232,7 @@ class Projections(nn.Module):
         """Queries by head, through a latent of their own where the shape has one."""
         s = self.shape
         q = self.q(self.q_norm(self.q_down(x)) if s.q_lora_rank else x)
-        return self._normalised(self._rotated(self.split_heads(q, s.head_dim), start, rotary))
+        return self._normalised(self._rotated(s, self.split_heads(q, s.head_dim), start, rotary))
 
     def compress(
         self, x: Tensor, start: int = 0, rotary: Rotary | None = None
@@ -241,7 +240,7 @@ class Projections(nn.Module):
         """The latent (..., tokens, C), and the rotated key part that all heads share."""
         s = self.shape
         latent, shared = self.kv_down(x).split((s.kv_lora_rank, s.qk_rope_head_dim), -1)
-        shared = self._rotated(shared.unsqueeze(-3), start, rotary).squeeze(-3)
+        shared = self._rotated(s, shared.unsqueeze(-3), start, rotary).squeeze(-3)
         return self.kv_norm(latent), shared
 
     def expand(self, latent: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
