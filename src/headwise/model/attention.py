@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.errors import UsageError, nearest
@@ -25,14 +24,15 @@ from headwise.kernels.attention_cpu import short_packed
 from headwise.model import decode
 from headwise.model.backends import BACKENDS
 from headwise.model.cache import LayerCache
-from headwise.model.dispatch import attend
+from headwise.model.dispatch import attend, attend_with_weights
+from headwise.model.extras import Documents
 from headwise.model.head_outputs import gated, turned_back
 from headwise.model.linear import as_made, linear, scaled_linear
 from headwise.model.packed import HeadGroups, heads_last, takes_packed
 from headwise.model.projections import Projections
-from headwise.model.reference import repeat_kv, weights_of
+from headwise.model.reference import mask_of, repeat_kv, weights_of
 from headwise.model.rotary import Rotary, rotary_at
-from headwise.model.seen import Documents, Seen, checked, masked_scores, seen_of
+from headwise.model.seen import Seen, seen_of
 from headwise.shape import Shape, beyond_plain, not_built
 
 
@@ -171,34 +171,29 @@ class Attention(Projections):
         heads * value width)."""
         # A model axis joins the batch: attention treats all sequences alike.
         lead = q.shape[:-3]
-        if seen is not None:
-            seen = checked(seen, lead[-1], q.shape[-2], k.shape[-2])
-            seen = seen.of_all(lead[0]) if len(lead) > 1 else seen
+        if seen is not None and len(lead) > 1:
+            seen = seen.of_all(lead[0])
         q, k, v = (t.flatten(0, -4) for t in (q, k, v))
         own = seen is None or seen.own
-        causal, window = (s.causal, self.window) if own else (False, 0)
-        dropout = self.dropout if self.training else 0.0
+        options: dict[str, Any] = {
+            "causal": s.causal and own,
+            "window": self.window if own else 0,
+            "scale": s.scale,
+            "hard": self.hard,
+            "dropout": self.dropout if self.training else 0.0,
+        }
+        options |= {} if seen is None else seen.arguments()
         if kept is None:
-            more = {} if seen is None else seen.arguments()
-            more |= {"dropout": dropout} if dropout else {}
-            o = attend(
-                q,
-                k,
-                v,
-                causal=causal,
-                window=window,
-                scale=s.scale,
-                hard=self.hard,
-                backend=self.backend,
-                graphed=self.ensemble,
-                **more,
-            )
+            o = attend(q, k, v, backend=self.backend, graphed=self.ensemble, **options)
         else:
             # The same formula written out, so that every intermediate can be kept by name.
             scores = q @ repeat_kv(k, q.shape[1]).mT * s.scale
-            scores, mask = masked_scores(scores, seen, causal, window)
-            weights = F.dropout(weights_of(scores, mask, self.hard), dropout)
-            o = weights @ repeat_kv(v, q.shape[1])
+            if seen is None and not options["dropout"]:
+                mask = mask_of(q.shape[-2], k.shape[-2], s.causal, self.window, q.device)
+                weights = weights_of(scores, mask, self.hard)
+                o = weights @ repeat_kv(v, q.shape[1])
+            else:
+                o, weights = attend_with_weights(q, k, v, **options)
             parts = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": o}
             kept.update({name: t.unflatten(0, lead) for name, t in parts.items()})
         y = o.transpose(1, 2).flatten(-2)

@@ -14,10 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import UsageError
-from headwise.model.reference import mask_of
-
-Documents = Tensor | tuple[Tensor, Tensor]  # ids (B, N), or those of queries and those of keys
+from headwise.model.extras import Documents
 
 
 @dataclass(frozen=True)
@@ -110,64 +107,3 @@ def padded_positions(padding: Tensor) -> Tensor:
     [[0, 0, 0, 1, 2]]
     """
     return (padding.long().cumsum(-1) - 1).clamp_min(0)
-
-
-def checked(seen: Seen, batch: int, queries: int, keys: int) -> Seen:
-    """Refuse documents and masks of other sizes."""
-    if seen.documents is not None:
-        pair = seen.documents if isinstance(seen.documents, tuple) else (seen.documents,) * 2
-        for ids, count, name in zip(pair, (queries, keys), ("queries", "keys"), strict=True):
-            if ids.shape[-1] != count or (ids.ndim > 1 and ids.shape[-2] not in (1, batch)):
-                raise UsageError(
-                    f"documents of {name} must be (batch {batch}, tokens {count}) ids, got "
-                    f"{tuple(ids.shape)}"
-                )
-    if seen.mask is not None:
-        for size, axis, name in zip(seen.mask.shape[::-1], (keys, queries), ("keys", "queries"),
-                                    strict=False):  # fmt: skip
-            if size not in (1, axis):
-                raise UsageError(
-                    f"a mask must have {axis} {name} or 1 of them, got {tuple(seen.mask.shape)}"
-                )
-    return seen
-
-
-def masked_scores(
-    scores_BHQN: Tensor, seen: Seen | None, causal: bool, window: int
-) -> tuple[Tensor, Tensor | None]:
-    """Scores with what is added to them, and which of them are seen; None: all."""
-    queries, keys, device = *scores_BHQN.shape[-2:], scores_BHQN.device
-    if seen is None:
-        return scores_BHQN, mask_of(queries, keys, causal, window, device)
-    found: Tensor | None = None
-    if seen.own:
-        found = own_mask(queries, keys, causal, window, seen.offset, device)
-    if seen.documents is not None:
-        q, k = seen.documents if isinstance(seen.documents, tuple) else (seen.documents,) * 2
-        same = (q.unsqueeze(-1) == k.unsqueeze(-2)).unsqueeze(-3)
-        found = same if found is None else found & same
-    if seen.mask is not None and seen.mask.dtype == torch.bool:
-        found = seen.mask if found is None else found & seen.mask
-    elif seen.mask is not None:
-        scores_BHQN = scores_BHQN + seen.mask
-    return scores_BHQN, found
-
-
-def own_mask(
-    queries: int,
-    keys: int,
-    causal: bool,
-    window: int,
-    offset: int | None,
-    device: torch.device,
-) -> Tensor | None:
-    """The causal mask and window of a shape where query i stands at key i + offset."""
-    if offset is None:
-        return mask_of(queries, keys, causal, window, device)
-    if not causal and not window:
-        return None
-    ahead_QN = torch.arange(keys, device=device) - (
-        torch.arange(queries, device=device) + offset
-    ).unsqueeze(-1)
-    found = ahead_QN <= 0 if causal else torch.ones_like(ahead_QN, dtype=torch.bool)
-    return found & (ahead_QN.abs() < window) if window else found

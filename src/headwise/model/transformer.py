@@ -20,11 +20,12 @@ from headwise.errors import UsageError
 from headwise.kernels import embed_readout
 from headwise.model.attention import Attention
 from headwise.model.cache import Cache, LayerCache
+from headwise.model.extras import Documents
 from headwise.model.layers import FeedForward, Norm
 from headwise.model.linear import AnyLinear, linear, linear_layer, reset_linears, uniform
 from headwise.model.packed import HeadGroups
 from headwise.model.rotary import Rotary, rotary_at, rotary_table
-from headwise.model.seen import Documents, padded_positions, with_padding
+from headwise.model.seen import padded_positions, with_padding
 from headwise.shape import Shape, not_built
 
 Tables = dict[int, Rotary]  # rotary positions by how many coordinates of a head they turn
