@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headwise.kernels import embed_readout
-from headwise.model.linear import linear_layer, reset_linears
+from headwise.model.linear import as_made, linear_layer, reset_linears
 from headwise.shape import Shape
 
 # ---- norms
@@ -142,7 +142,8 @@ class FeedForward(nn.Module):
     def _activate(self, hidden: Tensor) -> Tensor:
         match self.activation:
             case "relu":
-                return F.relu(hidden, inplace=True)
+                # What a tool made of the projection may be wanted again.
+                return F.relu(hidden, inplace=as_made(self.up))
             case "relu2":
                 return F.relu(hidden).square()
             case "gelu":

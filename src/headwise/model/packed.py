@@ -21,7 +21,7 @@ HeadGroups = Sequence[tuple[int, Shape]]  # (how many models, their shape), in t
 
 
 def takes_packed(s: Shape, x: Tensor, window: int, hard: bool, backend: str) -> bool:
-    """Whether the short CPU kernel takes plain heads of shape s as they lie in the projection of x."""
+    """Whether the short CPU kernel takes plain heads of shape s as a projection of x holds them."""
     # The kernel has no grouped KV heads, norms or rotation, and its values are as wide as its
     # rank.
     equal = s.num_kv_heads == s.num_heads and s.v_head_dim == s.head_dim
