@@ -14,7 +14,7 @@ Axes: M models, B batch, N keys, Q queries, H heads, R rank, V value width, D di
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,14 +86,6 @@ class Attention(Projections):
         self.dropout = dropout
         self.head_groups = head_groups
 
-    @overload
-    def forward(
-        self, x: Tensor, keep: Literal[False] = False, rotary: Rotary | None = None, **given: Any
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self, x: Tensor, keep: Literal[True], rotary: Rotary | None = None, **given: Any
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
     def forward(
         self,
         x: Tensor,

@@ -54,7 +54,7 @@ def follow(
             q, k, v = layer.split_qkv(s, layer.qkv(x), start, rotary)
         new = (k,) if s.shared_kv else (k, v)
         kept = cache.append(*new, ordered=ordered)
-        heads = _attend(layer, q, *(kept * 2 if s.shared_kv else kept), seen)
+        heads = _attend(layer, q, kept[0], kept[-1], seen)
         return layer.combine(heads, x, start, rotary)
     # Kept latents, with the rotated key part that all heads share behind them.
     if cache.kind == "latent":

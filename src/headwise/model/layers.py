@@ -148,6 +148,8 @@ class FeedForward(nn.Module):
                 return F.relu(hidden).square()
             case "gelu":
                 return F.gelu(hidden)
+            case "gelu-tanh":  # of weights that were trained with it; no shape asks for it
+                return F.gelu(hidden, approximate="tanh")
         gate, up = hidden.split(self.width, -1)
         if self.activation == "swiglu":
             return F.silu(gate) * up

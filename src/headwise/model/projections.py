@@ -102,7 +102,7 @@ class Projections(nn.Module):
         keys = s.num_kv_heads * s.head_dim
         return (keys,) if s.shared_kv else (keys, s.num_kv_heads * s.v_head_dim)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any, **more: Any) -> None:
         """Weights of layers that are separate load where they are one, and the other way round."""
         s = self.shape
         names = ("q_proj", "k_proj", "v_proj")[: 1 + len(self.kv_rows)]
@@ -113,7 +113,7 @@ class Projections(nn.Module):
                 state_dict.update(zip(each, rows, strict=True))
             elif not self.separate and all(name in state_dict for name in each):
                 state_dict[one] = torch.cat([state_dict.pop(name) for name in each])
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **more)
 
     # ---- queries, keys and values by one projection each
 
@@ -179,9 +179,8 @@ class Projections(nn.Module):
         else:
             part = self.kv if s.q_lora_rank else self.qkv
             sizes = self.kv_rows if s.q_lora_rank else (s.num_heads * s.head_dim, *self.kv_rows)
-            weights, biases = list(part.weight.split(sizes)), [None] * len(sizes)
-            if part.bias is not None:
-                biases = list(part.bias.split(sizes))
+            weights = list(part.weight.split(sizes))
+            biases = [None for _ in sizes] if part.bias is None else list(part.bias.split(sizes))
         if s.shared_kv:
             weights, biases = [*weights, weights[-1]], [*biases, biases[-1]]
         return weights, biases

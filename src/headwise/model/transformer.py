@@ -196,6 +196,7 @@ class Transformer(nn.Module):
                 table.uniform_(-0.02, 0.02)
         reset_linears(self.children())
         for block in self.blocks:
+            assert isinstance(block, Block)
             block.reset_parameters()
         if self.final_norm is not None:
             self.final_norm.reset_parameters()
