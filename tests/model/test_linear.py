@@ -12,6 +12,7 @@ import torch
 from support.cached import BASE, FAMILY, MODERN, filled, ids, refused
 from support.tolerance import close, same, seeded
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 from headwise.model.attention import Attention
 from headwise.model.cache import Cache
@@ -106,7 +107,7 @@ def test_linear_layer_draws_its_numbers_once():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
 def test_adapted_layers_are_called(name, compiled):
-    if compiled and name not in ("plain heads", "latent"):
+    if compiled and name != "gates by head":
         return
     one, other = adapted(filled(build(SHAPES[name])).double())
     run = torch.compile(one, backend="aot_eager", fullgraph=True) if compiled else one
@@ -138,6 +139,23 @@ def test_hook_on_a_projection_is_run():
         part.register_forward_hook(lambda part, given, y: seen.append(tuple(y.shape)))
     close(layer(x), expected)
     assert seen == [(2, 3, 18), (2, 3, 6)]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's own sdpa has it too
+@pytest.mark.parametrize("name", SHAPES)
+def test_gradients_of_each_sample_are_those_of_the_sample_alone(name):
+    layer = filled(Attention(SHAPES[name])).double()
+    x = torch.randn(3, 5, 22, generator=seeded(1), dtype=torch.float64)
+
+    def loss(weights, one):
+        return functional_call(layer, weights, (one[None],)).square().sum()
+
+    weights = {part: p.detach() for part, p in layer.named_parameters()}
+    found = vmap(grad(loss), (None, 0))(weights, x)
+    for i in range(3):
+        alone = torch.autograd.grad(layer(x[i : i + 1]).square().sum(), list(layer.parameters()))
+        for part, wanted in zip(weights, alone, strict=True):
+            close(found[part][i], wanted, part)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own

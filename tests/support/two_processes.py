@@ -13,6 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
@@ -50,13 +54,6 @@ def near(name: str, found: torch.Tensor, wanted: torch.Tensor, rtol: float = 1e-
 def tensor(rank: int) -> None:
     """Separate projections cut by heads with torch's own styles; then one product cut by rows and
     put together again."""
-    from torch.distributed.tensor import DTensor, Replicate
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     by_heads = {f"{name}_proj": ColwiseParallel() for name in "qkv"}
     by_heads |= {"out": RowwiseParallel(), "gate": ColwiseParallel()}
@@ -88,9 +85,6 @@ def tensor(rank: int) -> None:
 
 def sharded(rank: int) -> None:
     """FSDP2, compiled, two shapes in one process, from the meta device as torchtitan does it."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     for name, shape in SHARDED.items():
         alone = filled(shape, False).float()
@@ -104,8 +98,6 @@ def sharded(rank: int) -> None:
         if not all(p.to_local().isfinite().all() for p in cut.parameters()):
             raise SystemExit(f"{name}: reset left a parameter as it was")
         state = {at: p.detach() for at, p in alone.named_parameters()}
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
         set_model_state_dict(cut, state, options=StateDictOptions(full_state_dict=True))
         for block in cut.blocks:
             block.compile()
@@ -138,4 +130,7 @@ def process(rank: int, meeting: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(process, args=(sys.argv[1], sys.argv[2]), nprocs=2)
+    # Forked, so that torch is loaded once.
+    torch.multiprocessing.start_processes(
+        process, args=(sys.argv[1], sys.argv[2]), nprocs=2, start_method="fork"
+    )

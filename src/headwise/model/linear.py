@@ -153,6 +153,7 @@ def scaled_linear(layer: nn.Module, x: Tensor, bias: Tensor | None, scale: float
     """scale * layer(x) + bias, for a layer without a bias of its own; one product where the layer
     is as it was made."""
     if as_made(layer):
-        return linear(x, layer.get_parameter("weight"), bias, scale)
+        weight: Any = layer.weight  # a plain tensor under torch.func
+        return linear(x, weight, bias, scale)
     y = layer(x) if scale == 1.0 else layer(x) * scale
     return y if bias is None else y + bias
