@@ -196,7 +196,7 @@ def test_reset_draws_every_parameter_of_a_model_from_the_meta_device(name):
     assert model(ids(2, 5))[0].isfinite().all()
 
 
-def test_every_layer_with_parameters_resets_them():
+def test_reset_of_each_layer_draws_its_parameters():
     for model in (build(MODERN["outputs by groups"]), build(BASE.replace(norm="layer"), models=2)):
         for part, layer in model.named_modules():
             if list(layer.parameters(recurse=False)):
