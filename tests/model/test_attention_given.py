@@ -211,6 +211,15 @@ def test_cache_refuses_what_it_cannot_know():
     assert cache.kind == "input"
     refused("a cache goes with neither keep nor context", layer, x, True, cache=cache)
     message = (
+        "with a cache x stands behind what is in it, or where positions (batch, tokens) say, got "
+        "positions 3"
+    )
+    refused(message, layer, x, cache=cache, positions=3)
+    model = Encoder(BASE.replace(causal=False, positions="additive", num_positions=5))
+    far = torch.tensor([[0, 5, 1]])
+    message = "positions must be from 0 to below num_positions 5, got 0 to 5"
+    refused(message, model, ids(1, 3), positions=far)
+    message = (
         "a cache of inputs makes keys anew, at the places where they lie: it needs positions that "
         "follow each other, got positions by token"
     )

@@ -124,6 +124,11 @@ class Attention(Projections):
         if cache is not None:
             if keep or context is not None:
                 raise UsageError("a cache goes with neither keep nor context")
+            if start:
+                raise UsageError(
+                    f"with a cache x stands behind what is in it, or where positions (batch, "
+                    f"tokens) say, got positions {start}"
+                )
             placed = isinstance(positions, Tensor)
             return decode.follow(self, x, cache, seen, rotary if placed else None)
         if offset is not None:

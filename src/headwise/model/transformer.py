@@ -335,6 +335,9 @@ class Transformer(nn.Module):
         # A room table has one row, the same for all tokens; other tables have a row per token.
         stop, table = start + h.shape[-2], self.positions.unsqueeze(-3)
         if self.shape.positions != "room" and positions is not None:
+            # On a GPU the look-up itself checks, and nothing waits for it.
+            if not (positions.is_cuda or torch.compiler.is_compiling()):
+                self._check_positions(positions)
             table = self.positions[..., positions, :]
         elif self.shape.positions != "room":
             if stop > self.shape.num_positions:
@@ -346,6 +349,14 @@ class Transformer(nn.Module):
         if self.shape.positions == "additive":
             return h + table
         return torch.cat((h, table.expand(*h.shape[:-1], self.shape.position_dim)), -1)
+
+    def _check_positions(self, positions: Tensor) -> None:
+        low, high = (int(n) for n in positions.aminmax())
+        if low < 0 or high >= self.shape.num_positions:
+            raise UsageError(
+                f"positions must be from 0 to below num_positions {self.shape.num_positions}, got "
+                f"{low} to {high}"
+            )
 
     # ---- what goes out
 
