@@ -8,8 +8,10 @@ import transformers
 from support.cached import filled
 from support.tolerance import close, seeded
 
-from headwise.diagnose.model_weights import plan_of, to_headwise, to_public
+from headwise.diagnose.model_weights import attention_layers, plan_of, to_headwise, to_public
 from headwise.errors import UsageError
+from headwise.model.attention import Attention
+from headwise.model.layers import Norm
 
 SIZES = {
     "vocab_size": 37, "hidden_size": 24, "intermediate_size": 13, "num_hidden_layers": 2,
@@ -131,6 +133,38 @@ def test_neighbours_that_turn_together_are_said_by_the_config():
     other = dataclasses.replace(found, shape=found.shape.replace(rope_interleaved=False))
     with torch.no_grad():
         assert (other.model()(x)[0] - found.model()(x)[0]).abs().max() > 1e-4
+
+
+EXPERTS = SIZES | KV | {"num_experts_per_tok": 1, "moe_intermediate_size": 13}
+WITH_EXPERTS = {
+    "MixtralForCausalLM": EXPERTS | {"num_local_experts": 2, "sliding_window": 4},
+    "Qwen3MoeForCausalLM": EXPERTS | {"num_experts": 2, "head_dim": 8},
+    "OlmoeForCausalLM": EXPERTS | {"num_experts": 2},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_attention_layers_of_a_model_with_experts_have_their_outputs(name):
+    cls = getattr(transformers, name)
+    config = cls.config_class(**WITH_EXPERTS[name])
+    model = filled(cls(config).double().eval(), spread=0.2)
+    model.set_experts_implementation("eager")
+    got = []
+    for block in model.model.layers:
+        block.self_attn.register_forward_hook(
+            lambda _, args, more, out: got.append((more["hidden_states"], out[0])), with_kwargs=True
+        )
+    with torch.no_grad():
+        model(torch.randint(37, (2, 11), generator=seeded(1)))
+    found = list(attention_layers(model.state_dict(), config.to_dict()))
+    assert len(found) == len(got) == 2
+    for (shape, weights), (x, wanted) in zip(found, got, strict=True):
+        ours = Attention(shape).double()
+        ours.load_state_dict(weights)
+        for norm in (m for m in ours.modules() if isinstance(m, Norm)):
+            norm.eps = config.rms_norm_eps
+        close(ours(x), wanted.float())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
     found = to_headwise(theirs.state_dict(), theirs.config.to_dict())
     model = found.model()                  # an Encoder or Decoder with the same outputs
     state = to_public(model.state_dict(), config, like=theirs.state_dict())
+    for shape, weights in attention_layers(theirs.state_dict(), config): ...
 
 Attention is found by name and layout (names.py, config_layouts.py); norms, feed-forward and ends by
 the tables below. What a `Shape` does not say but numbers depend on (epsilons, tanh GELU) is set on
@@ -14,7 +15,7 @@ their stack: vectors in, vectors out. Tensors without a place are named in `rest
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +187,19 @@ def to_public(weights: State, config: Mapping[str, Any], like: State) -> Weights
         embedding = next(piece for piece in plan.pieces if piece.ours == "embedding")
         out["lm_head.weight"] = out[embedding.theirs[0]]
     return {name: out.get(name, t).to(t.dtype).contiguous() for name, t in like.items()}
+
+
+def attention_layers(state: State, config: Mapping[str, Any]) -> Iterator[tuple[Shape, Weights]]:
+    """Each attention layer alone, its shape and the state of its `Attention`: also of models with
+    experts or other layers, which ours are not."""
+    config = read_config(config)
+    shape = Shape.of(to_shape_fields(config, "attention"))
+    layers, _ = named_layers(state, None, shape.depth)
+    family = str(config.get("model_type"))
+    layers, layouts, _ = layouts_of(layers, family, config, shape, None, None, "state dict")
+    for i, (layer, layout) in enumerate(zip(layers, layouts, strict=True)):
+        parts = {part: state[name] for part, name in layer.parts.items()}
+        yield shape.layer(i), to_attention(parts, layout, shape.layer(i))
 
 
 def plan_of(config: Mapping[str, Any], state: State) -> Plan:
