@@ -95,7 +95,7 @@ def attend(
     # Under autocast all operands take its type, and nothing on the way takes another.
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
-        q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
+        q, k, v = _cast(dtype, q, k, v)
         with torch.autocast(q.device.type, enabled=False):
             return attend(
                 q, k, v,
@@ -136,6 +136,10 @@ def attend_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """`attend` by the formula, and the weights (batch, heads, queries, keys) that it gave the
     values, after dropout."""
+    check_tensors(q, k, v)
+    dtype = autocast_dtype(q.device.type)
+    if dtype is not None:
+        q, k, v = _cast(dtype, q, k, v)
     extras = Extras.of(mask, documents, offset, dropout, softcap, sinks, alibi)
     operands = Operands(
         q.shape, k.shape, v.shape,
@@ -143,13 +147,16 @@ def attend_with_weights(
         q.device, k.device, v.device,
         causal, window, hard, "plain", False, False, reference.BLOCK_BYTES, extras,
     )  # fmt: skip
-    check_tensors(q, k, v)
     plan = Plan.of(operands)
     scale = plan.scale if scale is None else scale
     terms = with_tensors(plan.terms, mask, documents, sinks, alibi)
     if plan.unbatched:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-    out, weights = with_weights(q, k, v, scale, terms.table(q.device), hard, terms)
+    if dtype is None:
+        out, weights = with_weights(q, k, v, scale, terms.table(q.device), hard, terms)
+    else:
+        with torch.autocast(q.device.type, enabled=False):
+            out, weights = with_weights(q, k, v, scale, terms.table(q.device), hard, terms)
     weights = weights.to(out.dtype)
     return (out.squeeze(0), weights.squeeze(0)) if plan.unbatched else (out, weights)
 
@@ -180,6 +187,8 @@ def _computed(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: 
     # The kernels for short sequences take one KV head per query head, and no mask.
     k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
     if choice.backend == "short":
+        if call.half:  # it keeps scores in the type of its operands
+            return short(q.float(), k.float(), v.float(), scale).to(q.dtype)
         return short(q, k, v, scale)
     from headwise.kernels.attention_short_triton import attend_heads
 
@@ -193,6 +202,11 @@ def _by_formula(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms
     if choice.backend == "plain":
         return with_weights(q, k, v, scale, terms.table(q.device), call.hard, terms)[0]
     return blocked(q, k, v, scale, terms, call.hard)
+
+
+def _cast(dtype: torch.dtype, *operands: Tensor) -> list[Tensor]:
+    """Operands in the type of autocast, which leaves float64 alone."""
+    return [t if t.dtype == torch.float64 else t.to(dtype) for t in operands]
 
 
 def _rows_contiguous(q: Tensor, k: Tensor, v: Tensor) -> bool:
