@@ -22,6 +22,7 @@ SHAPE = {
     "out_bias": "false", "ffn_bias": "true", "average": "1", "logit_scale": "0.5",
     "max_logit": "2", "extras": "1", "shared_kv": "true", "o_lora_rank": "3", "o_groups": "2",
     "attn_gate": "head", "sinks": "true", "rope_at": "first", "num_experts": "4",
+    "rope_interleaved": "true",
     "num_experts_per_tok": "2", "expert_ffn_dim": "8", "shared_ffn_dim": "8",
     "shared_gate": "true", "router_bias": "true", "layers": "2", "n_head": "2,1",
     "hidden_size": "8", "d_ff": "8,0",
