@@ -25,60 +25,12 @@ import torch
 from headwise.errors import UsageError, nearest
 from headwise.kernels import has_triton
 from headwise.model import reference
+from headwise.model.calls import Call, dtype_name
 from headwise.shape import Shape
 
+__all__ = ["BACKENDS", "Call", "Choice", "choose_backend", "dtype_name", "explain", "forced"]
+
 BACKENDS = ("short", "heads", "cudnn", "flash", "wide", "efficient", "plain", "blocked")
-# A fused kernel makes so many tiles of 64 x 64 scores at rank 64 in less time than the launches of
-# several kernels take.
-FEW_TILES = 2048
-
-
-# ---- the question
-
-
-@dataclass(frozen=True)
-class Call:
-    """What decides the backend of one attention call."""
-
-    device: str
-    dtype: torch.dtype
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    rank: int
-    width: int
-    causal: bool = False
-    window: int = 0
-    hard: bool = False
-    graphed: bool = False  # launches cost nothing, as in a CUDA graph that is replayed
-
-    @property
-    def few(self) -> bool:
-        """Whether the work takes less time than the launches of several kernels."""
-        if self.graphed or self.device != "cuda" or self.dtype == torch.float64:
-            return False
-        # Tiles of 64 x 64 scores, each weighed by its width in units of 64; a causal mask leaves
-        # half of them.
-        tiles = self.batch * self.heads * -(-self.queries // 64) * -(-self.keys // 64)
-        work = tiles * max(64, self.rank, self.width) / 64 * (0.5 if self.causal else 1)
-        return work <= FEW_TILES
-
-    @property
-    def masked(self) -> bool:
-        """Whether it takes an explicit mask: a window, or causal with fewer queries than keys."""
-        return 0 < self.window < self.keys or (self.causal and self.queries != self.keys)
-
-    @property
-    def half(self) -> bool:
-        """Whether the dtype has 16 bits."""
-        return self.dtype in (torch.float16, torch.bfloat16)
-
-    @property
-    def score_bytes(self) -> int:
-        """Bytes of the scores if they are written out."""
-        return self.batch * self.heads * self.queries * self.keys * max(4, self.dtype.itemsize)
 
 
 # ---- the answer
@@ -118,6 +70,8 @@ def choose_backend(call: Call) -> Choice:
     >>> choose_backend(call).backend
     'flash'
     """
+    if call.empty:
+        return Choice("plain", "an axis is empty: nothing to compute")
     # Hard attention has no fused kernel.
     refused: list[tuple[str, str]] = []
     if call.hard:
@@ -134,13 +88,15 @@ def forced(backend: str, call: Call) -> Choice:
     """The backend that was asked for by name, or an error that says why it cannot run this call."""
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
-    if backend == "plain" or (backend == "wide" and not call.hard):
-        return Choice(backend, "asked for")
+    if backend == "plain" or call.empty:
+        return Choice("plain", "asked for")
     if call.hard and backend != "blocked":
         raise UsageError(f"backend {backend} does not compute hardmax; choices: plain, blocked")
     if backend != "efficient":
         call = replace(call, graphed=True)  # by name also where launches make another faster
     answer = _ATTEMPTS[backend](call)
+    if backend == "wide" and not _not_wide(call):
+        return Choice(backend, "asked for")
     if isinstance(answer, str):
         raise UsageError(f"backend {backend} cannot run this call: {answer}")
     return answer
@@ -185,6 +141,16 @@ def explain(
 
 # ---- one function per backend: its choice, or what it needs and what the call has
 
+
+def _beyond(c: Call, *taken: str) -> str:
+    """What a kernel that takes no more than `taken` beyond a mask needs, and what this call has."""
+    lacking = [name for name in ("dropout", "softcap", "sinks") if name not in taken]
+    if not any(getattr(c, name) for name in lacking):
+        return ""
+    return f"needs attention without {' or '.join(lacking)}, this call has {c.beyond}"
+
+
+_BIAS = "needs an added mask without a gradient, this call has one that is trained"
 _FEW = "needs more work than this call has: several launches take longer than one fused kernel"
 
 
@@ -193,6 +159,8 @@ def _short(c: Call) -> Choice | str:
         return f"needs a CPU, the device is {c.device}"
     if c.masked or c.causal:
         return "needs attention without a mask, this call has one"
+    if beyond := _beyond(c):
+        return beyond
     if not (c.keys <= 8 and c.rank <= 8) and not (c.keys <= 32 and c.rank <= 2):
         return (
             "needs at most 8 keys at rank 8 or 32 keys at rank 2 to be the fastest, this call has "
@@ -209,6 +177,8 @@ def _heads(c: Call) -> Choice | str:
         return "needs triton, which is not installed"
     if c.masked or c.causal:
         return "needs attention without a mask, this call has one"
+    if beyond := _beyond(c):
+        return beyond
     if c.dtype == torch.float64:
         return "needs 16 or 32 bits, this call has float64"
     if c.few:
@@ -237,6 +207,8 @@ def _heads(c: Call) -> Choice | str:
 def _cudnn(c: Call) -> Choice | str:
     if c.device != "cuda":
         return f"needs a GPU, the device is {c.device}"
+    if beyond := _beyond(c):
+        return beyond
     if not c.half:
         return f"needs float16 or bfloat16, this call has {dtype_name(c.dtype)}"
     rank, width = _round_up(c.rank, 8), _round_up(c.width, 8)
@@ -259,8 +231,13 @@ def _cudnn_limit() -> tuple[int, str]:
 
 
 def _flash(c: Call) -> Choice | str:
-    widest = max(c.rank, c.width)
-    pad = widest - c.rank, widest - c.width
+    rank = c.rank + c.sink_ranks
+    widest = max(rank, c.width)
+    pad = widest - rank, widest - c.width
+    if beyond := _beyond(c, "sinks", "dropout" if c.device == "cuda" else ""):
+        return beyond
+    if c.bias_trained:
+        return _BIAS
     if c.device == "cpu":
         return Choice("flash", "fused on the CPU, scores never written out", pad=pad)
     if c.device != "cuda":
@@ -271,7 +248,7 @@ def _flash(c: Call) -> Choice | str:
         return f"needs widths of at most 256, this call has {c.rank} and {c.width}"
     if c.masked:
         return "needs all keys, or causal with as many queries as keys; this call has another mask"
-    if widest > 2 * min(c.rank, c.width):
+    if widest > 2 * min(rank, c.width):
         return (
             "needs rank and value width within a factor of two, because it pads the smaller; this "
             f"call has {c.rank} and {c.width}"
@@ -280,6 +257,8 @@ def _flash(c: Call) -> Choice | str:
 
 
 def _plain_short(c: Call) -> Choice | str:
+    if c.tabled or c.beyond:
+        return "needs no mask but causal and window to be the fastest, this call has more"
     if c.few:
         return _FEW
     scores = _size(c.score_bytes)
@@ -292,7 +271,18 @@ def _plain_short(c: Call) -> Choice | str:
     return Choice("plain", why)
 
 
+def _not_wide(c: Call) -> str:
+    """Why the kernels of large rank cannot compute this call; empty if they can."""
+    if c.tabled:
+        return "needs no mask but causal and window, this call has another"
+    if c.hides:
+        return f"needs at least as many keys as queries, this call has {c.keys} and {c.queries}"
+    return _beyond(c)
+
+
 def _wide(c: Call) -> Choice | str:
+    if why := _not_wide(c):
+        return why
     if max(c.rank, c.width) <= 256:
         return (
             "needs a width above 256 to be faster than fused kernels, this call has "
@@ -309,13 +299,18 @@ def _efficient(c: Call) -> Choice | str:
         return f"needs a GPU, the device is {c.device}"
     if c.dtype == torch.float64:
         return "needs 16 or 32 bits, this call has float64"
-    if max(c.rank, c.width) > 256 and not c.few:
+    if beyond := _beyond(c, "sinks", "dropout"):
+        return beyond
+    if c.bias_trained:
+        return _BIAS
+    rank = c.rank + c.sink_ranks
+    if max(rank, c.width) > 256 and not c.few:
         return (
             "needs widths of at most 256, above it runs at a tenth of the card's rate; this call "
             f"has {c.rank} and {c.width}"
         )
     step = 8 if c.half else 4
-    pad = _round_up(c.rank, step) - c.rank, _round_up(c.width, step) - c.width
+    pad = _round_up(rank, step) - rank, _round_up(c.width, step) - c.width
     why = "fused, scores never written out"
     return Choice("efficient", why, pad=pad, repeat_kv=c.kv_heads != c.heads)
 
@@ -355,11 +350,6 @@ def _order(c: Call) -> tuple[str, ...]:
         return ("cudnn", "flash", "short", *last) if c.half else ("short", "cudnn", "flash", *last)
     first = ("cudnn", "flash", "plain_short") if c.half else ("plain_short", "cudnn", "flash")
     return ("heads", *first, "wide", *last) if c.device == "cuda" else (*first, *last)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """float16 for torch.float16."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _round_up(width: int, multiple: int) -> int:
