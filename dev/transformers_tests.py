@@ -5,11 +5,11 @@
     python dev/transformers_tests.py path/to/transformers --out out --families llama bert
 
 Needs an environment in which that checkout's own tests run (torch, pytest, parameterized, datasets,
-accelerate). The tests of 25 families run twice: stock, and with headwise's function and mask under
-the name "sdpa". A test that never calls either in the stock run is not repeated, for nothing can
-differ. Left out are tests of FSDP, tensor parallelism and offloading; tests of public weights are
-left out by transformers itself. The table counts tests; below it stand all tests that pass in the
-stock run and fail with headwise. The exit status is 1 if there is one.
+accelerate). The tests of 25 families run with headwise's function and mask under the name "sdpa";
+those that fail run again with transformers' own. Left out are tests of FSDP, tensor parallelism and
+offloading; tests of public weights are left out by transformers itself. The table counts tests;
+below it stand all failures, first those that transformers' own attention passes. The exit status is
+1 if there is one of these. An interrupted call goes on where it was.
 
 `--backend aot_eager` leaves out the C++ compiler, which takes most of the time; graphs, guards and
 recompilations stay.
@@ -24,6 +24,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ FAMILIES = [
 LEFT_OUT = ("fsdp", "tensor_parallel", "tp_", "offload", "model_parallel")
 ATTENTION = "HEADWISE_TRANSFORMERS_TESTS"  # which attention the plugin puts in: stock or headwise
 ONLY = "HEADWISE_TRANSFORMERS_ONLY"  # a file of the test ids to run
+OUT = "HEADWISE_TRANSFORMERS_OUT"  # the file of rows
 BACKEND = "HEADWISE_TRANSFORMERS_BACKEND"  # of torch.compile, in place of inductor
 
 
@@ -92,12 +94,14 @@ def pytest_collection_modifyitems(config: Any, items: list) -> None:
     """Leave out what needs several processes or devices, and what was not asked for."""
     only = os.environ.get(ONLY)
     wanted = set(Path(only).read_text().splitlines()) if only else None
+    done = rows_of(Path(os.environ.get(OUT, os.devnull)))
     items[:] = [
         item
         for item in items
         if not any(word in item.name.lower() for word in LEFT_OUT)
         and not any(item.get_closest_marker(f"is_{what}_test") for what in LEFT_OUT[:2])
         and (wanted is None or item.nodeid in wanted)
+        and item.nodeid not in done
     ]
 
 
@@ -123,52 +127,47 @@ def pytest_runtest_logreport(report: Any) -> None:
             "calls": dict(report.user_properties).get("calls", 0),
             "why": why.strip()[-600:] if report.outcome == "failed" else "",
         }
-        with open(os.environ[ATTENTION + "_OUT"], "a") as file:
+        with open(os.environ[OUT], "a") as file:
             file.write(json.dumps(row) + "\n")
 
 
 # ---- the command
 
 
+def rows_of(file: Path) -> dict[str, dict]:
+    """The rows of a file by test. The last one of a test stands: a failure at its end follows its
+    call."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return {row["test"]: row for row in map(json.loads, lines)}
+
+
 def run(
-    checkout: Path, family: str, attention: str, out: Path, only: list[str] | None, workers: int
+    checkout: Path, families: list[str], attention: str, only: list[str] | None, given: Any
 ) -> dict[str, dict]:
-    """The rows of one family's tests, by test; those of an earlier call are used again."""
-    file = out / f"{family}.{attention}.jsonl"
-    if not file.exists():
-        unfinished = file.with_suffix(".part")
-        unfinished.unlink(missing_ok=True)
-        here = Path(__file__).resolve().parent
-        paths = [checkout / "src", here, here.parent / "src", checkout]
-        environment = os.environ | {
-            ATTENTION: attention,
-            ATTENTION + "_OUT": str(unfinished),
-            "PYTHONPATH": os.pathsep.join(str(path.resolve()) for path in paths),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        }
-        if only is not None:
-            (out / "only").write_text("\n".join(only))
-            environment[ONLY] = str((out / "only").resolve())
-        command = [
-            sys.executable, "-m", "pytest", "-q", "-p", "transformers_tests", "--tb=short",
-            "-p", "no:cacheprovider", "--timeout=600", f"-n{workers}",
-            f"tests/models/{family}/test_modeling_{family}.py",
-        ]  # fmt: skip
-        with open(out / f"{family}.{attention}.log", "w") as log:
-            subprocess.run(
-                command,
-                cwd=checkout,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                check=False,
-            )
-        if not unfinished.exists():
-            sys.exit(f"no test of {family} ran: see {log.name}")
-        unfinished.rename(file)
-    # The last line of a test stands: a failure at its end follows its call.
-    return {row["test"]: row for row in map(json.loads, file.read_text().splitlines())}
+    """Run the tests of these families, or only some of them; their rows, by test."""
+    out = given.out.resolve()
+    file = out / f"{attention}.jsonl"
+    here = Path(__file__).resolve().parent
+    paths = [checkout / "src", here, here.parent / "src", checkout]
+    environment = os.environ | {
+        ATTENTION: attention,
+        OUT: str(file),
+        BACKEND: given.backend,
+        "PYTHONPATH": os.pathsep.join(str(path.resolve()) for path in paths),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    if only is not None:
+        (out / "only").write_text("\n".join(only))
+        environment[ONLY] = str(out / "only")
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-p", "transformers_tests", "--tb=short",
+        "-p", "no:cacheprovider", "--timeout=900", f"-n{given.workers}",
+        *(f"tests/models/{family}/test_modeling_{family}.py" for family in families),
+    ]  # fmt: skip
+    with open(out / f"{attention}.log", "a") as log:
+        subprocess.run(command, cwd=checkout, env=environment, stdout=log, stderr=log, check=False)
+    return rows_of(file)
 
 
 def main() -> int:
@@ -176,48 +175,37 @@ def main() -> int:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="a folder for rows and logs")
     parser.add_argument("--families", nargs="+", default=FAMILIES)
-    parser.add_argument("--stock", action="store_true", help="the stock run alone")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--backend", default="", help="of torch.compile, in place of inductor")
     given = parser.parse_args()
-    os.environ[BACKEND] = given.backend
-    out = given.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
+    given.out.mkdir(parents=True, exist_ok=True)
 
-    worse: list[tuple[str, str]] = []
-    total = [0] * 6
-    print(f"{'family':12} {'tests':>6} {'call it':>8} | stock pass fail | headwise pass fail")
+    ours = run(given.checkout, given.families, "headwise", None, given)
+    failed = [test for test, row in ours.items() if row["outcome"] == "failed"]
+    stock = run(given.checkout, given.families, "stock", failed, given) if failed else {}
+    worse = [test for test in failed if stock.get(test, {}).get("outcome") != "failed"]
+
+    print(f"{'family':12} {'tests':>6} {'skipped':>8} {'passed':>7} {'call it':>8} | failed alone")
+    totals: Counter = Counter()
     for family in given.families:
-        stock = run(given.checkout, family, "stock", out, None, given.workers)
-        calling = [test for test, row in stock.items() if row["calls"]]
-        if given.stock:
-            ours = {}
-        else:
-            ours = run(given.checkout, family, "headwise", out, calling, given.workers)
-        if ours and not any(row["calls"] for row in ours.values()):
-            sys.exit(f"{family}: headwise was never called")
-        outcomes = [[row["outcome"] for row in (stock | rows).values()] for rows in ({}, ours)]
-        counts = [len(stock), len(calling)]
-        counts += [found.count(what) for found in outcomes for what in ("passed", "failed")]
-        total = [a + b for a, b in zip(total, counts, strict=True)]
-        print(_line(family, counts), flush=True)
-        worse += [
-            (test, ours.get(test, {"why": "did not run"})["why"])
-            for test in (calling if ours else [])
-            if stock[test]["outcome"] == "passed"
-            and ours.get(test, {"outcome": "missing"})["outcome"] != "passed"
-        ]
-    print(_line("together", total))
-    for test, why in worse:
-        print(f"\nwith headwise alone: {test}\n    {why}")
+        rows = [row for test, row in ours.items() if f"/{family}/" in test]
+        counts = Counter(row["outcome"] for row in rows)
+        counts["tests"] = len(rows)
+        counts["calling"] = sum(row["calls"] > 0 for row in rows if row["outcome"] == "passed")
+        counts["alone"] = sum(f"/{family}/" in test for test in worse)
+        totals += counts
+        print(_line(family, counts))
+    print(_line("together", totals))
+    for test in sorted(failed, key=lambda test: test not in worse):
+        who = "with headwise alone" if test in worse else "stock fails too"
+        print(f"\n{who}: {test}\n    {ours[test]['why']}")
     return bool(worse)
 
 
-def _line(name: str, counts: list[int]) -> str:
-    tests, calling, passed, failed, ours_passed, ours_failed = counts
+def _line(name: str, counts: Counter) -> str:
     return (
-        f"{name:12} {tests:6,} {calling:8,} | {passed:10,} {failed:4,} | "
-        f"{ours_passed:13,} {ours_failed:4,}"
+        f"{name:12} {counts['tests']:6,} {counts['skipped']:8,} {counts['passed']:7,} "
+        f"{counts['calling']:8,} | {counts['failed']:6,} {counts['alone']:5,}"
     )
 
 
