@@ -26,6 +26,7 @@ from headwise.errors import UsageError, nearest
 from headwise.kernels import has_triton
 from headwise.model import reference
 from headwise.model.calls import Call, dtype_name
+from headwise.model.tracing import shown, sure
 from headwise.shape import Shape
 
 __all__ = ["BACKENDS", "Call", "Choice", "choose_backend", "dtype_name", "explain", "forced"]
@@ -88,7 +89,7 @@ def forced(backend: str, call: Call) -> Choice:
     """The backend that was asked for by name, or an error that says why it cannot run this call."""
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
-    if backend == "plain" or call.empty:
+    if backend == "plain" or call.empty or call.device == "meta":  # no numbers to compute
         return Choice("plain", "asked for")
     if call.hard and backend != "blocked":
         raise UsageError(f"backend {backend} does not compute hardmax; choices: plain, blocked")
@@ -161,10 +162,11 @@ def _short(c: Call) -> Choice | str:
         return "needs attention without a mask, this call has one"
     if beyond := _beyond(c):
         return beyond
-    if not (c.keys <= 8 and c.rank <= 8) and not (c.keys <= 32 and c.rank <= 2):
+    few = sure(c.keys <= 8) and sure(c.rank <= 8)
+    if not few and not (sure(c.keys <= 32) and sure(c.rank <= 2)):
         return (
             "needs at most 8 keys at rank 8 or 32 keys at rank 2 to be the fastest, this call has "
-            f"{c.keys} keys at rank {c.rank}"
+            f"{shown(c.keys)} keys at rank {shown(c.rank)}"
         )
     why = "few keys on a CPU: elementwise over batch and heads"
     return Choice("short", why, repeat_kv=c.kv_heads != c.heads)
@@ -183,22 +185,22 @@ def _heads(c: Call) -> Choice | str:
         return "needs 16 or 32 bits, this call has float64"
     if c.few:
         return _FEW
-    if c.queries != c.keys or c.rank != c.width:
+    if not (sure(c.queries == c.keys) and sure(c.rank == c.width)):
         return (
             "needs as many queries as keys and values as wide as the rank, this call has "
-            f"{c.queries} and {c.keys}, {c.width} and {c.rank}"
+            f"{shown(c.queries)} and {shown(c.keys)}, {shown(c.width)} and {shown(c.rank)}"
         )
     most = 64 if c.half else 256
     dtype = dtype_name(c.dtype)
-    if c.keys > most or c.rank > 64:
+    if not (sure(c.keys <= most) and sure(c.rank <= 64)):
         return (
             f"needs at most {most} tokens and rank 64 in {dtype} to be the fastest, this call has "
-            f"{c.keys} tokens at rank {c.rank}"
+            f"{shown(c.keys)} tokens at rank {shown(c.rank)}"
         )
-    if c.keys > 128 and c.rank > 16:
+    if not (sure(c.keys <= 128) or sure(c.rank <= 16)):
         return (
-            f"needs at most rank 16 beyond 128 tokens in {dtype}, this call has {c.keys} tokens at "
-            f"rank {c.rank}"
+            f"needs at most rank 16 beyond 128 tokens in {dtype}, this call has {shown(c.keys)} "
+            f"tokens at rank {shown(c.rank)}"
         )
     why = "few tokens: whole heads in one program, scores never written out"
     return Choice("heads", why, repeat_kv=c.kv_heads != c.heads)
@@ -213,9 +215,9 @@ def _cudnn(c: Call) -> Choice | str:
         return f"needs float16 or bfloat16, this call has {dtype_name(c.dtype)}"
     rank, width = _round_up(c.rank, 8), _round_up(c.width, 8)
     limit, gpu = _cudnn_limit()
-    if max(rank, width) > limit:
-        return f"needs widths of at most {limit} {gpu}, this call has {c.rank} and {c.width}"
-    if c.keys == 1:
+    if not sure(max(rank, width) <= limit):
+        return f"needs widths of at most {limit} {gpu}, this call has {_widths(c)}"
+    if sure(c.keys == 1):
         return "needs more than one key, this call has 1"
     if c.masked:
         return "needs a call without an explicit mask to be the fastest, this call has one"
@@ -244,14 +246,14 @@ def _flash(c: Call) -> Choice | str:
         return f"needs a GPU or a CPU, the device is {c.device}"
     if not c.half:
         return f"needs float16 or bfloat16, this call has {dtype_name(c.dtype)}"
-    if widest > 256:
-        return f"needs widths of at most 256, this call has {c.rank} and {c.width}"
+    if not sure(widest <= 256):
+        return f"needs widths of at most 256, this call has {_widths(c)}"
     if c.masked:
         return "needs all keys, or causal with as many queries as keys; this call has another mask"
     if widest > 2 * min(rank, c.width):
         return (
             "needs rank and value width within a factor of two, because it pads the smaller; this "
-            f"call has {c.rank} and {c.width}"
+            f"call has {_widths(c)}"
         )
     return Choice("flash", "fused, scores never written out", pad=pad)
 
@@ -262,10 +264,11 @@ def _plain_short(c: Call) -> Choice | str:
     if c.few:
         return _FEW
     scores = _size(c.score_bytes)
-    if c.queries > 64 or c.keys > 64 or c.score_bytes > 16 * reference.BLOCK_BYTES:
+    few = sure(c.queries <= 64) and sure(c.keys <= 64)
+    if not few or not sure(c.score_bytes <= 16 * reference.BLOCK_BYTES):
         return (
             "needs at most 64 tokens to be faster than fused kernels, this call has "
-            f"{c.queries} queries and {c.keys} keys, {scores} of scores"
+            f"{shown(c.queries)} queries and {shown(c.keys)} keys, {scores} of scores"
         )
     why = f"few tokens: fused tiles of 64 would be mostly empty; writes {scores} of scores"
     return Choice("plain", why)
@@ -276,18 +279,16 @@ def _not_wide(c: Call) -> str:
     if c.tabled:
         return "needs no mask but causal and window, this call has another"
     if c.hides:
-        return f"needs at least as many keys as queries, this call has {c.keys} and {c.queries}"
+        found = f"{shown(c.keys)} and {shown(c.queries)}"
+        return f"needs at least as many keys as queries, this call has {found}"
     return _beyond(c)
 
 
 def _wide(c: Call) -> Choice | str:
     if why := _not_wide(c):
         return why
-    if max(c.rank, c.width) <= 256:
-        return (
-            "needs a width above 256 to be faster than fused kernels, this call has "
-            f"{c.rank} and {c.width}"
-        )
+    if not sure(max(c.rank, c.width) > 256):
+        return f"needs a width above 256 to be faster than fused kernels, this call has {_widths(c)}"
     if c.few:
         return _FEW
     why = "beyond width 256: scores written out, each product one launch over the tiles seen"
@@ -304,10 +305,10 @@ def _efficient(c: Call) -> Choice | str:
     if c.bias_trained:
         return _BIAS
     rank = c.rank + c.sink_ranks
-    if max(rank, c.width) > 256 and not c.few:
+    if not sure(max(rank, c.width) <= 256) and not c.few:
         return (
             "needs widths of at most 256, above it runs at a tenth of the card's rate; this call "
-            f"has {c.rank} and {c.width}"
+            f"has {_widths(c)}"
         )
     step = 8 if c.half else 4
     pad = _round_up(rank, step) - rank, _round_up(c.width, step) - c.width
@@ -317,7 +318,7 @@ def _efficient(c: Call) -> Choice | str:
 
 def _plain(c: Call) -> Choice | str:
     scores, limit = _size(c.score_bytes), _size(reference.BLOCK_BYTES)
-    if c.score_bytes > reference.BLOCK_BYTES:
+    if sure(c.score_bytes > reference.BLOCK_BYTES):
         return f"needs at most {limit} of scores, this call has {scores}"
     return Choice("plain", f"matrix products with {scores} of scores written out")
 
@@ -356,7 +357,13 @@ def _round_up(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
 
 
+def _widths(c: Call) -> str:
+    return f"{shown(c.rank)} and {shown(c.width)}"
+
+
 def _size(count: float) -> str:
+    if shown(count) == "some":
+        return "some"
     for suffix in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             exact = count >= 10 or suffix == "B"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from headwise.model.tracing import sure
+
 # A fused kernel makes so many tiles of 64 x 64 scores at rank 64 in less time than the launches of
 # several kernels take.
 FEW_TILES = 2048
@@ -45,12 +47,19 @@ class Call:
         # half of them.
         tiles = self.batch * self.heads * -(-self.queries // 64) * -(-self.keys // 64)
         work = tiles * max(64, self.rank, self.width) / 64 * (0.5 if self.causal else 1)
-        return work <= FEW_TILES
+        return sure(work <= FEW_TILES)
 
     @property
     def aligned(self) -> bool:
         """Whether the last query stands at the last key."""
-        return self.offset is None or self.offset == self.keys - self.queries
+        return self.offset is None or sure(self.offset == self.keys - self.queries)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether the window may hide a key."""
+        if self.window <= 0:
+            return False
+        return not (sure(self.window >= self.keys) and sure(self.window >= self.queries))
 
     @property
     def tabled(self) -> bool:
@@ -63,15 +72,15 @@ class Call:
     def masked(self) -> bool:
         """Whether it takes an explicit mask: any table, a window, or causal with another number of
         queries than keys."""
-        if self.tabled or 0 < self.window < max(self.keys, self.queries):
+        if self.tabled or self.windowed:
             return True
-        return self.causal and self.queries != self.keys
+        return self.causal and not sure(self.queries == self.keys)
 
     @property
     def hides(self) -> bool:
         """Whether some query may see nothing."""
         ends = self.causal or self.window > 0
-        return self.tabled or (ends and self.queries > self.keys)
+        return self.tabled or (ends and not sure(self.queries <= self.keys))
 
     @property
     def beyond(self) -> str:
@@ -91,7 +100,7 @@ class Call:
     def empty(self) -> bool:
         """Whether an axis has no entries."""
         sizes = self.batch, self.heads, self.kv_heads, self.queries, self.keys
-        return 0 in (*sizes, self.rank, self.width)
+        return any(sure(n == 0) for n in (*sizes, self.rank, self.width))
 
     @property
     def score_bytes(self) -> int:

@@ -13,11 +13,12 @@ from torch import Tensor
 from headwise.kernels.attention_cpu import short
 from headwise.kernels.attention_wide import attend_wide
 from headwise.model import reference
-from headwise.model.extras import Documents, Extras, terms_of
+from headwise.model.extras import Documents, Extras, check_tensors, terms_of
 from headwise.model.fused import KERNELS, fused
 from headwise.model.masks import Terms
 from headwise.model.plans import Operands, Plan, plans
 from headwise.model.reference import blocked, repeat_kv, with_weights
+from headwise.model.tracing import formula_wanted
 
 
 def attend(
@@ -66,23 +67,48 @@ def attend(
     # Everything that decides the kernel, gathered into one hashable value. Checking it and choosing
     # a backend take longer than a small attention, so the decision is kept as a plan. Under
     # torch.compile it is made once, while tracing, and the cache is left alone.
-    operands = Operands(
-        q.shape, k.shape, v.shape,
-        q.dtype, k.dtype, v.dtype,
-        q.device, k.device, v.device,
-        causal, window, hard, backend, graphed,
-        q.requires_grad or k.requires_grad or v.requires_grad,
-        reference.BLOCK_BYTES,
-        extras,
-    )  # fmt: skip
-    contiguous = _rows_contiguous(q, k, v)
-    plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
-    scale = plan.scale if scale is None else scale
+    try:
+        operands = Operands(
+            q.shape, k.shape, v.shape,
+            q.dtype, k.dtype, v.dtype,
+            q.device, k.device, v.device,
+            causal, window, hard, backend, graphed,
+            q.requires_grad or k.requires_grad or v.requires_grad,
+            reference.BLOCK_BYTES,
+            extras,
+        )  # fmt: skip
+        contiguous = _rows_contiguous(q, k, v)
+    except (AttributeError, RuntimeError):  # no tensors with sizes and strides
+        check_tensors(q, k, v)
+        raise
+    plan = None if torch.compiler.is_compiling() else plans.find(operands)
     # The usual call: torch picks the chosen kernel by itself, and the operands need no change.
-    if contiguous and plan.direct:
-        return F.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+    if plan is not None and plan.direct and contiguous:
+        try:
+            return F.scaled_dot_product_attention(
+                q, k, v,
+                is_causal=causal, enable_gqa=bool(q.shape[1] != k.shape[1]),
+                scale=plan.scale if scale is None else scale,
+            )  # fmt: skip
+        except NotImplementedError:  # forward derivatives: the formula has them
+            terms = terms_of(plan.call)
+            return _by_formula(plan, q, k, v, plan.scale if scale is None else scale, terms)
+    # Under autocast all operands take its type, and nothing on the way takes another.
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            return attend(
+                q, k, v,
+                causal=causal, window=window, scale=scale, hard=hard,
+                backend=backend, graphed=graphed,
+                mask=mask, documents=documents, offset=offset,
+                dropout=dropout, softcap=softcap, sinks=sinks, alibi=alibi,
+            )  # fmt: skip
+    if plan is None:
+        check_tensors(q, k, v)
+        plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
+    scale = plan.scale if scale is None else scale
     terms = terms_of(plan.call, mask, documents, sinks, alibi)
     if plan.unbatched:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
@@ -116,6 +142,7 @@ def attend_with_weights(
         q.device, k.device, v.device,
         causal, window, hard, "plain", False, False, reference.BLOCK_BYTES, extras,
     )  # fmt: skip
+    check_tensors(q, k, v)
     plan = Plan.of(operands)
     scale = plan.scale if scale is None else scale
     terms = terms_of(plan.call, mask, documents, sinks, alibi)
@@ -131,15 +158,15 @@ def _computed(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: 
     call, choice = plan.call, plan.choice
     # Torch's kernels first; they want padding and a layout of their own.
     if choice.backend in KERNELS:
-        return fused(plan, q, k, v, scale, terms)
-    # These two take grouped KV heads and masks as they are.
+        try:
+            return fused(plan, q, k, v, scale, terms)
+        except NotImplementedError:  # forward derivatives: the formula has them
+            return _by_formula(plan, q, k, v, scale, terms)
+    if choice.backend in ("plain", "blocked") or formula_wanted():
+        return _by_formula(plan, q, k, v, scale, terms)
+    # This one takes grouped KV heads and masks as they are.
     if choice.backend == "wide":
         return attend_wide(q, k, v, scale, call.causal, call.window)
-    if choice.backend == "blocked":
-        return blocked(q, k, v, scale, terms, call.hard)
-    # The formula with its scores (B, H, Q, N) in memory.
-    if choice.backend == "plain":
-        return with_weights(q, k, v, scale, terms.table(q.device), call.hard, terms)[0]
     # The kernels for short sequences take one KV head per query head, and no mask.
     k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
     if choice.backend == "short":
@@ -148,6 +175,14 @@ def _computed(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: 
 
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     return attend_heads(q, k, v, scale, precision)
+
+
+def _by_formula(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Terms) -> Tensor:
+    """The call with its scores (B, H, Q, N) in memory, or a block of queries at a time."""
+    call, choice = plan.call, plan.choice
+    if choice.backend == "plain":
+        return with_weights(q, k, v, scale, terms.table(q.device), call.hard, terms)[0]
+    return blocked(q, k, v, scale, terms, call.hard)
 
 
 def _rows_contiguous(q: Tensor, k: Tensor, v: Tensor) -> bool:

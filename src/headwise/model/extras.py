@@ -164,8 +164,21 @@ def terms_of(
         of_queries, of_keys = documents[0].view(-1, queries), documents[1].view(-1, keys)
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
-    window = call.window if 0 < call.window < max(queries, keys) or call.tabled else 0
+    window = call.window if call.windowed or call.tabled else 0
     return Terms(
         queries, keys, call.causal, window, offset,
         mask, of_queries, of_keys, alibi, call.softcap, sinks, call.dropout, call.hides,
     )  # fmt: skip
+
+
+def check_tensors(*operands: object) -> None:
+    """Refuse queries, keys and values that are no plain tensors."""
+    for name, t in zip("qkv", operands, strict=True):
+        if not isinstance(t, Tensor):
+            raise UsageError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
+        if t.is_nested or t.layout != torch.strided:
+            what = "a nested tensor" if t.is_nested else f"layout {t.layout}"
+            raise UsageError(
+                f"attend takes dense tensors, got {what} as {name}; pad it and pass a mask, or join "
+                "its sequences and pass documents"
+            )

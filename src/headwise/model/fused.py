@@ -15,6 +15,7 @@ from headwise.kernels.attention_wide_span import straight
 from headwise.model.masks import Terms
 from headwise.model.plans import Plan
 from headwise.model.reference import repeat_kv
+from headwise.model.tracing import formula_wanted
 
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -42,19 +43,20 @@ def fused(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Term
         v = F.pad(v, (0, pad_width))
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # no fused kernel takes these
         q, k, v = straight(q), straight(k), straight(v)
-    grouped = k.shape[1] != q.shape[1]
+    grouped = bool(k.shape[1] != q.shape[1])
     kernel = KERNELS[choice.backend]
-    compiling = torch.compiler.is_compiling()
+    # Compilers and transforms of PyTorch cannot ask which kernel it takes.
+    asked = not torch.compiler.is_compiling() and not formula_wanted()
     # On the first call torch is asked which kernel it would take. Where it is the chosen one, later
     # calls need not name it: entering `sdpa_kernel` takes longer than a small attention.
-    if plan.torch_agrees is None and not compiling:
+    if plan.torch_agrees is None and asked:
         preferred = torch._fused_sdp_choice(
             q, k, v, mask, terms.dropout, causal, scale=scale, enable_gqa=grouped
         )
         plan.torch_agrees = preferred == kernel.value
         as_given = not (any(choice.pad) or choice.repeat_kv or call.masked or plan.unbatched)
         plan.direct = plan.torch_agrees and as_given and not call.beyond
-    if plan.torch_agrees and not compiling:
+    if plan.torch_agrees and asked:
         out = F.scaled_dot_product_attention(
             q, k, v, mask, terms.dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )

@@ -148,12 +148,21 @@ class Plans:
     def __len__(self) -> int:
         return len(self._plans)
 
+    def find(self, operands: Operands) -> Plan | None:
+        """The plan of these operands, None if they are new or their sizes are symbols."""
+        try:
+            return self._plans.get(operands)
+        except TypeError:  # symbols have no hash
+            return None
+
     def get(self, operands: Operands) -> Plan:
         """The plan of these operands, made if they are new."""
         # Dicts keep the order of insertion, so the first key is the oldest plan.
-        plan = self._plans.get(operands)
+        plan = self.find(operands)
         if plan is None:
             plan = Plan.of(operands)
+            if any(isinstance(n, torch.SymInt) for n in (*operands.q, *operands.k, *operands.v)):
+                return plan
             while len(self._plans) >= self.limit:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[operands] = plan

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.model.masks import Terms, mask_of, opened
+from headwise.model.tracing import hooks_allowed, sure, symbolic
 
 __all__ = ["blocked", "in_query_blocks", "mask_of", "plain", "repeat_kv", "weights_of"]
 
@@ -95,12 +96,15 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Terms, hard: b
     A block reads only the keys that some query of it sees. The backward pass computes the scores
     of a block again instead of keeping them.
     """
-    keys, offset, window = terms.keys, terms.offset, terms.window
+    queries, keys, offset, window = terms.queries, terms.keys, terms.offset, terms.window
 
     def attend_block(start: int, stop: int) -> Tensor:
         # The keys [first, last) that some query of the block sees; the mask only decides among
         # those.
         first, last = 0, keys
+        if symbolic(queries, keys) and (start, stop) == (0, queries):
+            table = terms.table(q.device)
+            return with_weights(q, k, v, scale, table, hard, terms)[0]
         if terms.causal:
             last = max(0, min(keys, offset + stop))
         if window:
@@ -116,12 +120,14 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Terms, hard: b
 def in_query_blocks(attend_block: Callable[[int, int], Tensor], q: Tensor, keys: int) -> Tensor:
     """attend_block(start, stop) for blocks of queries, joined: at most BLOCK_BYTES of scores exist
     at once, and the backward pass computes a block's scores again."""
-    # As many queries at once as fit, at four bytes per score or more.
+    # As many queries at once as fit, at four bytes per score or more. A compiled program for any
+    # size has one block.
     batch, heads, queries, _ = q.shape
     query_bytes = batch * heads * keys * max(4, q.dtype.itemsize)
+    if symbolic(queries, query_bytes) and not sure(queries * query_bytes > BLOCK_BYTES):
+        return attend_block(0, queries)
     block = max(1, BLOCK_BYTES // query_bytes)
-    outputs = [
-        checkpoint(attend_block, start, min(start + block, queries), use_reentrant=False)
-        for start in range(0, queries, block)
-    ]
-    return torch.cat(outputs, -2)
+    spans = [(start, min(start + block, queries)) for start in range(0, queries, block)]
+    if not hooks_allowed():
+        return torch.cat([attend_block(*span) for span in spans], -2)
+    return torch.cat([checkpoint(attend_block, *span, use_reentrant=False) for span in spans], -2)
