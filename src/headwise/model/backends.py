@@ -26,7 +26,7 @@ from headwise.errors import UsageError, nearest
 from headwise.kernels import has_triton
 from headwise.model import reference
 from headwise.model.calls import Call, dtype_name
-from headwise.model.tracing import shown, sure
+from headwise.model.tracing import shown, sure, symbolic
 from headwise.shape import Shape
 
 __all__ = ["BACKENDS", "Call", "Choice", "choose_backend", "dtype_name", "explain", "forced"]
@@ -98,6 +98,11 @@ def forced(backend: str, call: Call) -> Choice:
     answer = _ATTEMPTS[backend](call)
     if backend == "wide" and not _not_wide(call):
         return Choice(backend, "asked for")
+    if isinstance(answer, str) and symbolic(call.keys, call.rank):
+        # Only sizes stand in the way that are not known yet: the formula takes any.
+        few = replace(call, queries=1, keys=1, rank=1, width=1)
+        if isinstance(_ATTEMPTS[backend](few), Choice):
+            return Choice("plain", "asked for a backend of few sizes, and sizes are symbols")
     if isinstance(answer, str):
         raise UsageError(f"backend {backend} cannot run this call: {answer}")
     return answer
@@ -288,7 +293,9 @@ def _wide(c: Call) -> Choice | str:
     if why := _not_wide(c):
         return why
     if not sure(max(c.rank, c.width) > 256):
-        return f"needs a width above 256 to be faster than fused kernels, this call has {_widths(c)}"
+        return (
+            f"needs a width above 256 to be faster than fused kernels, this call has {_widths(c)}"
+        )
     if c.few:
         return _FEW
     why = "beyond width 256: scores written out, each product one launch over the tiles seen"
