@@ -117,8 +117,16 @@ def explain(
     dtype: torch.dtype = torch.float32,
     layer: int = 0,
     hard: bool = False,
+    mask: bool = False,
+    bias: bool = False,
+    dropout: float = 0.0,
+    softcap: float = 0.0,
+    sinks: bool = False,
 ) -> Choice:
     """Which backend runs this shape's attention, and why the faster ones do not; print it.
+
+    `mask`: with a boolean mask or documents; `bias`: with an added mask or ALiBi; dropout, softcap
+    and sinks as in `attend`.
 
     >>> shape = Shape(dim=64, depth=1, num_heads=64, head_dim=1)
     >>> print(explain(shape, tokens=8, device="cpu").backend)
@@ -141,6 +149,11 @@ def explain(
             causal=shape.causal,
             window=shape.window(0),
             hard=hard,
+            mask=mask,
+            bias=bias or shape.positions == "alibi",
+            dropout=dropout,
+            softcap=softcap,
+            sinks=sinks or shape.sinks,
         )
     )
 

@@ -187,6 +187,8 @@ def _computed(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: 
     # The kernels for short sequences take one KV head per query head, and no mask.
     k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
     if choice.backend == "short":
+        if call.half:  # it keeps scores in the type of its operands
+            return short(q.float(), k.float(), v.float(), scale).to(q.dtype)
         return short(q, k, v, scale)
     from headwise.kernels.attention_short_triton import attend_heads
 
