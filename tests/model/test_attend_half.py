@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.attention_errors import measured, sample
 from support.tolerance import seeded
 
+from benchmarks.attention_errors import measured, sample
 from headwise.model.dispatch import attend
 
 BACKENDS = ("auto", "flash", "plain", "blocked", "short", "wide")
