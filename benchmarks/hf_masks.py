@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,7 +24,7 @@ from headwise.integrations.transformers import register
 WAYS = "sdpa", "headwise", "sdpa again"
 
 
-def model(way: str, layers: int, device: str, dtype: torch.dtype) -> LlamaForCausalLM:
+def model(way: str, layers: int, device: str, dtype: torch.dtype) -> Any:
     """The same small Llama with grouped heads, whatever computes its attention."""
     config = LlamaConfig(
         vocab_size=256,
@@ -35,11 +36,13 @@ def model(way: str, layers: int, device: str, dtype: torch.dtype) -> LlamaForCau
         max_position_embeddings=4096,
     )
     torch.manual_seed(0)
-    made = LlamaForCausalLM._from_config(config, attn_implementation=way.split()[0], dtype=dtype)
+    made: Any = LlamaForCausalLM._from_config(
+        config, attn_implementation=way.split()[0], dtype=dtype
+    )
     return made.to(device)
 
 
-def uses(tokens: int, batch: int, device: str) -> dict[str, Callable[[LlamaForCausalLM], None]]:
+def uses(tokens: int, batch: int, device: str) -> dict[str, Callable[[Any], None]]:
     """What is timed, by name."""
     ids = torch.randint(1, 256, (batch, tokens), device=device)
     lengths = torch.linspace(tokens / 2, tokens, batch).long().tolist()
@@ -49,22 +52,22 @@ def uses(tokens: int, batch: int, device: str) -> dict[str, Callable[[LlamaForCa
     left = right.flip(1)
     labels = ids.where(right == 1, -100)
 
-    def train(m: LlamaForCausalLM) -> None:
+    def train(m: Any) -> None:
         m.train()
         m(ids, attention_mask=right, labels=labels).loss.backward()
         m.zero_grad()
 
     @torch.inference_mode()
-    def prefill(m: LlamaForCausalLM) -> None:
+    def prefill(m: Any) -> None:
         m.eval()(ids, attention_mask=left, logits_to_keep=1)
 
-    def generate(m: LlamaForCausalLM) -> None:
+    def generate(m: Any) -> None:
         m.eval().generate(
             ids, attention_mask=left, max_new_tokens=24, min_new_tokens=24, do_sample=False
         )
 
     @torch.inference_mode()
-    def unpadded(m: LlamaForCausalLM) -> None:
+    def unpadded(m: Any) -> None:
         m.eval()(ids, logits_to_keep=1)
 
     return {
