@@ -103,7 +103,7 @@ def test_task_of_the_readme_trains_with_a_model_of_ones_own(tmp_path: Path) -> N
 
 
 def test_tracker_of_the_integrations_page_takes_a_run(tmp_path: Path) -> None:
-    (tmp_path / "my_tracker.py").write_text(blocks(INTEGRATIONS, "python")[-1])
+    (tmp_path / "my_tracker.py").write_text(blocks(INTEGRATIONS, "python")[-2])
     out = tmp_path / "my-runs.txt"
     row = {"id": "7b", "lr": 0.25, "epoch": 3, "curve": [0.5], "held_out_curve": [[1, 0.75]]}
     find_tracker(f"{tmp_path / 'my_tracker.py'}:MyTracker", str(out))(tracked(row, group="mine"))
