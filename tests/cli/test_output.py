@@ -164,6 +164,7 @@ def test_commands_all_answer_in_json(
     folder = write(tmp_path / "model", *separate(*planted()))
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
     lines["convert"] = ["convert", str(folder), "--to", "v_head_dim=5", "--dry-run"]
+    lines["explore"] = ["explore", "--set", *SHAPE, "--output", str(tmp_path / "explorer.html")]
     answers: dict[str, Any] = {}
     for name, words in lines.items():
         assert main([*words, "--json"]) == 0, capsys.readouterr().err
