@@ -12,6 +12,7 @@ from tests.fuzz.values import STRANGE_TEXTS, typed, word
 COMMANDS = (
     "run", "theory", "pretrain", "list", "report", "draw", "cost", "policies", "explain", "infer",
     "check", "plan", "cancel", "worker", "inspect", "choose", "export", "convert",
+    "explore",
 )  # fmt: skip
 SHAPE = {
     "dim": "8", "depth": "2", "num_heads": "2", "head_dim": "4", "v_head_dim": "4",
@@ -96,6 +97,8 @@ OPTIONS = {  # option -> a value that will do
                "--kv-bytes=2KiB", "--decode-flops=3M", "--workers=1", "--device=cpu", "--on=local",
                "--checkpoint-every=0", "--store=store", "--no-report", "--wide"),
     "export": ("--to=csv", "--experiment=fig1", "--store=store"),
+    "explore": ("--rows=r.jsonl", "--store=store", "--context=64", "--batch=2", "--dtype=fp8",
+                "--output=out.html", "--set=head_dim=8"),
     "convert": ("--to=num_kv_heads=2", "--rank=4", "--out=new", "--dry-run", "--as=hf",
                 "--data=ids.json", "--tokens=8", "--sequences=2", "--no-controls", "--finetune=1",
                 "--lr=0.1", "--seed=0"),
@@ -130,6 +133,7 @@ def options(rng: random.Random) -> Case:
                    "--steps", "4", "--batch", "4", "--seeds", "2", "--rates", "0.01",
                    "--trials", "1", "--workers", "1", "--device", "cpu", "--no-report"],
         "export": ["--to", "csv", "--store", "store"],
+        "explore": ["--set", "dim=8", "depth=1", "num_heads=1", "--output", "out.html"],
         "convert": ["model", "--dry-run"],
     }[command]  # fmt: skip
     if command == "theory":  # the checks themselves take seconds
