@@ -62,11 +62,18 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "signals", "rows", "stats", "device", "shape", "planning"),
         *("training", "lm", "store", "execute", "show", "experiments"),
     },
+    "explorer": {
+        *("errors", "rows", "stats", "shape", "planning", "store", "show", "experiments"),
+    },
+    "converting": {
+        *("errors", "files", "rows", "configs", "shape", "tensor_files", "model", "planning"),
+        "diagnose",
+    },
     "cli": {
         *("headwise", "errors", "files", "signals", "rows", "progress", "device", "configs"),
         *("shape", "policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        *("choosing", "tracking", "diagnose"),
+        *("choosing", "tracking", "diagnose", "explorer", "converting"),
     },
     "__main__": {"signals", "cli"},
 }
@@ -75,6 +82,7 @@ EXTRAS = {  # what is not always installed: inside functions only
     "choosing": {"jinja2"},
     "cli": {"torch"},
     "device": {"torch"},
+    "converting": {"transformers"},
     "diagnose": {"transformers"},
     "execute": {"torch", "ray", "submitit"},
     "experiments": {"torch", "numpy", "matplotlib", "jinja2"},
@@ -91,7 +99,7 @@ TRAINING = {"torch", "numpy", "safetensors"}  # always installed
 WITH_NUMPY = {"planning"}  # numpy at the top of its modules, torch inside functions only
 WITH_TORCH = {
     *("kernels", "model", "tasks", "theory", "training", "lm", "integrations", "tensor_files"),
-    "diagnose",
+    *("diagnose", "converting"),
 }
 # These start without torch and numpy, by whatever way they would reach them.
 LIGHT = (
@@ -101,6 +109,7 @@ LIGHT = (
     *("execute.pool", "execute.worker", "cli", "__main__", "show.report", "show.figure"),
     *("experiments", "experiments.runner", "choosing.recommend", "tracking", "tracking.tables"),
     *("planning.limits", "planning.costs", "planning.space", "show.inspect_page"),
+    *("explorer", "explorer.explore", "show.explorer_page"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 
@@ -384,7 +393,13 @@ def test_command_loads_no_torch(words: str) -> None:
     assert not run_python(code) & HEAVY
 
 
-@pytest.mark.parametrize("command", ["list --store", "report --store", "draw fig1"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("list --store", "report --store", "draw fig1", "list --live --store"),
+        *("cancel --store", "export --to csv --store"),
+    ],
+)
 def test_command_on_a_store_loads_no_torch(command: str, tiny_store: Path) -> None:
     """`draw` and `report` load what draws, and nothing that trains."""
     words = [*command.split(), str(tiny_store)]

@@ -105,7 +105,7 @@ def test_task_of_the_readme_trains_with_a_model_of_ones_own(tmp_path: Path) -> N
 def test_model_of_the_integrations_page_runs() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    code, _ = blocks(INTEGRATIONS, "python")
+    code, *_ = blocks(INTEGRATIONS, "python")
     space: dict[str, Any] = {}
     exec(compile(code, "integrations.md", "exec"), space)
     assert space["model"](torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 256)

@@ -33,7 +33,9 @@ __all__ = [
     "UsageError",
     "attend",
     "choose",
+    "convert",
     "explain",
+    "explore",
     "inspect",
     "plan",
     "run",
@@ -54,6 +56,7 @@ _HOME = {
     "Model": "model.own",
     "Farthest": "tasks",
     "Nearest": "tasks",
+    "explore": "explorer.explore",
     "plan": "planning.plan",
     "Plan": "planning.result",
     "Recipe": "training.run",
@@ -63,13 +66,16 @@ _HOME = {
     "train": "training.engine",
     "Store": "store",
     "inspect": "diagnose.inspection",
+    "convert": "converting.convert",
 }
 
 if TYPE_CHECKING:
     from headwise.choosing.recommend import choose
+    from headwise.converting.convert import convert
     from headwise.diagnose.inspection import inspect
     from headwise.errors import UsageError
     from headwise.experiments.runner import run
+    from headwise.explorer.explore import explore
     from headwise.model.attention import Attention
     from headwise.model.backends import explain
     from headwise.model.dispatch import attend

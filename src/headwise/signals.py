@@ -29,8 +29,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = 0.5
 RESUME = "run the same command to resume"
 
-FROM_THE_START = (  # commands, each time
-    *("chat", "check", "cost", "explain", "generate", "infer", "list", "policies", "report"),
+# commands that begin anew each time
+FROM_THE_START = (
+    *("chat", "check", "convert", "cost", "explain", "generate", "infer", "inspect", "list"),
+    *("policies", "report"),
 )
 
 Saved = tuple[str, int]  # a run's id, and the step that its checkpoint is at

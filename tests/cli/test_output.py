@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import HEADWISE, run_words
+from support.commands import CHOOSE, HEADWISE, run_words
+from support.groups import idle_group, tiny_runs
 from support.planted_heads import planted, separate, write
 
 import headwise
@@ -18,10 +20,6 @@ from headwise.cli import COMMANDS, main, parser
 from headwise.store import Store
 
 SHAPE = ["dim=12", "depth=1", "num_heads=4"]
-CHOICE = (
-    "choose farthest --params 3k --dim 8 --depths 1 --heads 1,2 --steps 5 --batch 8 --seeds 2 "
-    "--rates 0.003,0.01 --trials 2 --device cpu --workers 1 --no-report"
-)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,11 +34,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert caught.value.code == 0
         text = capsys.readouterr().out
         assert "--json" in text
-        example = (
-            next(line for line in text.splitlines() if line.startswith("example:"))
-            .removeprefix("example:")
-            .split()
-        )
+        line = next(line for line in text.splitlines() if line.startswith("example:"))
+        example = shlex.split(line.removeprefix("example:"))
         assert example[:2] == ["headwise", name]
         assert parser().parse_args(example[1:]).command == name
 
@@ -156,26 +151,43 @@ def test_commands_all_answer_in_json(
             "1,2",
         ],
     }
+    begun = Path(shutil.copytree(store, tmp_path / "begun"))
+    group = idle_group(begun, tiny_runs(3))
+    for beat in group.folder.glob("*.beat"):
+        os.utime(beat, (1e9, 1e9))  # its last sign of life
+    lines["list of groups"] = ["list", "--store", str(begun), "--live"]
+    lines["worker"] = ["worker", str(group.folder)]
+    lines["cancel"] = ["cancel", "--store", str(begun), group.id]
+    lines["plan"] = [
+        "plan",
+        "--params",
+        "2M",
+        "--set",
+        "vocab_size=512",
+        "head_dim=32",
+        "dim=96,128",
+    ]
+    lines["choose"] = [*CHOOSE, "--seeds", "2", "--store", str(tmp_path / "c"), "--no-report"]
     folder = write(tmp_path / "model", *separate(*planted()))
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
-    lines["plan"] = ["plan", "--params", "20k", "--set", "vocab_size=0"]
-    lines["cancel"] = ["cancel", "--store", str(store)]
+    lines["convert"] = ["convert", str(folder), "--to", "v_head_dim=8", "--dry-run"]
+    lines["explore"] = ["explore", "--set", *SHAPE, "--output", str(tmp_path / "explorer.html")]
     lines["generate"] = ["generate", str(tmp_path / "text"), "--tokens", "3"]
     lines["chat"] = ["chat", str(tmp_path / "text"), "--tokens", "3"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("It was\n"))
-    lines["choose"] = [*shlex.split(CHOICE), "--store", str(tmp_path / "choice")]
     answers: dict[str, Any] = {}
     for name, words in lines.items():
         assert main([*words, "--json"]) == 0, capsys.readouterr().err
         answers[name] = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert isinstance(answers[name], dict)
-    # Engines start `worker`, not people; tests/execute runs it.
-    assert {words[0] for words in lines.values()} == set(COMMANDS) - {"worker"}
+    assert {words[0] for words in lines.values()} == set(COMMANDS)
     assert (answers["run"]["runs"], answers["run"]["made"], len(answers["run"]["points"])) == (
         8,
         0,
         4,
     )
+    assert [group["state"] for group in answers["list of groups"]["groups"]] == ["lost"]
+    assert answers["worker"]["state"] == "done"
     assert answers["pretrain"]["row"]["bits_per_byte"] > 0
     assert len(answers["generate"]["texts"]) == 1
     assert [turn["you"] for turn in answers["chat"]["turns"]] == ["It was"]

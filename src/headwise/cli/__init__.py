@@ -1,5 +1,6 @@
 """The command line: `headwise run | choose | theory | pretrain | list | report | draw | generate |
-chat | export | cost | policies | plan | explain | infer | check | inspect | cancel | worker`.
+chat | export | cost | policies | plan | explore | explain | infer | check | inspect | convert |
+cancel | worker`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line.
 Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage; 130, 143 and
@@ -42,12 +43,14 @@ COMMANDS = {
     "cost": ("shapes", "cost"),
     "policies": ("shapes", "policies"),
     "plan": ("plan", "plan"),
+    "explore": ("explore", "explore"),
     "explain": ("shapes", "explain"),
     "infer": ("shapes", "infer"),
     "check": ("check", "check"),
     "cancel": ("cluster", "cancel"),
     "worker": ("cluster", "worker"),
     "inspect": ("inspect", "inspect"),
+    "convert": ("convert", "convert"),
 }
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from headwise.cli.choose_arguments import add_choose
 from headwise.cli.cluster_arguments import add_groups, add_live, add_nodes, add_place
+from headwise.cli.convert_arguments import add_convert
+from headwise.cli.explore_arguments import add_explore
 from headwise.cli.inspect_arguments import add_inspect
 from headwise.cli.parser import Parser
 from headwise.cli.plan_arguments import add_plan
@@ -53,11 +55,13 @@ def parser() -> Parser:
     _add_cost(add)
     _add_policies(add)
     add_plan(add, _add_device)
+    add_explore(add, _add_config, _add_set)
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
     add_groups(add)
     add_inspect(add)
+    add_convert(add)
     return top
 
 

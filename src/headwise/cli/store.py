@@ -194,8 +194,9 @@ def draw(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     output = _output(args.output, experiment.name, args.view, sources[0], args.format)
     rows = [row for source in sources for row in _rows_at(source, experiment.name)]
     remarks = [line for source in sources for line in _remarks_at(source, experiment.name)]
-    distinct = {row.get("id", i): row for i, row in enumerate(rows)}  # a row of two files is one
     with readable(where, experiment.name):
+        # A row of two files is one.
+        distinct = {row.get("id", i): row for i, row in enumerate(rows)}
         points = experiment.summary(list(distinct.values()))
         description = view(points)
     if not points:

@@ -115,7 +115,7 @@ def _heads_of(parts: Parts, layout: Layout) -> Heads:
         q, k = _unpermuted(q, layout), _unpermuted(k, layout)
         bias = {n: b if n == "v" else _unpermuted(b, layout) for n, b in bias.items()}
     o = _outputs(found, layout, H, v.shape[1], q.shape[2])
-    pairs, frequencies = _rotation(layout, R)
+    pairs, frequencies = rotation(layout, R)
     ov = v.repeat_interleave(H // KV, 0) @ o.mT if o.shape[1] else o.new_zeros(H, 0, 0)
     return Heads(
         q=q, k=k, v=v, o=o, dim=q.shape[2], ov=ov, latent=None, biases=bias, pairs=pairs,
@@ -146,9 +146,7 @@ def _projections(parts: Parts, layout: Layout) -> tuple[Tensor, Tensor, Tensor, 
     """Queries, keys and values as rows, and their biases."""
     if "qkv" in parts:
         fused = parts["qkv"]
-        turn = layout.transposed
-        if turn is None:
-            turn = fused.shape[1] > fused.shape[0]
+        turn = is_turned(fused.shape, layout)
         rows = _cut(fused.T if turn else fused, layout)
         bias = _cut(parts["qkv_bias"][:, None], layout) if "qkv_bias" in parts else None
         found = {} if bias is None else {n: b[:, 0] for n, b in zip("qkv", bias, strict=True)}
@@ -201,6 +199,20 @@ def _cut(fused: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def is_turned(shape: tuple[int, ...], layout: Layout) -> bool:
+    """Whether a fused matrix is (inputs, outputs): as the layout says, or as its sizes have it, or
+    where they are not known by its longer side."""
+    if layout.transposed is not None:
+        return layout.transposed
+    if layout.head_dim is not None:
+        H, KV = layout.num_heads, layout.num_kv_heads or layout.num_heads
+        V = 0 if layout.shared_kv else layout.v_head_dim or layout.head_dim
+        wanted = H * layout.head_dim * (2 if layout.gated else 1) + KV * (layout.head_dim + V)
+        if wanted in shape:
+            return shape[0] != wanted
+    return shape[1] > shape[0]
+
+
 def _of_gate(rows: Tensor, heads: int) -> Tensor:
     """The queries of rows that hold queries and a gate by head."""
     halves = rows.view(heads, 2, -1, *rows.shape[1:])
@@ -218,7 +230,7 @@ def _outputs(parts: Parts, layout: Layout, H: int, V: int, D: int) -> Tensor:
         o = torch.cat([o_g @ d for o_g, d in zip(o.chunk(G, 1), down, strict=True)], 1)
     turn = layout.transposed
     if turn is None and "qkv" in parts:
-        turn = parts["qkv"].shape[1] > parts["qkv"].shape[0]
+        turn = is_turned(parts["qkv"].shape, layout)
     if o.shape[0 if turn else 1] != H * V:
         raise UsageError(f"o must read {H} x {V} values, got shape {tuple(o.shape)}")
     return (o if turn else o.T).reshape(H, V, -1)
@@ -263,7 +275,7 @@ def _normed(
 # ---- rotation
 
 
-def _rotation(layout: Layout, R: int) -> tuple[Tensor, Tensor]:
+def rotation(layout: Layout, R: int) -> tuple[Tensor, Tensor]:
     """Which coordinates rotate together, and how fast."""
     width = min(layout.rope_dim, R) // 2 * 2
     first = 0 if layout.rope_at == "first" else R - width
@@ -322,7 +334,7 @@ def _from_latent(parts: Parts, layout: Layout) -> Heads:
     o = _outputs(parts, layout, H, v.shape[1], W.shape[1])
     true_down = W[-kv_a.shape[0] :][:C]
     ov = up_v @ (true_down @ o.mT) if o.shape[1] else o.new_zeros(H, 0, 0)
-    pairs, frequencies = _rotation(dataclasses.replace(layout, rope_dim=rope, rope_at="last"), R)
+    pairs, frequencies = rotation(dataclasses.replace(layout, rope_dim=rope, rope_at="last"), R)
     return Heads(
         q=q.reshape(H, R, -1), k=k, v=v, o=o, dim=W.shape[1], ov=ov, latent=down, biases={},
         pairs=pairs, frequencies=frequencies,
@@ -344,3 +356,8 @@ def reduced(W: Tensor) -> Tensor:
 def sizes_of(parts: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The shapes of the parts, in order: layers that agree in them have one control."""
     return tuple((name, tuple(parts[name].shape)) for name in sorted(parts))
+
+
+def cut_rows(fused: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of one matrix as those of queries, keys and values, as they are stored."""
+    return _cut(fused, layout)

@@ -36,7 +36,7 @@ from headwise.lm.spec import Pretraining
 from headwise.model.transformer import Decoder
 from headwise.rows import PATHS, WEIGHTS_FILE
 from headwise.shape import Shape
-from headwise.tensor_files import aside_of, read_tensors, set_aside, write_tensors
+from headwise.tensor_files import read_tensors, remove_checkpoint, set_aside, write_tensors
 
 FORMAT = 1
 MOST_STATE = 64 << 20  # bytes of a checkpoint besides its tensors and losses
@@ -81,8 +81,7 @@ def save(
 
 def remove(path: Path) -> None:
     """Remove what only an unfinished run needs."""
-    path.unlink(missing_ok=True)
-    aside_of(path).unlink(missing_ok=True)
+    remove_checkpoint(path)
 
 
 def resume(

@@ -1,0 +1,1 @@
+"""A checkpoint at another shape: lower rank, fewer KV heads, a latent, wider or more heads."""
