@@ -13,7 +13,7 @@ from headwise.store import Store
 
 MISTAKES: list[tuple[str, str]] = [
     ("rnu fig1", "unknown command 'rnu'; did you mean run? choices: "),
-    ("zzz", "unknown command 'zzz'; choices: cancel, check, choose, "),
+    ("zzz", "unknown command 'zzz'; choices: cancel, chat, check, choose, "),
     ("--verbose", "unrecognized arguments: --verbose; see headwise --help"),
     ("run", "the following arguments are required: experiment, TASK; see headwise run --help"),
     ("run fig2", "unknown experiment 'fig2'; did you mean fig1? choices: "),

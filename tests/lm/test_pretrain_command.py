@@ -89,6 +89,7 @@ def test_pretrain_killed_at_random_moments_is_the_same(
         "lock",
         "rows.jsonl",
         "run.json",
+        "sample.json",
         "weights.safetensors",
     ]
     assert len(folder.joinpath("rows.jsonl").read_text().splitlines()) == 1

@@ -46,7 +46,7 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=[WIDE, PHONE], ids=["wide", "phone"])
+@pytest.fixture(scope="module", params=[WIDE, PHONE], ids=["wide", "phone"])
 def opened(
     request: pytest.FixtureRequest,
     browser: Browser,  # noqa: F811

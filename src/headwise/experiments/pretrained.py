@@ -122,7 +122,7 @@ def _point(rows: list[Row], name: str, text: str) -> Pretrained:
         n=len(values),
         diverged=len(rows) - len(values),
         values=values,
-        runs=[row["id"] for row in rows if row["status"] == "done"],
+        runs=[row.get("id", "") for row in rows if row["status"] == "done"],
         **interval(values),
         repeats=sum(repeats) / len(repeats) if repeats else None,
         tokens_per_second=_largest(rows, "tokens_per_second"),

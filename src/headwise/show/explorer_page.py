@@ -10,7 +10,7 @@ from typing import Any
 
 from headwise import __version__
 from headwise.files import write_whole
-from headwise.show.report import embed
+from headwise.show.pages import embed
 
 # In the order in which they need each other.
 SCRIPTS = ("costs", "rules", "backends", "settings", "neighbours", "controls", "map", "page")
