@@ -120,6 +120,7 @@ def _deepseek(s: Shape, context: int) -> Config:
         "kv_lora_rank": s.kv_lora_rank,
         "q_lora_rank": s.q_lora_rank or None,
         "qk_rope_head_dim": s.qk_rope_head_dim,
+        "rope_interleave": s.rope_interleaved,
         "qk_nope_head_dim": s.head_dim - s.qk_rope_head_dim,
         "v_head_dim": s.v_head_dim,
         "first_k_dense_replace": s.depth,  # no layer has experts
@@ -255,6 +256,7 @@ def megatron_arguments(shape: Shape, context: int = 2048) -> list[str]:
     words += [] if s.tied else ["--untie-embeddings-and-output-weights"]
     if s.qk_rope_head_dim:
         words += ["--position-embedding-type", "rope", "--rotary-base", int(s.rope_theta)]
+        words += ["--rotary-interleaved"] if s.rope_interleaved else []
         if not s.latent and s.qk_rope_head_dim != s.head_dim:
             words += ["--rotary-percent", s.qk_rope_head_dim / s.head_dim]  # type: ignore[list-item]
     else:
