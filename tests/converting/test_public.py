@@ -136,7 +136,7 @@ def test_public_model_is_finetuned_by_transformers(public, tmp_path):
         ("bert", {"num_heads": 12}, "this model is bert"),
     ],
 )
-def test_what_a_family_cannot_say_is_refused(family, sizes, said, tmp_path):
+def test_family_that_cannot_say_a_shape_refuses_it(family, sizes, said, tmp_path):
     torch.manual_seed(5)
     values = FAMILIES.get(family, SMALL[family][0] if family in SMALL else {})
     values = values | (SIZES if family == "llama" else {})

@@ -1,0 +1,70 @@
+"""The numbers of docs/convert.md against the rows that it names."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/convert.md").read_text()
+ASKED = {
+    "head_dim=16": "queries and keys of rank 16 for 32",
+    "rank=16": "rank 16 for 32, values too",
+    "rank=8": "rank 8",
+    "num_kv_heads=2": "2 KV heads for 4",
+    "num_kv_heads=1": "1 KV head",
+    "rank=16 num_kv_heads=2": "rank 16 and 2 KV heads",
+    "kv_lora_rank=129": "latent of 129",
+    "kv_lora_rank=64": "latent of 64",
+    "kv_lora_rank=32": "latent of 32",
+}
+HALVES = ("head_dim=16", "rank=16", "num_kv_heads=2", "kv_lora_rank=129")
+
+
+def rows_of(name: str) -> dict[str, dict[str, str]]:
+    """The rows of a file that were converted, by what was asked."""
+    text = (ROOT / f"results/convert/{name}.csv").read_text()
+    return {
+        row["asked"]: row for row in csv.DictReader(text.splitlines()) if not row.get("refused")
+    }
+
+
+def signed(row: dict[str, str], name: str) -> str:
+    return f"{float(row[name]):+.4f}" if row.get(name) else "-"
+
+
+@pytest.mark.parametrize("name", ["gpt2-style", "llama-style"])
+def test_line_of_a_conversion_is_that_of_its_row(name: str) -> None:
+    rows = rows_of(name)
+    for asked in ASKED.keys() & rows.keys():
+        row = rows[asked]
+        miss = f"{float(row['miss']):+.0%}" if row["miss"] else "-"
+        line = (
+            f"| {name} | {ASKED[asked]} | {float(row['kv_bytes']):+.0%} | "
+            f"{signed(row, 'predicted')} | {signed(row, 'measured')} | {float(row['error']):.4f} | "
+            f"{miss} | {signed(row, 'weights_alone')} | {signed(row, 'by_index')} |"
+        )
+        assert line in PAGE
+
+
+def test_claims_hold_in_the_rows() -> None:
+    gpt, llama = rows_of("gpt2-style"), rows_of("llama-style")
+    for asked in ("rank=16", "num_kv_heads=2", "kv_lora_rank=129"):
+        assert float(gpt[asked]["measured"]) < 0.001
+    assert abs(float(gpt["kv_lora_rank=129"]["measured"])) < 1e-6
+    for rows in (gpt, llama):
+        for asked in HALVES:
+            if asked in rows and rows[asked]["miss"]:
+                assert abs(float(rows[asked]["miss"])) < 0.2
+    for row in (*gpt.values(), *llama.values()):
+        if "head_dim=64" in row["asked"] or "num_heads=8" in row["asked"]:
+            assert abs(float(row["measured"])) < 1e-6
+
+
+def test_curve_is_that_of_its_rows() -> None:
+    text = (ROOT / "results/convert/finetuned.csv").read_text()
+    rows = [row for row in csv.DictReader(text.splitlines()) if row["asked"] == "rank=16"]
+    assert f"| before conversion | {float(rows[0]['before']):.4f} |" in PAGE
+    for row in rows:
+        if row["step"] in ("0", "20", "80", "160"):
+            assert f"| {row['step']} | {float(row['held_out']):.4f} |" in PAGE
