@@ -61,10 +61,12 @@ def test_claims_hold_in_the_rows() -> None:
             assert abs(float(row["measured"])) < 1e-6
 
 
-def test_curve_is_that_of_its_rows() -> None:
+def test_curves_are_those_of_their_rows() -> None:
     text = (ROOT / "results/convert/finetuned.csv").read_text()
-    rows = [row for row in csv.DictReader(text.splitlines()) if row["asked"] == "rank=16"]
-    assert f"| before conversion | {float(rows[0]['before']):.4f} |" in PAGE
-    for row in rows:
-        if row["step"] in ("0", "20", "80", "160"):
-            assert f"| {row['step']} | {float(row['held_out']):.4f} |" in PAGE
+    rows = list(csv.DictReader(text.splitlines()))
+    found = {(row["asked"], row["step"]): f"{float(row['held_out']):.4f}" for row in rows}
+    before = f"{float(rows[0]['before']):.4f}"
+    assert f"| before conversion | {before} | {before} |" in PAGE
+    for step in ("0", "20", "80", "160"):
+        line = f"| {step} | {found['rank=16', step]} | {found['num_kv_heads=2', step]} |"
+        assert line in PAGE

@@ -105,7 +105,7 @@ def _pictures(path: Path, wanted: Wanted, most: int) -> Tensor:
         files = sorted(p for p in list(path.iterdir())[:MOST] if p.suffix.lower() in IMAGES)
     if not files:
         raise UsageError(f"no images ({', '.join(IMAGES)}) in {str(path)!r}")
-    channels, height, width = wanted.shape
+    channels, height, width = (n or 0 for n in wanted.shape)
     if channels not in (1, 3):
         raise UsageError(f"images have one or three channels, this model reads {channels}")
     out = []
