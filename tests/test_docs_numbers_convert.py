@@ -33,14 +33,14 @@ def signed(row: dict[str, str], name: str) -> str:
     return f"{float(row[name]):+.4f}" if row.get(name) else "-"
 
 
-@pytest.mark.parametrize("name", ["gpt2-style", "llama-style"])
+@pytest.mark.parametrize("name", ["gpt2-style", "llama-style", "source-code"])
 def test_line_of_a_conversion_is_that_of_its_row(name: str) -> None:
     rows = rows_of(name)
     for asked in ASKED.keys() & rows.keys():
         row = rows[asked]
         miss = f"{float(row['miss']):+.0%}" if row["miss"] else "-"
         line = (
-            f"| {name} | {ASKED[asked]} | {float(row['kv_bytes']):+.0%} | "
+            f"| {row['model']} | {ASKED[asked]} | {float(row['kv_bytes']):+.0%} | "
             f"{signed(row, 'predicted')} | {signed(row, 'measured')} | {float(row['error']):.4f} | "
             f"{miss} | {signed(row, 'weights_alone')} | {signed(row, 'by_index')} |"
         )
@@ -48,15 +48,15 @@ def test_line_of_a_conversion_is_that_of_its_row(name: str) -> None:
 
 
 def test_claims_hold_in_the_rows() -> None:
-    gpt, llama = rows_of("gpt2-style"), rows_of("llama-style")
+    gpt, llama, code = map(rows_of, ("gpt2-style", "llama-style", "source-code"))
     for asked in ("rank=16", "num_kv_heads=2", "kv_lora_rank=129"):
         assert float(gpt[asked]["measured"]) < 0.001
     assert abs(float(gpt["kv_lora_rank=129"]["measured"])) < 1e-6
-    for rows in (gpt, llama):
+    for rows in (gpt, llama, code):
         for asked in HALVES:
             if asked in rows and rows[asked]["miss"]:
                 assert abs(float(rows[asked]["miss"])) < 0.2
-    for row in (*gpt.values(), *llama.values()):
+    for row in (*gpt.values(), *llama.values(), *code.values()):
         if "head_dim=64" in row["asked"] or "num_heads=8" in row["asked"]:
             assert abs(float(row["measured"])) < 1e-6
 
