@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo quick test lint docs bench clean
+.PHONY: demo quick test lint docs package bench clean
 demo: $(VENV)/.report
 	$(BIN)/headwise run fig1 --preset quick
 
@@ -23,9 +23,15 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 
-docs: $(VENV)/.report
+docs: $(VENV)/.docs
 	$(BIN)/python dev/write_cli_reference.py
+	$(BIN)/python dev/write_api_reference.py
 	$(BIN)/python dev/write_layout.py
+	$(BIN)/python dev/build_docs.py
+
+package: $(VENV)/.docs
+	$(BIN)/pip install --quiet -c constraints.txt build
+	$(BIN)/python dev/check_package.py
 
 bench: $(VENV)/.report
 	$(BIN)/python -m benchmarks.quick_grid
@@ -37,6 +43,10 @@ $(VENV)/.made:
 
 $(VENV)/.report: $(VENV)/.made pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[report]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.report
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[report,docs]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.report

@@ -1,16 +1,20 @@
 """Runs that wait for minutes on a GPU, the most informative first: evidence that the pages of docs/
 lack.
 
-    python dev/gpu_queue.py --out FOLDER --seconds 500 --rows results/fig1/*.jsonl
+    PYTHONPATH=src python dev/gpu_queue.py --out FOLDER --seconds 500 --rows results/fig1/*.jsonl
 
-Each entry is one `headwise run` with the seconds it takes on one H200. An entry starts only if it
-can end in time. Its rows are written to FOLDER/<name>.jsonl when it ends; what earlier rows hold
-(`--rows`) is not made again, so the queue resumes by itself.
+First comes the recommendation for text (dev/choose_text.py). It takes what time there is, saves
+and resumes: the same command again, with its store at hand, until its answer is not "time was up".
+
+Every other entry is one `headwise run` with the seconds it takes on one H200. An entry starts only
+if it can end in time. Its rows are written to FOLDER/<name>.jsonl when it ends; what earlier rows
+hold (`--rows`) is not made again, so the queue resumes by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -29,6 +33,9 @@ class Entry:
     words: str
 
 
+CHOICE = "choose-text"
+SEARCH = 1140  # seconds of its search
+LEAST = 60  # seconds that are worth beginning it for
 FIGURE = "fig1 --preset paper --set protocols=stream"
 QUEUE = (
     Entry(
@@ -76,6 +83,25 @@ def rows_of(store: Path) -> str:
     return "".join(f"{path.read_text().splitlines()[-1]}\n" for path in files)
 
 
+def choose_text(out: Path, stores: Path, left: float, more: list[str]) -> str:
+    """The search for a shape on text, in what time is left; returns how it stands."""
+    folder, store, done = out / CHOICE, stores / CHOICE, out / f"{CHOICE}.jsonl"
+    answer = folder / "choice.json"
+    if done.exists() or left < LEAST:
+        return "done before" if done.exists() else "no time"
+    left = min(left - 20, SEARCH)
+    words = [sys.executable, str(Path(__file__).parent / "choose_text.py"), *more]
+    words += ["--out", str(folder), "--store", str(store), "--seconds", f"{left:.0f}"]
+    code = subprocess.call(words)
+    if code or not answer.exists():
+        return f"exit {code}"
+    found = json.loads(answer.read_text())
+    if found["ended"] == "time":
+        return f"saved after {found['spent']['seconds']:.0f} s more; the same command resumes"
+    done.write_text((folder / "rows.jsonl").read_text())
+    return f"ended: {found['ended']}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the rows")
@@ -84,8 +110,15 @@ def main() -> None:
     parser.add_argument("--stores", type=Path, default=Path("gpu-queue-stores"))
     parser.add_argument("--only", default="", help="names that begin so")
     parser.add_argument("--list", action="store_true", help="show the queue and stop")
+    parser.add_argument("--tiny", action="store_true", help="the search small enough for a CPU")
     args = parser.parse_args()
     end = time.monotonic() + args.seconds
+    if args.list:
+        print(f"{CHOICE:24} {SEARCH:4} s  which shape of ten million parameters is best on text")
+    elif CHOICE.startswith(args.only):
+        words = ["--tiny"] if args.tiny else []
+        said = choose_text(args.out, args.stores, end - time.monotonic(), words)
+        print(f"{CHOICE}: {said}", flush=True)
     for entry in QUEUE:
         if args.list:
             print(f"{entry.name:24} {entry.seconds:4} s  {entry.settles}")

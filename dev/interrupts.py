@@ -50,8 +50,8 @@ from headwise.training.optim import AdamW
 # What a fork need not import again.
 IMPORTED = (
     *("headwise.execute.sweep", "headwise.experiments.leaner_paper.budget_map"),
-    *("headwise.show.matplotlib_figure", "headwise.show.report", "jinja2", "plotly.graph_objects"),
-    *("plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("headwise.show.matplotlib_figure", "headwise.show.report", "jinja2"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
 )
 COMMON = ["--device", "cpu", "--checkpoint-every", "0.3", "--seeds", "2"]
 FIG1 = "dim=8 points=4 ffn_dim=16 ranks=8,2 depths=1 widths=1,2 lr=0.01 steps=240 epoch=60 batch=16"

@@ -73,6 +73,7 @@ DIALECT = {
     r"\btold\b(?! apart)": "message",  # two means may be told apart
     r"\bnow: slice\b": "group",
     r"\b(goes|go|going|went|gone) on\b": "resumes",
+    r"\bway back\b|\bback through\b": "backward",
     r"\bµs a layer\b": "µs per layer",
     r"\bbytes a token\b": "bytes per token",
     r"\bseeds a point\b": "seeds per point",

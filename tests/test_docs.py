@@ -10,7 +10,7 @@ from support.prose import prose
 from dev.write_layout import FOLDERS, files, layout
 
 ROOT = Path(__file__).parent.parent
-GENERATED = {"docs/cli.md", "docs/layout.md"}
+GENERATED = {"docs/api.md", "docs/cli.md", "docs/layout.md"}
 PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))
 READ = ["README.md", "CONTRIBUTING.md", *PAGES]  # by people who want to know what headwise is
 ACCOUNTS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "results").glob("*/README.md"))

@@ -62,6 +62,9 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "signals", "rows", "stats", "device", "shape", "planning"),
         *("training", "lm", "store", "execute", "show", "experiments"),
     },
+    "explorer": {
+        *("errors", "rows", "stats", "shape", "planning", "store", "show", "experiments"),
+    },
     "converting": {
         *("errors", "files", "rows", "configs", "shape", "tensor_files", "model", "planning"),
         "diagnose",
@@ -70,24 +73,24 @@ ALLOWED: dict[str, set[str]] = {
         *("headwise", "errors", "files", "signals", "rows", "progress", "device", "configs"),
         *("shape", "policies", "planning"),
         *("tasks", "model", "training", "lm", "store", "execute", "show", "experiments"),
-        *("choosing", "tracking", "diagnose", "converting"),
+        *("choosing", "tracking", "diagnose", "explorer", "converting"),
     },
     "__main__": {"signals", "cli"},
 }
 AGAINST = {("shape", "configs")}  # inside a function: a shape that reads a public config
 EXTRAS = {  # what is not always installed: inside functions only
-    "choosing": {"jinja2", "plotly"},
+    "choosing": {"jinja2"},
     "cli": {"torch"},
     "device": {"torch"},
     "converting": {"transformers"},
     "diagnose": {"transformers", "PIL"},
     "execute": {"torch", "ray", "submitit"},
-    "experiments": {"torch", "numpy", "matplotlib", "plotly", "jinja2"},
+    "experiments": {"torch", "numpy", "matplotlib", "jinja2"},
     "integrations": {"transformers", "wandb", "mlflow", "trackio"},
     "lm": {"tokenizers"},
     "planning": {"torch", "pandas"},
     "seeds": {"torch"},
-    "show": {"jinja2", "markupsafe", "matplotlib", "plotly"},
+    "show": {"jinja2", "markupsafe", "matplotlib"},
     "store": {"duckdb"},
     "tasks": {"PIL", "datasets"},
     "tracking": {"duckdb"},
@@ -106,6 +109,7 @@ LIGHT = (
     *("execute.pool", "execute.worker", "cli", "__main__", "show.report", "show.figure"),
     *("experiments", "experiments.runner", "choosing.recommend", "tracking", "tracking.tables"),
     *("planning.limits", "planning.costs", "planning.space", "show.inspect_page"),
+    *("explorer", "explorer.explore", "show.explorer_page"),
 )
 NEEDS_TRITON = {"attention_wide_launch"}  # and every file named *_triton*
 
@@ -389,7 +393,13 @@ def test_command_loads_no_torch(words: str) -> None:
     assert not run_python(code) & HEAVY
 
 
-@pytest.mark.parametrize("command", ["list --store", "report --store", "draw fig1"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("list --store", "report --store", "draw fig1", "list --live --store"),
+        *("cancel --store", "export --to csv --store"),
+    ],
+)
 def test_command_on_a_store_loads_no_torch(command: str, tiny_store: Path) -> None:
     """`draw` and `report` load what draws, and nothing that trains."""
     words = [*command.split(), str(tiny_store)]

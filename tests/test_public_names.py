@@ -1,12 +1,14 @@
 """The public names: these and no others, each with a docstring; importing them costs nothing."""
 
 import importlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 import headwise
+from dev.write_api_reference import FILE, reference
 
 PUBLIC = [
     "Attention",
@@ -28,6 +30,7 @@ PUBLIC = [
     "choose",
     "convert",
     "explain",
+    "explore",
     "inspect",
     "plan",
     "run",
@@ -46,6 +49,19 @@ def test_public_name_can_be_imported_and_says_what_it_is(name: str) -> None:
     assert thing is getattr(importlib.import_module(thing.__module__), name)
     assert thing.__module__.startswith("headwise.")
     assert thing.__doc__
+
+
+def test_reference_is_what_is_generated() -> None:
+    assert FILE.read_text() == reference(), "docs/api.md is out of date: run `make docs`"
+
+
+def test_reference_has_every_public_name_with_its_arguments() -> None:
+    page = FILE.read_text()
+    for name in PUBLIC:
+        assert re.search(rf"^## headwise\.{name}, a (class|function)$", page, re.M)
+    assert "| `qk_rope_head_dim` | int | rotated coordinates of each head" in page
+    assert "    kv_bytes_per_token" not in page  # no field is taken for an argument
+    assert "| `kv_bytes(tokens = 1, *, batch = 1, bytes_per = 2, inputs = False)` |" in page
 
 
 def test_unknown_name_of_the_package_is_refused() -> None:

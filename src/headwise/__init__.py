@@ -35,6 +35,7 @@ __all__ = [
     "choose",
     "convert",
     "explain",
+    "explore",
     "inspect",
     "plan",
     "run",
@@ -55,6 +56,7 @@ _HOME = {
     "Model": "model.own",
     "Farthest": "tasks",
     "Nearest": "tasks",
+    "explore": "explorer.explore",
     "plan": "planning.plan",
     "Plan": "planning.result",
     "Recipe": "training.run",
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from headwise.diagnose.inspection import inspect
     from headwise.errors import UsageError
     from headwise.experiments.runner import run
+    from headwise.explorer.explore import explore
     from headwise.model.attention import Attention
     from headwise.model.backends import explain
     from headwise.model.dispatch import attend

@@ -18,6 +18,7 @@ Work = Literal["train", "pretrain", "compute"]
 
 CHECKPOINT_FILE = "checkpoint.safetensors"  # in the folder of a run that is under way
 WEIGHTS_FILE = "weights.safetensors"  # in the folder of a run whose weights were kept
+SAMPLE_FILE = "sample.json"  # in the folder of a decoder: a text that it wrote
 MEASURED = frozenset(  # what differs when the same run is made again
     {
         "seconds",

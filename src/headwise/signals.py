@@ -30,7 +30,10 @@ AT_ONCE = 0.5
 RESUME = "run the same command to resume"
 
 # commands that begin anew each time
-FROM_THE_START = ("check", "convert", "cost", "explain", "infer", "inspect", "list", "policies")
+FROM_THE_START = (
+    *("chat", "check", "convert", "cost", "explain", "generate", "infer", "inspect", "list"),
+    *("policies", "report"),
+)
 
 Saved = tuple[str, int]  # a run's id, and the step that its checkpoint is at
 

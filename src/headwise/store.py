@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwise.digests import DIGEST, parse, read_bytes, read_signed, signed, unsigned
-from headwise.errors import UsageError
+from headwise.errors import UsageError, bounded
 from headwise.files import (
     MOST_TEXT,
     DamagedError,
@@ -169,7 +169,7 @@ class Store:
             if len(self.damaged) > MOST_NAMED:
                 line = f"more files of {self.path} are damaged and left out"
             if len(self.damaged) <= MOST_NAMED + 1:
-                print(f"headwise: {line}", file=sys.stderr, flush=True)
+                print(f"headwise: {bounded(line)}", file=sys.stderr, flush=True)
 
     def rows(self, ids: Sequence[str] | None = None, *, not_commit: str | None = None) -> list[Row]:
         """One row per finished run, by id or all of them; `not_commit` leaves those made by other
@@ -194,7 +194,7 @@ class Store:
         write specifications again that were found damaged."""
         for run in runs:
             left = self.runs_path / run.id / CHECKPOINT_FILE
-            if left.exists() and self.row(run.id) is not None:
+            if left.is_file() and self.row(run.id) is not None:
                 left.unlink(missing_ok=True)
             if self.runs_path / run.id / SPEC_FILE in self.damaged:
                 self._write_spec(run)
@@ -238,8 +238,10 @@ class Store:
         self.open()
         remove_leftovers(self.path, MARK)
         remove_leftovers(self.path / "experiments", "*.json")
-        text = json.dumps(signed(about), indent=1)
-        write_whole(self.path / "experiments" / f"{name}.json", text + "\n")
+        path = self.path / "experiments" / f"{name}.json"
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder where a file belongs: move it away")
+        write_whole(path, json.dumps(signed(about), indent=1) + "\n")
 
     def experiments(self) -> dict[str, dict[str, Any]]:
         """What was asked for, by experiment."""

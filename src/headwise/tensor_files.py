@@ -7,6 +7,7 @@ are read without it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -93,6 +94,13 @@ def set_aside(path: Path, run_id: str, error: Exception) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint and what was set aside; a folder that lay in its place stays."""
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(IsADirectoryError, PermissionError):
+        aside_of(path).unlink(missing_ok=True)
 
 
 def aside_of(path: Path) -> Path:

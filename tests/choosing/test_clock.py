@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from headwise.choosing.clock import Deadline, Pace, end_of, times
+from headwise.choosing.clock import Deadline, Pace, end_of, slowness, times
 from headwise.signals import Stop, Stopped, saving
 
 
@@ -54,4 +54,16 @@ def test_report_has_a_part_of_the_time() -> None:
     assert end_of(None, 5.0) == float("inf")
     assert end_of(100.0, 5.0) == 5.0 + 95.0
     assert end_of(2.0, 0.0) == 1.5
+    assert end_of(100.0, 5.0, slow=4.0) == 5.0 + 86.0
+    assert end_of(10.0, 0.0, slow=4.0) == 7.5
+
+
+def test_machine_is_slow_by_what_a_process_gets_of_it() -> None:
+    assert slowness(6.0, 1.5) == 4.0
+    assert slowness(1.0, 2.0) == 1.0, "several threads"
+    assert slowness(9.0, 0.1) == 1.0, "too little was done to tell"
+    assert slowness(900.0, 1.0) == 10.0
+
+
+def test_times_are_said_in_their_largest_unit() -> None:
     assert [times(s) for s in (7.25, 90, 9000)] == ["7.25 seconds", "1.5 minutes", "2.5 hours"]

@@ -1,10 +1,15 @@
 """Tables and bars fit the terminal, whatever its width; pipes get everything."""
 
+import json
+import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
-from support.commands import run_words
+from support.commands import CHOOSE, run_words
+from support.groups import idle_group, tiny_runs
+from support.planted_heads import planted, separate, write
 from support.terminal import screen, terminal
 
 from headwise.cli import main
@@ -79,6 +84,48 @@ def test_store_and_drawing_fit_80_columns(
     assert listed[0].startswith("id ")
     again = printed(run_words(store, "--seeds", "2", "--no-report"), 80, monkeypatch)
     assert any(line.endswith("paper's") for line in again), "its heading takes two lines"
+
+
+def test_commands_of_a_store_and_its_groups_fit_80_columns(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = Path(shutil.copytree(store, tmp_path / "begun"))
+    group = idle_group(begun, tiny_runs(3))
+    (group.folder / "log.1").write_text("a word, and " * 40)
+    live = printed(["list", "--store", "begun", "--live"], 80, monkeypatch)
+    assert live[0].startswith("group ")
+    assert "1 groups, 1 running, 0 done" in live
+    for beat in group.beats():
+        os.utime(beat, (1e9, 1e9))
+    live = printed(["list", "--store", "begun", "--live"], 80, monkeypatch)
+    assert live[1].split()[1] == "lost", "nobody has heard of it for years"
+    for words in (["cancel"], ["export", "--to", "csv"], ["export", "--to", "tensorboard"]):
+        assert printed([*words, "--store", "begun"], 80, monkeypatch)
+    assert printed(["report", "--store", "begun"], 80, monkeypatch)
+
+
+def test_plan_choose_and_inspect_fit_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "model", *separate(*planted()))
+    plan = ["plan", "--params", "350M", "--kv-bytes", "48KiB"]
+    assert len(printed(plan, 80, monkeypatch)) > 10
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 4}
+    sizes |= {"intermediate_size": 704, "vocab_size": 1000}
+    Path("config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    like = ["plan", "--like", "config.json", "--keep", "params", "--kv-bytes", "-50%"]
+    assert len(printed(like, 80, monkeypatch)) > 3
+    assert len(printed([*CHOOSE, "--seeds", "2", "--store", "c"], 80, monkeypatch)) > 6
+    assert len(printed(["inspect", "model", "--page", "page.html"], 80, monkeypatch)) > 3
+    assert len(printed(["inspect", "model", "model", "--no-page"], 80, monkeypatch)) > 3
+
+
+def test_theory_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["theory", "--only", "plane", "--store", "theory", "--no-report"]
+    assert len(printed(words, 80, monkeypatch)) > 3
 
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, *PAGES])

@@ -1,6 +1,8 @@
 """Help, JSON, and the tables and files that a run leaves."""
 
+import io
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -9,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import HEADWISE, run_words
+from support.commands import CHOOSE, HEADWISE, run_words
+from support.groups import idle_group, tiny_runs
 from support.planted_heads import planted, separate, write
 
 import headwise
@@ -31,11 +34,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert caught.value.code == 0
         text = capsys.readouterr().out
         assert "--json" in text
-        example = (
-            next(line for line in text.splitlines() if line.startswith("example:"))
-            .removeprefix("example:")
-            .split()
-        )
+        line = next(line for line in text.splitlines() if line.startswith("example:"))
+        example = shlex.split(line.removeprefix("example:"))
         assert example[:2] == ["headwise", name]
         assert parser().parse_args(example[1:]).command == name
 
@@ -65,7 +65,10 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_commands_all_answer_in_json(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = {
         "hidden_size": 64,
@@ -148,9 +151,30 @@ def test_commands_all_answer_in_json(
             "1,2",
         ],
     }
+    begun = Path(shutil.copytree(store, tmp_path / "begun"))
+    group = idle_group(begun, tiny_runs(3))
+    for beat in group.folder.glob("*.beat"):
+        os.utime(beat, (1e9, 1e9))  # its last sign of life
+    lines["list of groups"] = ["list", "--store", str(begun), "--live"]
+    lines["worker"] = ["worker", str(group.folder)]
+    lines["cancel"] = ["cancel", "--store", str(begun), group.id]
+    lines["plan"] = [
+        "plan",
+        "--params",
+        "2M",
+        "--set",
+        "vocab_size=512",
+        "head_dim=32",
+        "dim=96,128",
+    ]
+    lines["choose"] = [*CHOOSE, "--seeds", "2", "--store", str(tmp_path / "c"), "--no-report"]
     folder = write(tmp_path / "model", *separate(*planted()))
     lines["inspect"] = ["inspect", str(folder), "--no-page"]
-    lines["convert"] = ["convert", str(folder), "--to", "v_head_dim=5", "--dry-run"]
+    lines["convert"] = ["convert", str(folder), "--to", "v_head_dim=8", "--dry-run"]
+    lines["explore"] = ["explore", "--set", *SHAPE, "--output", str(tmp_path / "explorer.html")]
+    lines["generate"] = ["generate", str(tmp_path / "text"), "--tokens", "3"]
+    lines["chat"] = ["chat", str(tmp_path / "text"), "--tokens", "3"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("It was\n"))
     answers: dict[str, Any] = {}
     for name, words in lines.items():
         assert main([*words, "--json"]) == 0, capsys.readouterr().err
@@ -162,7 +186,15 @@ def test_commands_all_answer_in_json(
         0,
         4,
     )
+    assert [group["state"] for group in answers["list of groups"]["groups"]] == ["lost"]
+    assert answers["worker"]["state"] == "done"
     assert answers["pretrain"]["row"]["bits_per_byte"] > 0
+    assert len(answers["generate"]["texts"]) == 1
+    assert [turn["you"] for turn in answers["chat"]["turns"]] == ["It was"]
+    assert answers["report"]["answers"]["fig1"] == f"{answers['run']['answer']}"
+    assert answers["draw"]["answer"] == answers["run"]["answer"]
+    assert answers["plan"]["listed"] == answers["plan"]["meeting"] > 0
+    assert answers["choose"]["sentence"]
     assert set(answers["list"]["experiments"]) >= {"fig1"}
     assert len(answers["list of a store"]["rows"]) == 8
     assert answers["list of a store"]["unfinished"] == []

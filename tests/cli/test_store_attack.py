@@ -4,6 +4,7 @@ imported or run.
 Somebody's store holds a canary: code that leaves a file when it runs. Each attack first shows that
 its canary is alive: opened the unsafe way, it runs."""
 
+import contextlib
 import io
 import json
 import os
@@ -17,7 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.commands import run_words, sets
+from support.commands import CHOOSE, run_words, sets
+from support.groups import idle_group, tiny_runs
 
 from headwise import Shape
 from headwise.cli import main
@@ -91,6 +93,29 @@ def spec(theirs: Path, part: str, value: Any) -> None:
         path.write_text(json.dumps(signed({**found, part: value})))
 
 
+def group(theirs: Path, **more: Any) -> None:
+    """A group as its writer would leave it, in the folder of its ids."""
+    runs = [run for run in tiny_runs(3) if run.seed == 2]
+    begun = idle_group(theirs, runs)
+    path = begun.folder / "group.json"
+    about = {k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"}
+    about |= {key: value(about) if callable(value) else value for key, value in more.items()}
+    path.write_text(json.dumps(signed(about)))
+
+
+def of_first(part: str, value: Any) -> Callable[[dict[str, Any]], list[Any]]:
+    """The group's specifications, with another part in the first."""
+    return lambda about: [{**about["runs"][0], part: value}, *about["runs"][1:]]
+
+
+def choice(theirs: Path, **more: Any) -> None:
+    """The note of a choice that names code."""
+    settings = {"task": {"name": CODE, "source": CODE}, "model": CODE}
+    about = {"command": f"headwise choose {CODE}", "settings": settings, "ids": [CODE], **more}
+    path = theirs / "experiments" / "choose-farthest.json"
+    path.write_text(json.dumps(signed({"preset": "", "later": None, "made": True, **about})))
+
+
 CODE = "theirs/x.py"
 TEMPLATE = "{{ self.__init__.__globals__.__builtins__.exec('raise SystemExit') }}"
 ATTACKS: dict[str, Callable[[Path], None]] = {
@@ -115,6 +140,12 @@ ATTACKS: dict[str, Callable[[Path], None]] = {
     "rows, command": lambda theirs: row(theirs, command=f"headwise run {CODE}"),
     "specification, task": lambda theirs: spec(theirs, "task", {"name": CODE, "source": CODE}),
     "specification, model": lambda theirs: spec(theirs, "model", {"name": f"{CODE}:Model"}),
+    "group, task": lambda theirs: group(theirs, runs=of_first("task", {"name": CODE})),
+    "group, model": lambda theirs: group(theirs, runs=of_first("model", {"name": f"{CODE}:M"})),
+    "group, digests": lambda theirs: group(theirs, digests={f"{CODE}:Task": "0"}, work=CODE),
+    "group, ids": lambda theirs: group(theirs, ids=lambda about: ["../../x", *about["ids"][1:]]),
+    "choice": lambda theirs: choice(theirs),
+    "choice, page": lambda theirs: choice(theirs, page={"question": TEMPLATE, "figures": [CODE]}),
     "digest of code": lambda theirs: (
         [
             (folder / "source.json").write_text(json.dumps({"task": CODE, "source": CODE}))
@@ -138,11 +169,23 @@ def test_store_runs_nothing_whatever_it_names(name: str, theirs: Path, canary: C
     assert not canary.sang()
 
 
-def test_store_of_all_attacks_runs_nothing_by_any_command(theirs: Path, canary: Canary) -> None:
+def test_store_of_all_attacks_runs_nothing_by_any_command(
+    theirs: Path, tmp_path: Path, canary: Canary
+) -> None:
     for attack in ATTACKS.values():
         attack(theirs)
     draw = ["draw", "fig1", str(theirs), "--output", "drawn.png"]
     shown(theirs, draw, run_words(theirs, "--seeds", "2", "--no-train"), run_words(theirs))
+    live, begun = ["list", "--live", "--store", str(theirs)], theirs / "groups"
+    workers = [["worker", str(folder)] for folder in begun.iterdir()]
+    export = ["export", "--store", str(theirs), "--to"]
+    choose = [*CHOOSE, "--store", str(theirs), "--seeds", "2"]
+    cancel = ["cancel", "--store", str(theirs)]
+    shown(theirs, live, choose, [*export, "csv"], [*export, "tensorboard"], cancel)
+    for words in workers:
+        with contextlib.suppress(SystemExit):  # how a worker says that it refuses a group
+            assert main(words) in (0, 2)
+    assert not (tmp_path / "x").exists()
     held = Store(theirs, create=False)
     held.rows()
     held.query()

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support.small_runs import make
 from headwise.errors import UsageError
 from headwise.execute.base import Job, last_lines, open_log
 from headwise.execute.cut import cost, groups_of, speed_of
-from headwise.execute.groups import Options, group_of, read_group
+from headwise.execute.groups import Options, group_of, groups_in, read_group
 from headwise.execute.local import devices_of
 from headwise.execute.memory import least_bytes
 from headwise.execute.own_code import runs_of as runs_from
@@ -129,6 +130,38 @@ def test_group_that_is_damaged_is_one_line(damage: str, tmp_path: Path) -> None:
         path.write_text(path.read_text().replace(group.ids[0], "0" * 16))
     with pytest.raises(UsageError, match=re.escape(str(group.folder))):
         read_group(group.folder)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc", "", "a/b", "\0", "\x1b[2J", "x" * 300])
+def test_group_of_somebody_leads_nowhere_but_into_its_store(name: str, tmp_path: Path) -> None:
+    """Not by a run's id, not by a parent's, and not by its own folder."""
+    good = group_of(tmp_path.absolute(), runs_of(1), 7, 2.5, Options(), {})
+    spec = {**good.specs[0], "recipe": {**good.specs[0]["recipe"], "init": f"run:{name}"}}
+    for group in (
+        replace(good, ids=(name, *good.ids[1:])),
+        replace(good, specs=(spec, *good.specs[1:])),
+    ):
+        group.write()
+        with pytest.raises(UsageError, match="which no store has"):
+            read_group(group.folder)
+    good.write()
+    assert read_group(good.folder).ids == good.ids
+    other = good.folder.with_name("0" * 16)
+    good.folder.rename(other)
+    with pytest.raises(UsageError, match=f"the folder of its runs is {good.id}"):
+        read_group(other)
+    good.folder.symlink_to(other)
+    with pytest.raises(UsageError, match="the folder of its runs"):
+        read_group(good.folder)
+    assert not list(groups_in(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["seed", "shape", "task", "recipe"])
+def test_specification_that_makes_no_run_is_one_line(part: str) -> None:
+    (run,) = runs_of(1)[:1]
+    spec = {key: value for key, value in run.spec().items() if key != part}
+    with pytest.raises(UsageError, match=f"run {run.id} cannot be made from its specification: "):
+        runs_from("train", [run.id], [spec])
 
 
 # ---- the user's code

@@ -142,6 +142,15 @@ def test_lease_that_cannot_be_read_is_lost_too(tmp_path: Path) -> None:
         assert free_lost(store, [RUN.id], watch) == 1, text
 
 
+def test_lease_of_any_number_is_freed_at_once(tmp_path: Path) -> None:
+    """A loop from 1 to the number of somebody's lease would take minutes."""
+    store, folder, _ = folders(tmp_path)
+    (folder / "lease.100000000").write_text("{}")
+    assert free_lost(store, [folder.name], Watch(lost_after=0.0)) == 1
+    assert lease_of(folder) == (0, None)
+    assert not list(folder.glob("lease*"))
+
+
 def test_beat_says_what_was_done_and_how_it_ended(tmp_path: Path) -> None:
     with Beat(tmp_path, {"attempt": 2}, every=0.01) as beat:
         first = read_beat(beat.path)

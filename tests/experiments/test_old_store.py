@@ -25,6 +25,7 @@ from headwise.tasks import TASKS
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data"
 NO_ROWS = {"speed/infer.jsonl"}  # of a benchmark
+CHOSEN = {"choose/farthest.jsonl"}  # of a choice, which shows itself
 FILES = [
     path
     for path in sorted(ROOT.glob("results/*/*.jsonl"))
@@ -92,6 +93,8 @@ def test_rows_in_results_are_accepted(path):
             run = run_of_row(row)
             assert run.id == row["id"]
             assert check_row(row, run) == ""
+    if f"{path.parent.name}/{path.name}" in CHOSEN:
+        return
     part = f"{path.parent.name}/{path.stem}"
     experiment = find(MADE_BY.get(part) or MADE_BY.get(path.parent.name) or path.parent.name)
     parts = defaultdict(list)  # a command has one precision and one number of steps

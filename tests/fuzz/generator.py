@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz import code, data, formats, options, stores
+from tests.fuzz import code, data, formats, options, stores, tools
 from tests.fuzz.cases import Case
 
 Group = Callable[[random.Random], Case]
@@ -26,10 +26,15 @@ GROUPS: dict[str, tuple[int, Group]] = {  # name -> weight, and what makes a cas
     "tasks": (8, code.tasks),
     "models": (4, code.models),
     "experiments": (4, code.experiments),
+    "plans": (6, tools.plans),
+    "inspects": (10, tools.inspects),
 }
 FROM_STORE: dict[str, tuple[int, Callable[[random.Random, Path], Case]]] = {  # a good one is given
     "stores": (24, stores.stores),
     "decoders": (2, stores.decoders),
+    "choices": (8, tools.choices),
+    "exports": (8, tools.exports),
+    "groups": (12, tools.groups),
 }
 NAMES = (*GROUPS, *FROM_STORE)
 

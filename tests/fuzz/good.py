@@ -4,18 +4,23 @@ another reason."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 from support.commands import TINY
 from support.data import NAMES, digits, idx
+from support.groups import tiny_runs
 from support.images import BATCHES, cifar_arrays
 from support.sentences import GOOD, HELD
 
+from headwise.execute.groups import Options, group_of
 from tests.fuzz.cases import Case, File
 from tests.fuzz.code import EXPERIMENT, MODEL, TASK
 from tests.fuzz.data import TEXT
 from tests.fuzz.formats import FAMILIES, OWN_NANOCHAT, nanochat_files, row_of, tokenizer_text
 from tests.fuzz.options import QUICKLY
+from tests.fuzz.template import CHOICE
+from tests.fuzz.tools import MAPPING, TRACKER, checkpoint
 from tests.fuzz.values import text_of
 
 SMALL_TEXT = ["--text", "book.txt", "--device", "cpu", "--steps", "1", "--evals", "1"]
@@ -82,6 +87,28 @@ def good_cases() -> dict[str, Case]:
     for words in (("list",), ("report",), ("draw", "fig1")):
         place = ("store",) if words[0] == "draw" else ("--store", "store")
         found[f"store of {words[0]}"] = Case((*words, *place), store=True, expected="good")
+    begun = [run for run in tiny_runs(3) if run.seed == 2]
+    group = group_of(Path("store"), begun, 8, 1e6, Options(), {})
+    for words in (
+        (*CHOICE, "--no-report"),
+        ("list", "--store", "store", "--live"),
+        ("cancel", "--store", "store"),
+        ("worker", f"store/groups/{group.id}"),
+        *(("export", "--store", "store", "--to", to) for to in ("csv", "parquet", "tensorboard")),
+        ("export", "--store", "store", "--to", "mine.py:Mine"),
+    ):
+        mine: dict[str, File] = {"mine.py": TRACKER}
+        name = f"store of {words[0]} {words[-1]}"
+        found[name] = Case(tuple(words), mine, store=True, expected="good")
+    files: dict[str, File] = {
+        key: checkpoint()[key] for key in ("config.json", "model.safetensors")
+    }
+    found["checkpoint"] = _good(("inspect", ".", "--no-page"), dict(files))
+    mapped = ("inspect", "model.safetensors", "--mapping", "map.toml", "--no-page")
+    del files["config.json"]
+    found["mapping"] = _good(mapped, {**files, "map.toml": MAPPING})
+    document = {"config.json": text_of({**FAMILIES["llama"], "model_type": "llama"})}
+    found["plan like"] = _good(("plan", "--like", "config.json", "--keep", "params"), document)
     again = (*RUN[:-1], "3", "--store", "store", "--checkpoint-every", "0", "--set", *TINY)
     found["store of run"] = Case(again, store=True, expected="good")
     return found

@@ -11,8 +11,7 @@ from tests.fuzz.values import STRANGE_TEXTS, typed, word
 
 COMMANDS = (
     "run", "theory", "pretrain", "list", "report", "draw", "cost", "policies", "explain", "infer",
-    "check", "plan", "cancel", "worker", "inspect",
-    "convert",
+    "check", "plan", "cancel", "worker", "inspect", "choose", "export", "convert",
 )  # fmt: skip
 SHAPE = {
     "dim": "8", "depth": "2", "num_heads": "2", "head_dim": "4", "v_head_dim": "4",
@@ -23,6 +22,7 @@ SHAPE = {
     "out_bias": "false", "ffn_bias": "true", "average": "1", "logit_scale": "0.5",
     "max_logit": "2", "extras": "1", "shared_kv": "true", "o_lora_rank": "3", "o_groups": "2",
     "attn_gate": "head", "sinks": "true", "rope_at": "first", "num_experts": "4",
+    "rope_interleaved": "true",
     "num_experts_per_tok": "2", "expert_ffn_dim": "8", "shared_ffn_dim": "8",
     "shared_gate": "true", "router_bias": "true", "layers": "2", "n_head": "2,1",
     "hidden_size": "8", "d_ff": "8,0",
@@ -88,6 +88,14 @@ OPTIONS = {  # option -> a value that will do
     "inspect": ("--heads=2", "--kv-heads=1", "--layers=0-3", "--prefix=model", "--mapping=m.toml",
                 "--config=config.json", "--data=ids.json", "--tokens=8", "--sequences=2",
                 "--page=out.html", "--csv=out.csv", "--no-page"),
+    "choose": ("--params=2k", "--dim=8", "--depths=1", "--heads=1,2", "--ranks=8,4", "--most=2",
+               "--model=m.py", "--hours=1", "--seconds=9", "--delta=0.1", "--epsilon=0",
+               "--seeds=2", "--steps=4", "--batch=4", "--rates=0.01", "--trials=1",
+               "--extrapolate=1k,2k", "--text=book.txt", "--length=8", "--batch-tokens=64",
+               "--eval-tokens=64", "--tokenizer=t.json", "--optimiser=adamw", "--precision=fp32",
+               "--kv-bytes=2KiB", "--decode-flops=3M", "--workers=1", "--device=cpu", "--on=local",
+               "--checkpoint-every=0", "--store=store", "--no-report", "--wide"),
+    "export": ("--to=csv", "--experiment=fig1", "--store=store"),
     "convert": ("--to=num_kv_heads=2", "--rank=4", "--out=new", "--dry-run", "--as=hf",
                 "--data=ids.json", "--tokens=8", "--sequences=2", "--no-controls", "--finetune=1",
                 "--lr=0.1", "--seed=0"),
@@ -118,6 +126,10 @@ def options(rng: random.Random) -> Case:
         "check": ["none.py"], "cancel": ["--store", "store"], "worker": ["store/groups/0a"],
         "plan": ["--params", "1M", "--set", "vocab_size=64", "depth=2"],
         "inspect": ["model.safetensors", "--no-page"],
+        "choose": ["farthest", "--params", "2k", "--dim", "8", "--heads", "1,2", "--depths", "1",
+                   "--steps", "4", "--batch", "4", "--seeds", "2", "--rates", "0.01",
+                   "--trials", "1", "--workers", "1", "--device", "cpu", "--no-report"],
+        "export": ["--to", "csv", "--store", "store"],
         "convert": ["model", "--dry-run"],
     }[command]  # fmt: skip
     if command == "theory":  # the checks themselves take seconds

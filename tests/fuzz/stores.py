@@ -50,13 +50,18 @@ def commands(rng: random.Random) -> tuple[str, ...]:
 
 def stores(rng: random.Random, template: Path) -> Case:
     """One or two files of a store spoiled, or strange ones put beside them."""
-    good = store_files(template)
+    files = spoil_store(rng, store_files(template))
+    return Case(commands(rng), {f"store/{name}": file for name, file in files.items()}, store=True)
+
+
+def spoil_store(rng: random.Random, good: dict[str, bytes]) -> dict[str, File]:
+    """One or two files of a store as they should not be, by their names within it."""
     files: dict[str, File] = {}
     for _ in range(rng.randint(1, 2)):
         files |= rng.choice((_spoiled, _spoiled, _spoiled, _note, _row, _strange, _checkpoint))(
             rng, good
         )
-    return Case(commands(rng), {f"store/{name}": file for name, file in files.items()}, store=True)
+    return files
 
 
 def decoders(rng: random.Random, template: Path) -> Case:

@@ -9,12 +9,11 @@ import struct
 from pathlib import Path
 
 import torch
-from support.commands import TINY, run_words
+from support.commands import CHOOSE, run_words
+from support.groups import idle_group, tiny_runs
 from support.lm_runs import make_run, stop, trained_row
 
 from headwise.cli import main
-from headwise.experiments import find
-from headwise.experiments.settings import settings_of
 from headwise.rows import CHECKPOINT_FILE
 from headwise.store import Store
 from headwise.tensor_files import read_tensors, write_tensors
@@ -27,6 +26,7 @@ EXPERIMENT = dataclasses.replace(find("fig1"), name="mine", question="Is mine be
 """
 
 
+CHOICE = [*CHOOSE, "--store", "store", "--seeds", "3"]
 MEASURED = {"seconds": 1.0, "finished": "2026-01-01T00:00:00Z", "memory_bytes": 1}
 
 
@@ -45,6 +45,8 @@ def make_template(folder: Path) -> Path:
             timed = {name: 1.0 for name in ("tokens_per_second", "mfu") if row.get(name)}
             (store / "runs" / run_id / "rows.jsonl").unlink()
             Store(store).add({**row, **MEASURED, **timed})
+        assert main([*CHOICE, "--no-report"]) == 0  # now of rows that all have the same times
+        idle_group(store, tiny_runs(3))  # rows are of two seeds
         for path in store.rglob("*.safetensors"):
             path.write_bytes(_in_order(path.read_bytes()))
     return folder / "store"
@@ -62,10 +64,10 @@ def _in_order(data: bytes) -> bytes:
 def _fill(store: Path, mine: Path, book: Path) -> None:
     words = run_words(store, "--seeds", "2", "--keep-weights")
     with torch.random.fork_rng():
+        assert main([*CHOICE, "--no-report"]) == 0
         assert main(words) == 0
         assert main(["run", str(mine), *words[2:]]) == 0
-        runs = find("fig1").runs(settings_of(find("fig1"), "quick", TINY, 3, [], None))
-        for run in runs:
+        for run in tiny_runs(3):
             if Store(store).row(run.id) is None:
                 state = begin(run)
                 state.epoch, state.curve = 1, [0.5]

@@ -36,12 +36,14 @@ GROWTH = 1 << 30  # bytes
 MOST_LINES, MOST_COLUMNS = 8, 1000  # of an error; a message is cut to about 1,000
 WRITTEN = re.compile(  # what commands may write or replace where it was
     r"store\d?/(report\.html|[\w-]+\.(png|svg|pdf)|headwise\.json|experiments/[\w.-]+\.json"
+    r"|rows\.(csv|parquet)|tensorboard/.*"
+    r"|groups/\w+/(cancel|attempts\.json|\w+\.beat|log\.\d+)"
     r"|tokens/.*|runs/\w+/(lock|run\.json|source\.json|weights\.safetensors|rows\.jsonl"
     r"|checkpoint\.(safetensors|damaged)))"
 )
 GROWS = re.compile(r"store\d?/runs/\w+/rows\.jsonl")
-GONE = re.compile(r"store\d?/runs/\w+/checkpoint\.(safetensors|damaged)|(.*/)?\.[^/]+")
-OUTPUT = re.compile(r"[\w-]+\.(png|svg|pdf|html)|headwise-store/.*")
+GONE = re.compile(r"store\d?/runs/\w+/(checkpoint\.(safetensors|damaged)|lease\.\d+)|(.*/)?\.[^/]+")
+OUTPUT = re.compile(r"[\w-]+\.(png|svg|pdf|html)|(headwise-store|row)/.*")
 INSIDE = "HEADWISE_TRACEBACK=1"  # main's word for an error that no check foresaw
 
 
@@ -79,7 +81,7 @@ def run(case: Case, folder: Path, temporary: Path) -> tuple[int, str, list[str]]
     found: list[str] = []
     code = -1
     home = Path.cwd()
-    with captured() as err, environment({**case.environment, "TMPDIR": str(temporary)}):
+    with captured() as said, environment({**case.environment, "TMPDIR": str(temporary)}):
         os.chdir(folder)
         try:
             with limits():
@@ -92,7 +94,10 @@ def run(case: Case, folder: Path, temporary: Path) -> tuple[int, str, list[str]]
             found.append(f"traceback: {type(e).__name__}: {str(e)[:150]!r}, in {where(e)}")
         finally:
             os.chdir(home)
-    return code, "".join(err), found
+    err, out = said
+    if control(out):
+        found.append("answer: control characters on the terminal")
+    return code, err, found
 
 
 def in_python(words: Sequence[str]) -> int:
@@ -125,7 +130,7 @@ def of_exit(case: Case, code: int, err: str) -> list[str]:
         found.append(f"error: {len(lines)} lines")
     if wide := [len(line) for line in lines if len(line) > MOST_COLUMNS]:
         found.append(f"error: a line of {max(wide)} characters")
-    if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", err.replace("\r", "")):
+    if control(err):
         found.append("error: control characters on the terminal")
     if code == -1:
         return found
@@ -133,14 +138,19 @@ def of_exit(case: Case, code: int, err: str) -> list[str]:
         found.append(f"exit: {code}")
     if code == 1 and INSIDE in err:
         found.append(f"exit: {code} by an error that no check foresaw: {lines[-1][:200]}")
-    elif code == 2 and not re.search(r"(^|\s)error: ", err):
+    elif code == 2 and not re.search(r"(^|\s)(error|refused): ", err):
         found.append("exit: 2 without a word")
-    elif code == 1 and not err and case.words[:1] != ("check",):
+    elif code == 1 and not err and case.words[0] not in ("check", "plan"):
         found.append("exit: 1 without a word")
     wanted = {"bad": (2,), "good": (0,), "any": (0, 1, 2)}[case.expected]
     if code in (0, 1, 2) and code not in wanted:
         found.append(f"exit: {code}, expected {wanted[0]}: {err.strip()[-200:]}")
     return found
+
+
+def control(text: str) -> bool:
+    """Whether a terminal would hear more than lines."""
+    return re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", text.replace("\r", "")) is not None
 
 
 def where(error: BaseException) -> str:
@@ -172,10 +182,12 @@ def snapshot(folder: Path) -> dict[str, bytes | str]:
 
 def changes(before: dict[str, bytes | str], after: dict[str, bytes | str], case: Case) -> list[str]:
     """Files that were lost, changed or left where nothing may be."""
-    named = {word.rpartition("=")[2] for word in case.words}  # an option may say where to write
+    # An option may say where to write, as --output FILE or --output=FILE.
+    named = {*case.words, *(word.rpartition("=")[2] for word in case.words)}
 
     def output(name: str) -> bool:
-        return OUTPUT.fullmatch(name) is not None or bool({name, name.split("/")[0]} & named)
+        above = {str(path) for path in (Path(name), *Path(name).parents)}
+        return OUTPUT.fullmatch(name) is not None or bool(above & named)
 
     found = []
     for name, content in before.items():
@@ -243,7 +255,8 @@ def limits() -> Iterator[None]:
 
 @contextmanager
 def captured() -> Iterator[list[str]]:
-    """Standard output and error go into files; what the error's holds is in the list at the end."""
+    """Standard output and error go into files; at the end the list has what is in the error's and
+    in the other's."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -262,8 +275,9 @@ def captured() -> Iterator[list[str]]:
             for saved, place in zip(kept, (1, 2), strict=True):
                 os.dup2(saved, place)
                 os.close(saved)
-            err.seek(0)
-            said.append(err.read(1 << 22).decode(errors="replace"))
+            for stream in (err, out):
+                stream.seek(0)
+                said.append(stream.read(1 << 22).decode(errors="replace"))
 
 
 @contextmanager

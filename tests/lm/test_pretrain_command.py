@@ -310,7 +310,7 @@ MISTAKES = [
         "num_positions must be at least length 256, got 8",
     ),
     ("--set dim=64", "a shape needs depth: "),
-    ("--set heads=3", "unknown shape key 'heads'; "),
+    ("--set haeds=3", "unknown shape key 'haeds'; "),
     ("--set head_dim=16 qk_rope_head_dim=32", "qk_rope_head_dim must not exceed head_dim, "),
     (
         "--set head_dim=5",

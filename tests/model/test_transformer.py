@@ -347,6 +347,7 @@ def test_shape_fields_all_reach_the_model():
         "o_groups": 2,
         "attn_gate": "head",
         "rope_at": "first",
+        "rope_interleaved": True,
         "lm_head": False,
     }
     needs = {

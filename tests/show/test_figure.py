@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import UsageError
+from headwise.show.colours import GROUND
 from headwise.show.figure import (
-    ONE_SEED,
     Figure,
     HeatFigure,
     HeatPanel,
@@ -228,10 +228,10 @@ def test_one_seed_is_hollow_and_the_legend_says_so() -> None:
     assert crosses.single == (False,)
     panel = LinePanel(title="", lines=[line, crosses])
     figure = LineFigure(title="", x_label="", y_label="", panels=[panel])
-    held_out, _, legend = plotly_figure(figure)["data"]
-    assert [colour == "white" for colour in held_out["marker"]["color"]] == [False, True, False]
-    assert (legend["name"], legend["showlegend"]) == (ONE_SEED, True)
-    names = [trace["name"] for trace in plotly_figure(RANGES)["data"]]
-    assert names.count(ONE_SEED) == 1
-    inside = [t["marker"]["color"] for t in plotly_figure(RANGES)["data"] if t["name"] != ONE_SEED]
-    assert [colour == "white" for colour in inside] == [False, True]
+    page = plotly_figure(figure)
+    held_out, _ = page["data"]
+    assert [colour == GROUND for colour in held_out["marker"]["color"]] == [False, True, False]
+    assert page["hollow"]
+    assert plotly_figure(RANGES)["hollow"]
+    inside = [trace["marker"]["color"] for trace in plotly_figure(RANGES)["data"]]
+    assert [colour == GROUND for colour in inside] == [False, True]

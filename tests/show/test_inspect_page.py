@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from show.test_report import browser  # noqa: F401
 from support.planted_heads import planted, separate, write
+from support.report_page import browser  # noqa: F401
 
 from headwise.diagnose.inspection import inspect
 from headwise.show.inspect_page import write_inspect_page

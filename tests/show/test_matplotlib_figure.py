@@ -1,14 +1,18 @@
 """Figures of points made by hand: every kind is drawn, and nothing is left out or stretched."""
 
+import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fig1_points import CASES, point
 
+from headwise.cli import main
 from headwise.experiments.rank_paper.fig1_figures import figure as draw_fig1
+from headwise.show.colours import GROUND
 from headwise.show.figure import Line, LineFigure, LinePanel, has_hollow
 from headwise.show.matplotlib_figure import save
 from headwise.show.plotly_figure import plotly_figure
@@ -22,9 +26,13 @@ def test_figure_draws_every_kind_of_points(case: str, tmp_path: Path) -> None:
     page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
     lines = sum(len(panel.lines) for panel in description.panels)
-    assert len(page["data"]) == lines + has_hollow(description), "and one that says what is hollow"
-    names = [trace["name"] for trace in page["data"] if trace["showlegend"]]
+    drawn = [trace for trace in page["data"] if trace["meta"]["kind"] != "seed"]
+    assert len(drawn) == lines
+    assert page["hollow"] == has_hollow(description), "the legend says what is hollow"
+    names = [entry["label"] for entry in page["legend"]["series"]]
     assert len(names) == len(set(names)), "a name is twice in the legend"
+    numbers = {entry["number"] for entry in page["legend"]["series"]}
+    assert {trace["meta"]["series"] for trace in page["data"]} <= numbers
 
 
 def test_figure_panels_show_all_of_their_points_and_the_references_name(
@@ -85,10 +93,11 @@ def test_figure_draws_a_point_of_one_seed_hollow(
     assert [(list(mark.get_xdata()), list(mark.get_ydata())) for mark in hollow] == [([2], [0.4])]
     legend = [text.get_text() for text in drawn[0].legends[0].get_texts()]
     assert legend == ["a", "hollow: one seed"]
-    trace, explained = plotly_figure(figure)["data"]
+    page = plotly_figure(figure)
+    (trace,) = page["data"]
     inside, colour = trace["marker"]["color"], trace["marker"]["line"]["color"]
-    assert inside == [colour, "white", colour]
-    assert explained["name"] == "hollow: one seed"
+    assert inside == [colour, GROUND, colour]
+    assert page["hollow"]
 
 
 def test_figure_of_several_seeds_has_nothing_hollow() -> None:
@@ -98,3 +107,42 @@ def test_figure_of_several_seeds_has_nothing_hollow() -> None:
     )
     (trace,) = plotly_figure(figure)["data"]
     assert isinstance(trace["marker"].get("color", ""), str)
+
+
+@pytest.mark.parametrize("kind", ["pdf", "svg", "png"])
+def test_figure_of_a_paper_is_as_wide_as_its_text(kind: str, tmp_path: Path) -> None:
+    figure = dataclasses.replace(draw_fig1(CASES["five panels"]), caption="what it shows")
+    first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    save(figure, first, paper=True)
+    save(figure, second, paper=True)
+    content = first.read_bytes()
+    assert content == second.read_bytes()
+    if kind == "pdf":
+        found = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", content)
+        assert found
+        assert 5.2 * 72 < float(found[1]) < 5.7 * 72
+        assert b"/FontFile2" in content, "whole letters"
+        assert b"STIX" in content
+    elif kind == "svg":
+        text = content.decode()
+        found = re.search(r'width="([\d.]+)pt"', text)
+        assert found
+        assert 5.2 * 72 < float(found[1]) < 5.7 * 72
+        assert figure.title not in text, "title and caption are the paper's"
+        assert "what it shows" not in text
+
+
+def test_draw_by_format_is_in_a_papers_style(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = str(Path(__file__).parents[2] / "results/fig1/quick.jsonl")
+    here = tmp_path / "rows.jsonl"
+    here.write_text(Path(rows).read_text())
+    assert main(["draw", "fig1", str(here), "--format", "svg"]) == 0
+    drawn = (tmp_path / "fig1.svg").read_text()
+    assert "equal parameters" not in drawn
+    assert main(["draw", "fig1", str(here), "--output", str(tmp_path / "screen.svg")]) == 0
+    assert "equal parameters" in (tmp_path / "screen.svg").read_text()
+    capsys.readouterr()
+    assert main(["draw", "fig1", str(here), "--format", "pdf", "--output", "a.png"]) == 2
+    assert "--format pdf needs --output to end in .pdf, got a.png" in capsys.readouterr().err

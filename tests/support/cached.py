@@ -59,6 +59,7 @@ MODERN = {
         shared_kv=True, qk_norm="head", windows=(3, 0), qk_rope_head_dim=4
     ),
     "rotary first": ROTARY.replace(rope_at="first", head_dim=6),
+    "neighbours turn": ROTARY.replace(rope_interleaved=True, head_dim=6, qk_rope_head_dim=4),
     "norms over all heads": ROTARY.replace(qk_norm="all", qk_rope_head_dim=4),
     "low-rank queries": ROTARY.replace(q_lora_rank=5, qk_norm="free", qkv_bias=True),
     "low-rank queries, keys are values": ROTARY.replace(q_lora_rank=5, shared_kv=True),

@@ -66,7 +66,7 @@ def driver(words: list[str]) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 90.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 300.0) -> Any:
     """Poll until something is so; how long it takes does not count."""
     end = time.monotonic() + seconds
     while not (found := what()):

@@ -34,6 +34,10 @@ LONG = [
     "batch=16",
     "held_out=8",
 ]
+# A question of a second: two shapes, one rate
+CHOOSE = ["choose", "farthest", "--params", "2k", "--dim", "8", "--heads", "1,2", "--depths", "1"]
+CHOOSE += ["--steps", "4", "--batch", "4", "--rates", "0.01", "--trials", "1", "--workers", "1"]
+CHOOSE += ["--device", "cpu"]
 
 
 def sets(changes: list[str]) -> list[str]:

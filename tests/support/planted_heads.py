@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from support.tolerance import seeded
 
-from headwise.model.layers import rotate
+from headwise.model.rotary import rotate
 
 
 def planted(H=6, K=3, R=8, V=5, D=29, seed=1, dtype=torch.float64):

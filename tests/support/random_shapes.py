@@ -73,6 +73,7 @@ def modern(rng):
     """Heads with all that came after the first shapes: keys that are the values, low-rank queries,
     rotary positions at either end."""
     fields = heads(rng) | {"rope_at": rng.choice(ROPE_PLACES), "q_lora_rank": rng.choice((0, 3, 7))}
+    fields["rope_interleaved"] = fields["rope_at"] == "first"  # no draw: the shapes stay the same
     if flip(rng):
         fields |= {"shared_kv": True, "v_head_dim": fields["head_dim"]}
     return fields | outputs(rng, fields["num_heads"])

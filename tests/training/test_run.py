@@ -97,6 +97,7 @@ OTHER_SHAPE: dict[str, Any] = {
     "attn_gate": "head",
     "sinks": None,
     "rope_at": "first",
+    "rope_interleaved": True,
     "num_experts": None,
     "num_experts_per_tok": None,
     "expert_ffn_dim": None,

@@ -12,6 +12,8 @@ from headwise.signals import Stop
 # Kept for a last block of steps, its checkpoint and the report: seconds, a share of the time, and
 # at most another share of it.
 RESERVE, SHARE, MOST_SHARE = 3.0, 0.02, 0.25
+SLOWEST = 10.0
+ENOUGH = 0.2  # seconds of a processor, such as PyTorch's import, that tell how busy it is
 
 
 class Deadline(Stop):
@@ -68,11 +70,18 @@ class Pace:
         return max(self.measured[-2:]) * work if self.measured else None
 
 
-def end_of(seconds: float | None, now: float) -> float:
-    """When training must have ended, so that the report is there in time."""
+def end_of(seconds: float | None, now: float, slow: float = 1.0) -> float:
+    """When training must have ended, so that the report is there in time on a machine that is so
+    many times slower than an idle one."""
     if seconds is None:
         return float("inf")
-    return now + seconds - min(RESERVE + SHARE * seconds, MOST_SHARE * seconds)
+    return now + seconds - min(RESERVE * slow + SHARE * seconds, MOST_SHARE * seconds)
+
+
+def slowness(wall: float, cpu: float) -> float:
+    """How many times slower this machine is for others' work on it, by what this process has just
+    done: seconds on the clock per second of its own, from 1 to SLOWEST."""
+    return min(max(wall / cpu, 1.0), SLOWEST) if cpu > ENOUGH else 1.0
 
 
 def times(value: Any) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.choosing.candidates import MOST
 from headwise.choosing.choice import Arm, Choice, Spent
-from headwise.choosing.clock import Deadline, Pace, end_of, times
+from headwise.choosing.clock import Deadline, Pace, end_of, slowness, times
 from headwise.choosing.learning_curve import worth
 from headwise.choosing.limits import shapes_within
 from headwise.choosing.page import note_of
@@ -183,6 +183,7 @@ def answer(
     command: str,
 ) -> tuple[Choice, Standing]:
     """Have the rows made that the answer needs, as far as time allows, and give it."""
+    entered, own = time.monotonic(), time.process_time()
     from headwise.device import pick_device
     from headwise.execute.sources import edited
     from headwise.execute.sweep import check_machine, cores
@@ -208,7 +209,8 @@ def answer(
     workers = (how["workers"] or cores()) if on_cpu else 1
     pace = Pace(_known_pace(at, workers))
     ended = ""
-    with _listening(stop, end_of(seconds, began)) as deadline:
+    slow = slowness(time.monotonic() - entered, time.process_time() - own)
+    with _listening(stop, end_of(seconds, began, slow)) as deadline:
         while at.next and not ended:
             todo = sum(map(question.training.work, at.next))
             expected = pace.seconds(todo)
@@ -407,7 +409,6 @@ def _reported(
         return choice
     try:
         import jinja2  # noqa: F401
-        import plotly  # noqa: F401
     except ModuleNotFoundError as e:
         say(f"no page: {e.name} is not installed (pip install 'headwise[report]')")
         return choice

@@ -1,5 +1,6 @@
-"""The command line: `headwise run | choose | theory | pretrain | list | report | draw | export |
-cost | policies | plan | explain | infer | check | inspect | convert | cancel | worker`.
+"""The command line: `headwise run | choose | theory | pretrain | list | report | draw | generate |
+chat | export | cost | policies | plan | explore | explain | infer | check | inspect | convert |
+cancel | worker`.
 
 argparse, because it is on every machine that has torch and because its errors can be one line.
 Heavy imports happen inside the commands. Exit codes: 0 done, 1 failed, 2 bad usage; 130, 143 and
@@ -36,10 +37,13 @@ COMMANDS = {
     "list": ("store", "list_runs"),
     "report": ("store", "report"),
     "draw": ("store", "draw"),
+    "generate": ("generate", "generate"),
+    "chat": ("generate", "chat"),
     "export": ("export", "export"),
     "cost": ("shapes", "cost"),
     "policies": ("shapes", "policies"),
     "plan": ("plan", "plan"),
+    "explore": ("explore", "explore"),
     "explain": ("shapes", "explain"),
     "infer": ("shapes", "infer"),
     "check": ("check", "check"),

@@ -9,9 +9,11 @@ from typing import Any
 from headwise.cli.choose_arguments import add_choose
 from headwise.cli.cluster_arguments import add_groups, add_live, add_nodes, add_place
 from headwise.cli.convert_arguments import add_convert
+from headwise.cli.explore_arguments import add_explore
 from headwise.cli.inspect_arguments import add_inspect
 from headwise.cli.parser import Parser
 from headwise.cli.plan_arguments import add_plan
+from headwise.cli.show_arguments import add_draw, add_report, add_writing
 from headwise.cli.tracking_arguments import add_export, add_track
 from headwise.cli.values import number, seconds, whole, wholes
 
@@ -46,12 +48,14 @@ def parser() -> Parser:
     _add_theory(add)
     _add_pretrain(add)
     _add_list(add)
-    _add_report(add)
-    _add_draw(add)
+    add_report(add, DEFAULT_STORE)
+    add_draw(add, _add_wide)
+    add_writing(add, _add_store, _add_device)
     add_export(add, DEFAULT_STORE)
     _add_cost(add)
     _add_policies(add)
     add_plan(add, _add_device)
+    add_explore(add, _add_config, _add_set)
     _add_explain(add)
     _add_check(add)
     _add_infer(add)
@@ -249,44 +253,6 @@ def _add_list(add: Add) -> None:
     command.add_argument("--store", metavar="DIR", help="list this store's runs")
     command.add_argument("--older", action="store_true", help="only rows that another commit made")
     add_live(command)
-    _add_wide(command)
-
-
-def _add_report(add: Add) -> None:
-    command = add(
-        "report",
-        "Write the page of a store again, from its rows alone.",
-        "headwise report --store headwise-store",
-    )
-    command.add_argument(
-        "--store", default=DEFAULT_STORE, metavar="DIR", help=f"default {DEFAULT_STORE}"
-    )
-    command.add_argument("--output", metavar="FILE", help="default DIR/report.html")
-
-
-def _add_draw(add: Add) -> None:
-    command = add(
-        "draw",
-        "Draw an experiment's figure from files of rows (JSON lines), or from a store.",
-        "headwise draw fig1 results/fig1/rows.jsonl --output fig1.png",
-    )
-    command.add_argument("experiment", help="whose figure it is")
-    command.add_argument(
-        "rows",
-        nargs="+",
-        help="files with one row a line, such as results/fig1/rows.jsonl, or stores",
-    )
-    command.add_argument(
-        "--output", metavar="FILE", help="png, pdf or svg; default beside the (first) rows, as png"
-    )
-    command.add_argument(
-        "--view",
-        metavar="NAME",
-        help=(
-            "another view of the same rows: fig1 has depth (published against held out, by rank) "
-            "and layers (the same by depth), map summary (all tasks), regression examples"
-        ),
-    )
     _add_wide(command)
 
 

@@ -60,6 +60,7 @@ def _choose(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     print_table(choice.table, width, MAIN)
     if page := next((c.page for c in getattr(choice, "choices", [choice]) if c.page), None):
         print(f"report: {page}")
+    print_prose(choice.lines[0], width)  # the answer, which the page begins with
     return choice.to_json()
 
 

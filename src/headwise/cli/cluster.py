@@ -40,6 +40,10 @@ def cancel(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
             f"there is no group {unknown[0]} in {store.path}; headwise list --store {store.path} "
             "--live shows them"
         )
+    if args.on == "ray":
+        raise UsageError(
+            "--on ray would start a Ray, in which nothing runs: give ray:auto or ray://HOST:PORT"
+        )
     cancelled = cancel_groups(store, args.groups)
     if args.on and cancelled:
         cancel_jobs(store, cancelled, args.on)

@@ -15,6 +15,7 @@ from headwise.cli.export import tracking
 from headwise.cli.output import print_table, say
 from headwise.cli.shapes import shape_of
 from headwise.errors import UsageError, nearest
+from headwise.rows import SAMPLE_FILE, WEIGHTS_FILE
 from headwise.shape import field_of
 
 
@@ -177,7 +178,21 @@ def pretrain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
                 stop=args.stop,
                 advance=beat.add if beat is not None else None,
             )
+    if world.is_main:
+        _leave_sample(run, store.path / "runs" / run.id, str(where), tell)
     return _answered(run, store.path, row, tell)
+
+
+def _leave_sample(run: Any, folder: Path, device: str, tell: Callable[[str], None]) -> None:
+    """A text by the decoder beside its weights, for the store's page; without weights none."""
+    from headwise.lm.writing import write_sample
+
+    if (folder / SAMPLE_FILE).exists() or not (folder / WEIGHTS_FILE).exists():
+        return
+    try:
+        write_sample(folder, run.source, device)
+    except UsageError as e:  # the row is what was asked for
+        tell(f"no sample of its text: {e}")
 
 
 def _pretrain_on_nodes(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
@@ -234,7 +249,10 @@ def _answered(
 ) -> dict[str, Any]:
     """Show the row; what the command answers."""
     _print_pretrained(row)
-    tell(f"beside others: headwise report --store {shlex.quote(str(store))}")
+    quoted = shlex.quote(str(store))
+    tell(f"beside others: headwise report --store {quoted}")
+    if (store / "runs" / run.id / WEIGHTS_FILE).exists():
+        tell(f"what it writes: headwise generate {run.id[:8]} --prompt Once --store {quoted}")
     return {
         "store": str(store),
         "folder": str(store / "runs" / run.id),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # What a terminal without these characters gets instead; of any other the number.
 PLAIN = {"±": "+-", "×": "x", "→": "->", "≥": ">=", "≤": "<=", "µ": "u", "…": "...", "–": "-"}
+# What would move a terminal's cursor or change its title; rows of somebody's store may hold it.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 GAP = 2  # columns between two of a table
 PROSE = 24  # columns that prose is wrapped to at least
 TALL = 40  # lines of a table whose prose is cut instead
@@ -75,6 +78,7 @@ def print_table(
 ) -> None:
     """A table, its first line the headings. Within `width` it has as many columns as fit: those at
     the places `main` stay longest, the first of them longest of all."""
+    table = [[CONTROL.sub(" ", cell) for cell in row] for row in table]
     shown = list(range(len(table[0])))
     if width is not None:
         shown = _fitting(table, width, main)
@@ -182,6 +186,7 @@ def print_prose(text: str, width: int | None = None, hanging: int = 0) -> None:
 
 def wrapped(text: str, width: int | None, hanging: int = 0) -> list[str]:
     """The lines of a text."""
+    text = "\n".join(CONTROL.sub(" ", line) for line in text.split("\n"))
     if width is None or len(text) <= width:
         return [text]
     front = " " * (len(text) - len(text.lstrip()) + hanging)
@@ -203,7 +208,8 @@ def print_points(
 
 
 def print_made(made: Made, show: bool = False, wide: bool = False) -> dict[str, Any]:
-    """The table, the claim and the files; returns what --json prints."""
+    """The table, the claim, the files, and last the answer that the page begins with; returns what
+    --json prints."""
     from headwise.experiments.points import plain_point
 
     width = width_for(wide)
@@ -215,6 +221,7 @@ def print_made(made: Made, show: bool = False, wide: bool = False) -> dict[str, 
     written = {what: str(path) for what, path in files.items() if path}
     for what, path in written.items():
         print(f"{what}: {path}")
+    print_prose(made.answer, width)
     counts = made.counts
     if counts.failed:
         say(f"headwise: {counts.failed} of {len(made.points)} checks do not hold")
@@ -228,6 +235,7 @@ def print_made(made: Made, show: bool = False, wide: bool = False) -> dict[str, 
         **({} if made.state.finished else {"later": made.state.later}),
         "taken": counts.taken,
         "points": [plain_point(point) for point in made.points],
+        "answer": made.answer,
         **({"failed": counts.failed} if counts.failed else {}),
         **written,
     }

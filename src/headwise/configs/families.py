@@ -148,6 +148,13 @@ HYBRIDS: dict[str, Callable[[Config], Attention]] = {
     "qwen3_next": hybrids.qwen3_next,
 }
 
+# Families in which neighbouring coordinates rotate together.
+INTERLEAVED = (
+    *("gptj", "codegen", "cohere", "cohere2", "glm", "glm4", "glm4v_text", "ernie4_5"),
+    *("ernie4_5_moe", "helium", "llama4_text", "deepseek_v2", "deepseek_v3", "kimi_k2"),
+    *("mistral4", "kimi_linear", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "glm5_next_text"),
+)
+
 NOT_EXPRESSED = {
     "deepseek_v4": (
         "keys and values of runs of tokens are compressed into one, and four streams are mixed "
@@ -218,16 +225,26 @@ def _fields_of(config: Config, part: str | None) -> Fields:
             f"part {part!r} is of a model that wraps another, a {name} is one stack: leave part out"
         )
     if name in HYBRIDS:
-        return _of_hybrid(HYBRIDS[name](with_defaults(config, name)), name, part)
+        found = HYBRIDS[name](with_defaults(config, name))
+        found.fields.update(_pairs(config, name, found.fields))
+        return _of_hybrid(found, name, part)
     if name not in FAMILIES:
         raise UsageError(f"unknown model_type {name!r}{_kin(config)}; {known_families(name)}")
     fields = FAMILIES[name](with_defaults(config, name))
+    fields |= _pairs(config, name, fields)
     if fields.get("causal") and config.get("is_causal") is False:
         raise UsageError(
             f"a {name} without its causal mask cannot be expressed: is_causal must be true or "
             "left out, got False"
         )
     return _whole_or_attention(fields, part, name)
+
+
+def _pairs(config: Config, name: str, fields: Fields) -> Fields:
+    """How rotary coordinates pair, where neighbours do; DeepSeek's kin may say otherwise."""
+    if not fields.get("qk_rope_head_dim") or config.get("rope_interleave") is False:
+        return {}
+    return {"rope_interleaved": True} if name in INTERLEAVED else {}
 
 
 def with_defaults(config: Config, name: str) -> Config:

@@ -68,7 +68,7 @@ _OF_ATTENTION = (
     *("dim", "num_heads", "head_dim", "v_head_dim", "num_kv_heads", "kv_lora_rank"),
     *("q_lora_rank", "qk_rope_head_dim", "rope_theta", "causal", "norm", "norm_at", "qk_norm"),
     *("logit_scale", "qkv_bias", "out_bias", "positions", "shared_kv", "o_lora_rank", "o_groups"),
-    *("attn_gate", "sinks", "rope_at", "split_kv_cache", "chunked"),
+    *("attn_gate", "sinks", "rope_at", "rope_interleaved", "split_kv_cache", "chunked"),
 )
 
 

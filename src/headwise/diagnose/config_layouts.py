@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from headwise.configs.families import INTERLEAVED
 from headwise.configs.values import is_nanochat
 from headwise.configs.wrappers import inner_config, is_wrapper
 from headwise.diagnose.layouts import Layout
@@ -17,12 +18,6 @@ from headwise.shape import Shape
 
 # Families whose queries, keys and values lie side by side per KV head.
 GROUPED = ("bloom", "falcon", "gpt_neox", "gpt_bigcode", "persimmon")
-# Families in which neighbouring coordinates rotate together.
-INTERLEAVED = (
-    *("gptj", "codegen", "cohere", "cohere2", "glm", "glm4", "glm4v_text", "ernie4_5"),
-    *("ernie4_5_moe", "helium", "llama4_text", "deepseek_v2", "deepseek_v3", "kimi_k2"),
-    *("mistral4", "kimi_linear", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "glm5_next_text"),
-)
 # Families whose gain is 1 + weight, and those whose norm of queries and keys is a layer norm.
 ONE_PLUS = (
     *("gemma3_text", "gemma3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
@@ -65,8 +60,9 @@ def layouts_of(
         layouts = [base] * len(layers)
     else:
         layouts = _by_shape(layers, shape)
-    change: dict[str, Any] = {"rope_interleaved": family in INTERLEAVED}
-    change["rope_back"] = family == "nanochat"
+    change: dict[str, Any] = {"rope_back": family == "nanochat"}
+    if family in INTERLEAVED and (config or {}).get("rope_interleave") is not False:
+        change["rope_interleaved"] = True
     if family in GATED and shape is not None and shape.attn_gate == "value":
         change["gated"] = True
     fused = next((n.parts["qkv"] for n in layers if "qkv" in n.parts), "")
@@ -110,6 +106,7 @@ def _by_shape(layers: list[Named], shape: Shape) -> list[Layout]:
                 rope_dim=one.qk_rope_head_dim,
                 rope_theta=one.rope_theta,
                 rope_at=one.rope_at,
+                rope_interleaved=one.rope_interleaved,
                 shared_kv=one.shared_kv,
                 o_groups=one.o_groups,
             )

@@ -356,3 +356,8 @@ def reduced(W: Tensor) -> Tensor:
 def sizes_of(parts: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The shapes of the parts, in order: layers that agree in them have one control."""
     return tuple((name, tuple(parts[name].shape)) for name in sorted(parts))
+
+
+def cut_rows(fused: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of one matrix as those of queries, keys and values, as they are stored."""
+    return _cut(fused, layout)

@@ -132,7 +132,7 @@ def _ours(checkpoint: Checkpoint) -> Running:
 def _heads_of_ours(attention: Any, layer: int, watchers: list[Watcher]) -> Callable[..., Tensor]:
     from headwise.model.reference import mask_of
 
-    def attend_heads(s: Any, q: Tensor, k: Tensor, v: Tensor, kept: Any = None) -> Tensor:
+    def attend_heads(s: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
         seen = mask_of(q.shape[-2], k.shape[-2], s.causal, attention.window, q.device)
         out = watchers[0](Call(layer, q, k, v, seen, s.scale))
         return out.transpose(1, 2).flatten(-2)

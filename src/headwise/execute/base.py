@@ -127,9 +127,10 @@ def last_lines(path: str | Path, count: int = 1) -> str:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return ""
     with os.fdopen(handle, "rb") as f:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return ""
         f.seek(max(0, os.fstat(handle).st_size - 8192))
         text = f.read(8192).decode(errors="replace")
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]

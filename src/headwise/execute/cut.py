@@ -1,4 +1,4 @@
-"""Which runs are trained at once: cut by what they stack into, by arithmetic, memory and time."""
+"""Which runs are trained at once: cut by ensembles, by arithmetic, memory and time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwise.lm.spec import Pretraining
 from headwise.store import Store
 from headwise.training.run import Run, ensemble_key
 
-MOST_RUNS = 128  # in a chunk, each an open lock file; twice the largest stack
+MOST_RUNS = 128  # in a chunk, each an open lock file; twice the largest ensemble
 LONGEST = 1800.0  # seconds of a group, so that a lost one is no day's work
 MOST_MEASURED = 200  # rows that a speed is taken from
 
@@ -26,7 +26,7 @@ def cost(run: Run) -> float:
 
 
 def chunks_of(runs: Sequence[Run], workers: int) -> list[list[Run]]:
-    """Runs that stack go together, split until none is more than half of a worker's share or
+    """Runs of one ensemble go together, split until none is more than half of a worker's share or
     MOST_RUNS; the longest first."""
     most = sum(map(cost, runs)) / workers / (2 if workers > 1 else 1)
     groups: dict[Any, list[Run]] = {}
@@ -48,9 +48,9 @@ def steps_of(run: Run | Pretraining) -> int:
 def groups_of(
     runs: Sequence[Any], slots: int, store: Store, memory: float = math.inf
 ) -> list[tuple[list[Any], float]]:
-    """Groups with the FLOPs of each: what stacks goes together, until a group is more than half of
-    a worker's share, would take longer than LONGEST at the speed of the store's rows, or needs more
-    than `memory`; the longest first. A decoder is alone."""
+    """Groups with the FLOPs of each: runs of one ensemble go together, until a group is more than
+    half of a worker's share, would take longer than LONGEST at the speed of the store's rows, or
+    needs more than `memory`; the longest first. A decoder is alone."""
     decoders = [run for run in runs if isinstance(run, Pretraining)]
     rest = [run for run in runs if not isinstance(run, Pretraining)]
     speed = speed_of(store)

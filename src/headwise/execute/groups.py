@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from typing import Any
 
 import headwise
 from headwise.digests import read_signed, signed
-from headwise.errors import UsageError
+from headwise.errors import UsageError, shown
 from headwise.execute.base import Handle
 from headwise.execute.leases import BEAT, LOST_AFTER, read_beat
 from headwise.files import MOST_TEXT, DamagedError, write_whole
@@ -35,6 +36,7 @@ GROUP_FILE = "group.json"
 ATTEMPTS_FILE = "attempts.json"
 CANCEL_FILE = "cancel"
 FORMAT = 1
+PLAIN = re.compile(r"[0-9A-Za-z_-]{1,64}")  # a run's id, which leads nowhere but into the store
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ def read_group(folder: Path) -> Group:
         )
         if len(group.ids) != len(group.specs):
             raise DamagedError("it has more runs than ids, or fewer")
+        _check_names(group, folder)
     except FileNotFoundError:
         raise UsageError(
             f"a group is a folder STORE/groups/ID with a {GROUP_FILE}, got {folder}"
@@ -160,6 +163,17 @@ def read_group(folder: Path) -> Group:
     except (DamagedError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise UsageError(f"{folder / GROUP_FILE} is damaged: {e}") from None
     return group
+
+
+def _check_names(group: Group, folder: Path) -> None:
+    """A store is data: what a group names is a run of its store, and its folder its own."""
+    for run_id, spec in zip(group.ids, group.specs, strict=True):
+        parent = str(spec.get("recipe", {}).get("init", ""))
+        names = [run_id, *([parent.removeprefix("run:")] if parent.startswith("run:") else [])]
+        if wrong := [name for name in names if not PLAIN.fullmatch(name)]:
+            raise DamagedError(f"it names the run {shown(wrong[0])}, which no store has")
+    if folder.absolute().name != group.id or folder.is_symlink():
+        raise DamagedError(f"the folder of its runs is {group.id}")
 
 
 def groups_in(store: Path) -> Iterator[Group]:

@@ -199,12 +199,7 @@ class Watch:
 
 def lease_of(folder: Path) -> tuple[int, Path | None]:
     """The highest lease in a run's folder, and the path of its holder's beat; (0, None): none."""
-    numbers = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            stem, _, number = name.partition(".")
-            if stem == "lease" and number.isdecimal() and len(number) < 10:
-                numbers.append(int(number))
+    numbers = _numbers(folder)
     if not numbers:
         return 0, None
     beat = folder / "none"  # of a lease that cannot be read: nobody's
@@ -214,6 +209,17 @@ def lease_of(folder: Path) -> tuple[int, Path | None]:
         if group.isalnum() and token.isalnum():  # a store is data, and leads nowhere else
             beat = folder.parent.parent / "groups" / group / f"{token}.beat"
     return max(numbers), beat
+
+
+def _numbers(folder: Path) -> list[int]:
+    """The leases that a run's folder has, in order."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            stem, _, number = name.partition(".")
+            if stem == "lease" and number.isdecimal() and len(number) < 10:
+                found.append(int(number))
+    return sorted(found)
 
 
 @contextlib.contextmanager
@@ -281,9 +287,10 @@ def make_lease(folder: Path, number: int, beat: Path) -> bool:
 
 def _release(folder: Path, number: int) -> None:
     """Remove a lease after those before it, so that there is always one while it is held."""
-    for before in range(1, number + 1):
-        with contextlib.suppress(OSError):
-            (folder / f"lease.{before}").unlink(missing_ok=True)
+    for before in _numbers(folder):  # of somebody's store the first may be any
+        if before <= number:
+            with contextlib.suppress(OSError):
+                (folder / f"lease.{before}").unlink(missing_ok=True)
 
 
 def cause_of(beat: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ class Live:
     """A group as `headwise list --live` shows it."""
 
     group: str
-    state: str  # waiting, running, done, cancelled, ended
+    state: str  # waiting, running, lost (no sign of life for too long), done, cancelled, ended
     rows: int  # of its runs that have one
     runs: int
     share: float  # of its steps that is made
@@ -56,7 +56,7 @@ def _live(store: Store, group: Group) -> Live:
     if not left:
         state = "done"
     elif current and not current.get("state") and not ended_here(current):
-        state = "running"
+        state = "running" if (heard or 0) < group.options.lost_after else "lost"
     elif cancelled(group.folder):
         state = "cancelled"
     else:

@@ -104,9 +104,8 @@ def runs_of(
     digests: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Runs from their specifications, with classes of one's own from the places in `code`."""
-    if work == "pretrain":
-        runs: list[Any] = [Pretraining.of(dict(spec)) for spec in specs]
-    else:
+    classes: dict[str, type] = {}
+    if work != "pretrain":
         classes = {name: kind for place in code for name, kind in _classes(_module(place))}
         for name, expected in (digests or {}).items():
             kind = next((kind for kind in classes.values() if kind.__name__ == name), None)
@@ -115,12 +114,22 @@ def runs_of(
                     f"the code of {name} on this machine is not that of the driver: copy "
                     f"{', '.join(code)} again"
                 )
-        runs = [_run_of(spec, classes, code) for spec in specs]
-    for run_id, run in zip(ids, runs, strict=True):
-        if run.id != run_id:
+    runs = []
+    for run_id, spec in zip(ids, specs, strict=True):
+        try:
+            run = Pretraining.of(dict(spec)) if work == "pretrain" else _run_of(spec, classes, code)
+            found = run.id
+        except UsageError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise UsageError(
-                f"run {run_id} cannot be made from its specification, which is that of {run.id}"
+                f"run {run_id} cannot be made from its specification: {one_line(e)}"
+            ) from None
+        if found != run_id:
+            raise UsageError(
+                f"run {run_id} cannot be made from its specification, which is that of {found}"
             )
+        runs.append(run)
     return runs
 
 

@@ -36,7 +36,8 @@ EXPERIMENTS: dict[str, str] = {
     "nanochat_heads": "nanochat_heads",
     "finetune": "leaner_paper.finetune",
 }
-PAGES = {"pretrain": "pretrained"}  # what other commands leave in a store: shown, not run
+# what other commands and Python leave in a store: shown, not run
+PAGES = {"pretrain": "pretrained", "other_runs": "other_runs"}
 
 
 def find(name: str) -> Experiment[Any, Any]:

@@ -204,6 +204,9 @@ class Experiment(Generic[S, P]):
     summary: Callable[[list[Row]], Sequence[P]]  # rows -> points, in any order of rows
     headline: Callable[[Sequence[P]], list[str]]  # the claim in numbers, a sentence per line
     figure: Callable[[Sequence[P]], Figure]
+    # What the points say to the question, in a sentence for somebody who has not seen the project;
+    # without it, or where it is empty, the first line of the claim.
+    answer: Callable[[Sequence[P]], str] | None = None
     # Columns that a narrow terminal shows longest, the most important first.
     main_columns: Sequence[str] = ()
     # Preset -> what to bear in mind. It is said where the settings that it names are the preset's,
@@ -236,6 +239,10 @@ class Experiment(Generic[S, P]):
     def trains(self) -> bool:
         """Whether its rows are trained; otherwise they are computed by `make`."""
         return self.make is None
+
+    def answered(self, points: Sequence[P]) -> str:
+        """The answer in a sentence; empty: it has none of its own."""
+        return self.answer(points) if self.answer and points else ""
 
     def count(self, runs: Sequence[Specified]) -> str:
         """How many runs, or rows where they are computed."""

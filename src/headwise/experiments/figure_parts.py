@@ -19,6 +19,10 @@ def error_line(
     text: Sequence[str] = (),
 ) -> Line:
     """Held-out errors with their intervals; a gap where there is no point."""
+    found = [[] if p is None else p.values for p in points]
+    runs = [[] if p is None else p.runs for p in points]
+    # Points of experiments that do not say which runs they are of have their values alone.
+    known = all(len(a) == len(b) for a, b in zip(found, runs, strict=True))
     return Line(
         label=label,
         colour=colour,
@@ -27,6 +31,8 @@ def error_line(
         low=[None if p is None else p.low for p in points],
         high=[None if p is None else p.high for p in points],
         text=text,
+        seeds=found,
+        runs=runs if known else (),
     )
 
 

@@ -13,6 +13,7 @@ from headwise.experiments.pages import remarked
 from headwise.experiments.points import Point
 from headwise.experiments.state import State
 from headwise.rows import Row
+from headwise.show.report import answer_of
 from headwise.store import Store
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Made:
     def table(self) -> list[list[str]]:
         """The headings, then a line per point."""
         return self.experiment.table(self.points)
+
+    @property
+    def answer(self) -> str:
+        """What the points say to the question, in a sentence: the page begins with it."""
+        return answer_of(self.experiment.answered(self.points), self.headline)
 
     @property
     def note(self) -> str:

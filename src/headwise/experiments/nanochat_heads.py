@@ -233,6 +233,13 @@ def headline(points: Sequence[Arm]) -> list[str]:
     return lines + edge_warning(_each_once(points), "arms")
 
 
+def answer(points: Sequence[Arm]) -> str:
+    """The best way to cut one width into heads."""
+    cuts = [p for p in points if p.family == "split" and p.values]
+    best = best_in_words(cuts, lambda p: p.arm, "cuts", "bits per byte")
+    return f"Of {len(cuts)} ways to cut one width into heads: {best}" if len(cuts) > 1 else ""
+
+
 def _each_once(points: Sequence[Arm]) -> list[Arm]:
     """The base is in several families."""
     found = {}
@@ -333,6 +340,7 @@ EXPERIMENT = Experiment(
     later=later,
     summary=summary,
     headline=headline,
+    answer=answer,
     figure=figure,
     meanings={
         "rank": "rank of the base's heads",

@@ -67,6 +67,7 @@ class Measured(Point):
     low: float | None = None
     high: float | None = None
     values: list[float] = dataclasses.field(default_factory=list)  # by seed
+    runs: list[str] = dataclasses.field(default_factory=list)  # the ids of these runs
     tuning: bool = False  # whether only the seed is there by which its learning rate was chosen
 
     @property
@@ -229,6 +230,7 @@ def errors_of(rows: list[Row]) -> dict[str, Any]:
         "diverged": len(rows) - len(done),
         "zero": sum(abs(r["held_out"] - r["zero_error"]) < COLLAPSED for r in done),
         "values": [r["held_out"] for r in sorted(done, key=lambda r: r["seed"])],
+        "runs": [r.get("id", "") for r in sorted(done, key=lambda r: r["seed"])],
         **interval([r["held_out"] for r in done]),
         "train_best": min(trained, default=None),
     }

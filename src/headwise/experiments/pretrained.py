@@ -122,6 +122,7 @@ def _point(rows: list[Row], name: str, text: str) -> Pretrained:
         n=len(values),
         diverged=len(rows) - len(values),
         values=values,
+        runs=[row["id"] for row in rows if row["status"] == "done"],
         **interval(values),
         repeats=sum(repeats) / len(repeats) if repeats else None,
         tokens_per_second=_largest(rows, "tokens_per_second"),
@@ -180,6 +181,19 @@ def headline(points: Sequence[Pretrained]) -> list[str]:
         more = " (more seeds with --seed)" if len(of_text) > 1 and of_text[0].one_seed else ""
         lines.append(f"{of_text[0].text}: {words}{more}")
     return lines
+
+
+def answer(points: Sequence[Pretrained]) -> str:
+    """The best decoder of every text."""
+    said = []
+    for of_text in groups(points, "text", "digest").values():
+        known = [p for p in of_text if p.held_out is not None]
+        if len(known) == 1:
+            said.append(f"{known[0].name} says {known[0].text} in {known[0].error} bits per byte")
+        elif known:
+            words = best_in_words(known, lambda p: p.name, "decoders", "bits per byte")
+            said.append(f"on {known[0].text}: {words}")
+    return "; ".join(said[:2]) + (f"; and {len(said) - 2} more texts" if len(said) > 2 else "")
 
 
 def figure(points: Sequence[Pretrained]) -> RangeFigure:
@@ -244,5 +258,6 @@ EXPERIMENT = Experiment(
     runs=_no_runs,
     summary=summary,
     headline=headline,
+    answer=answer,
     figure=figure,
 )

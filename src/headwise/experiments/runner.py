@@ -340,7 +340,6 @@ def _draw(
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
-        import plotly  # noqa: F401
     except ModuleNotFoundError as e:
         say(
             f"no figure and no report: {e.name} is not installed (pip install "

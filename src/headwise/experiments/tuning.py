@@ -114,6 +114,7 @@ def losses_of(rows: list[Row]) -> dict[str, Any]:
         "n": len(done),
         "diverged": len(rows) - len(done),
         "values": [r["held_out"] for r in done],
+        "runs": [r.get("id", "") for r in done],
         "seeds": [r["seed"] for r in done],
         **interval([r["held_out"] for r in done]),
         "accuracy": mean(right).mean if right else None,

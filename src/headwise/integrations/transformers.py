@@ -1,36 +1,32 @@
-"""headwise attention in Hugging Face models: any head_dim, grouped heads, windows.
+"""headwise attention in Hugging Face models: any head_dim, grouped heads, windows, any mask.
 
     from headwise.integrations.transformers import register
     model = AutoModelForCausalLM.from_config(config, attn_implementation=register())
 
-Masks that are causal, windowed or absent go to `attend`. Every other mask (padding, packed
-sequences, 4D masks of one's own, static caches) is honoured exactly, with the scores written out a
-block of queries at a time.
+Padding, packed sequences, 4D masks of one's own, static caches, dropout, softcapped scores, sinks
+and learned biases all go to `attend`. A model that is asked for its attention weights gets them.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import UsageError
-from headwise.model.dispatch import attend
-from headwise.model.reference import in_query_blocks, mask_of, repeat_kv
+from headwise.model.dispatch import attend, attend_with_weights
+from headwise.model.reference import mask_of
 
 NAME = "headwise"  # of the implementation, and of the attribute that a known mask carries
 
 # arguments of transformers' attention functions that have no counterpart here
 _UNSUPPORTED = {
-    "softcap": "a softcap of the scores",
-    "s_aux": "an attention sink",
-    "position_bias": "a learned bias of the scores",
     "head_mask": "a mask of heads",
-    "cache": "a paged cache",
+    "cache": "a paged cache, which transformers itself gives to its own attention alone",
     "block_indices": "a choice of key blocks",
     "indices": "a choice of keys",
-    "output_attentions": "returning the attention weights",
 }
 
 
@@ -47,17 +43,23 @@ def register(name: str = NAME) -> str:
     return name
 
 
-def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """The mask that transformers makes for SDPA.
+# ---- masks
 
-    A mask that `attend` can make itself carries `causal` and `window` as an attribute. Whoever cuts
-    or copies the mask loses the attribute, and then the mask itself is used.
+
+def mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask that transformers makes for SDPA; None where `is_causal` says it all.
+
+    A mask that `attend` can make itself, from a window or from a prompt in parts, says so in an
+    attribute. Whoever cuts or copies the mask loses the attribute, and then the mask itself is
+    used. A compiled model neither writes nor reads it, so that no guard depends on it.
     """
     from transformers.masking_utils import sdpa_mask
 
     seen_BHQN = sdpa_mask(*args, **kwargs)
     if isinstance(seen_BHQN, Tensor) and not torch.compiler.is_compiling():
-        setattr(seen_BHQN, NAME, _known(seen_BHQN, kwargs.get("local_size") or 0))
+        padding = kwargs.get("attention_mask")
+        if padding is None or bool(padding.all()):
+            setattr(seen_BHQN, NAME, _known(seen_BHQN, kwargs.get("local_size") or 0))
     return seen_BHQN
 
 
@@ -70,12 +72,17 @@ def _known(seen_BHQN: Tensor, size: int) -> tuple[bool, int] | None:
         forms += [(True, 0)]
     if queries <= keys and size:
         forms += [(True, size), (False, size), (False, size + 1)]
+    if seen_BHQN.stride(0) == 0:  # one mask for all sequences
+        seen_BHQN = seen_BHQN[:1]
     for causal, window in forms:
         wanted_QN = mask_of(queries, keys, causal, window, seen_BHQN.device)
         same = seen_BHQN if wanted_QN is None else seen_BHQN == wanted_QN
         if bool(same.all()):
             return causal, window
     return None
+
+
+# ---- attention
 
 
 def attention(
@@ -87,65 +94,93 @@ def attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """What a layer calls: (batch, heads, tokens, width) in, (batch, tokens, heads, width) out, and
-    no weights."""
+    the attention weights (batch, heads, queries, keys) where they are asked for.
+
+    position_bias is added to the scores, softcap bounds them, and each head's s_aux is a sink.
+    """
     for name, what in _UNSUPPORTED.items():
         if kwargs.get(name) is not None and kwargs[name] is not False:
             raise UsageError(
                 f"headwise attention has no place for {what}: {name} must be left out, or use "
                 "attn_implementation='eager'"
             )
-    if dropout:
-        raise UsageError(
-            f"headwise attention has no dropout: attention_dropout must be 0, got {dropout}"
-        )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    queries, keys = query.shape[2], key.shape[2]
+    causal, window, offset = False, 0, None
     if attention_mask is None:
         # transformers' rule: the layer says whether it is causal, and one query sees every key.
+        # Without a mask the first query stands at the first key.
         if is_causal is None:
-            is_causal = bool(getattr(module, "is_causal", True))
-        queries = query.shape[2]
-        causal = is_causal and queries > 1
-        if causal:  # without a mask the first query stands at the first key
-            key, value = key[:, :, :queries], value[:, :, :queries]
-        out = attend(query, key, value, causal=causal, window=0, scale=scale)
-    elif known := getattr(attention_mask, NAME, None):
+            is_causal = getattr(module, "is_causal", True)
+        causal = bool(is_causal) and queries > 1
+        if causal and queries != keys:
+            offset = 0
+    elif not torch.compiler.is_compiling() and (known := getattr(attention_mask, NAME, None)):
+        attention_mask = None
         causal, window = known
-        out = attend(query, key, value, causal=causal, window=window, scale=scale)
     else:
-        out = _masked(query, key, value, scale, attention_mask)
-    return out.transpose(1, 2).contiguous(), None
+        attention_mask = attention_mask[..., :keys]  # of a cache that is longer than what it holds
+    seen = attention_mask if position_bias is None else _biased(position_bias, attention_mask, keys)
+    options: dict[str, Any] = {
+        "causal": causal,
+        "window": window,
+        "offset": offset,
+        "mask": seen,
+        "scale": scaling,
+        "dropout": dropout,
+        "softcap": softcap or 0.0,
+        "sinks": s_aux,
+    }
+    weights = None
+    if _wants_weights(kwargs):
+        _note()
+        out, weights = attend_with_weights(query, key, value, **options)
+    else:
+        out = attend(query, key, value, **options)
+    return out.transpose(1, 2).contiguous(), weights
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """Attention under a mask of (batch or 1, heads or 1, queries or 1, keys): true where seen, or
-    added to the scores.
+def _biased(bias: Tensor, mask: Tensor | None, keys: int) -> Tensor:
+    """A learned bias of the scores, and -inf where the mask hides a key."""
+    bias = bias[..., :keys]
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
-    A query that sees nothing takes the mean of all values, as in transformers' own formula.
-    """
-    queries, keys = q.shape[2], k.shape[2]
-    if mask.ndim != 4 or mask.shape[-2] not in (1, queries) or mask.shape[-1] < keys:
-        raise UsageError(
-            f"a mask must be (batch, heads or 1, {queries} queries, {keys} keys), got "
-            f"{tuple(mask.shape)}"
-        )
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise UsageError(
-            "a mask must be bool (true where seen) or floating (added to the scores), got "
-            f"{mask.dtype}"
-        )
-    k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
-    mask = mask[..., :keys].expand(*mask.shape[:2], queries, keys)
 
-    def attend_block(start: int, stop: int) -> Tensor:
-        scores = q[..., start:stop, :] @ k.mT * scale
-        block = mask[..., start:stop, :]
-        if block.dtype == torch.bool:
-            scores = scores.masked_fill(~block, torch.finfo(scores.dtype).min)
-        else:
-            scores = scores + block
-        return scores.softmax(-1).to(v.dtype) @ v
+# ---- attention weights
 
-    return in_query_blocks(attend_block, q, keys)
+
+def _wants_weights(kwargs: dict[str, Any]) -> bool:
+    """Whether the model was asked for its attention weights."""
+    if kwargs.get("output_attentions"):
+        return True
+    # Some models keep the question from their layers. The collector of their outputs knows it.
+    collector = None if torch.compiler.is_compiling() else _collector()
+    collected = collector.get() if collector is not None else None
+    return bool(collected) and any(name.endswith("attentions") for name in collected)
+
+
+@cache
+def _collector() -> Any:
+    """Where transformers says which outputs it collects; None in versions that say it elsewhere."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return None
+    return _active_collector
+
+
+def _note() -> None:
+    """Say once that the weights are written out."""
+    from transformers.utils import logging
+
+    logging.get_logger(__name__).warning_once(
+        "headwise writes the attention weights out because output_attentions=True asks for them; "
+        "this takes more memory and time."
+    )

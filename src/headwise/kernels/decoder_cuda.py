@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 
     @property
     def team(self) -> int:
-        """Warps that go back through the feed-forward together, 16 tokens each."""
+        """Warps that work on the feed-forward's gradients together, 16 tokens each."""
         return self.width // 4
 
     @property

@@ -36,7 +36,7 @@ from headwise.lm.spec import Pretraining
 from headwise.model.transformer import Decoder
 from headwise.rows import PATHS, WEIGHTS_FILE
 from headwise.shape import Shape
-from headwise.tensor_files import aside_of, read_tensors, set_aside, write_tensors
+from headwise.tensor_files import read_tensors, remove_checkpoint, set_aside, write_tensors
 
 FORMAT = 1
 MOST_STATE = 64 << 20  # bytes of a checkpoint besides its tensors and losses
@@ -81,8 +81,7 @@ def save(
 
 def remove(path: Path) -> None:
     """Remove what only an unfinished run needs."""
-    path.unlink(missing_ok=True)
-    aside_of(path).unlink(missing_ok=True)
+    remove_checkpoint(path)
 
 
 def resume(
@@ -193,12 +192,18 @@ def save_weights(path: Path, run: Pretraining, optimiser: Optimiser, world: Worl
 def load_decoder(folder: str | Path) -> Decoder:
     """The decoder that a finished run left in its folder (`runs/<id>` of a store), ready to
     generate."""
+    return read_decoder(folder)[0]
+
+
+def read_decoder(folder: str | Path) -> tuple[Decoder, dict[str, Any]]:
+    """The same, with the specification of its run."""
     path = Path(folder) / WEIGHTS_FILE
     try:
         about, tensors = read_tensors(path)
-        model = Decoder(Shape.of(json.loads(about["run"])["shape"]))
+        spec = json.loads(about["run"])
+        model = Decoder(Shape.of(spec["shape"]))
         model.load_state_dict(tensors)
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as e:
         reason = " ".join(str(e).split())[:300]
         raise UsageError(f"{folder} holds no weights of a finished run ({reason})") from None
-    return model.eval()
+    return model.eval(), spec

@@ -25,60 +25,13 @@ import torch
 from headwise.errors import UsageError, nearest
 from headwise.kernels import has_triton
 from headwise.model import reference
+from headwise.model.calls import Call, dtype_name
+from headwise.model.tracing import shown, sure, symbolic
 from headwise.shape import Shape
 
+__all__ = ["BACKENDS", "Call", "Choice", "choose_backend", "dtype_name", "explain", "forced"]
+
 BACKENDS = ("short", "heads", "cudnn", "flash", "wide", "efficient", "plain", "blocked")
-# A fused kernel makes so many tiles of 64 x 64 scores at rank 64 in less time than the launches of
-# several kernels take.
-FEW_TILES = 2048
-
-
-# ---- the question
-
-
-@dataclass(frozen=True)
-class Call:
-    """What decides the backend of one attention call."""
-
-    device: str
-    dtype: torch.dtype
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    rank: int
-    width: int
-    causal: bool = False
-    window: int = 0
-    hard: bool = False
-    graphed: bool = False  # launches cost nothing, as in a CUDA graph that is replayed
-
-    @property
-    def few(self) -> bool:
-        """Whether the work takes less time than the launches of several kernels."""
-        if self.graphed or self.device != "cuda" or self.dtype == torch.float64:
-            return False
-        # Tiles of 64 x 64 scores, each weighed by its width in units of 64; a causal mask leaves
-        # half of them.
-        tiles = self.batch * self.heads * -(-self.queries // 64) * -(-self.keys // 64)
-        work = tiles * max(64, self.rank, self.width) / 64 * (0.5 if self.causal else 1)
-        return work <= FEW_TILES
-
-    @property
-    def masked(self) -> bool:
-        """Whether it takes an explicit mask: a window, or causal with fewer queries than keys."""
-        return 0 < self.window < self.keys or (self.causal and self.queries != self.keys)
-
-    @property
-    def half(self) -> bool:
-        """Whether the dtype has 16 bits."""
-        return self.dtype in (torch.float16, torch.bfloat16)
-
-    @property
-    def score_bytes(self) -> int:
-        """Bytes of the scores if they are written out."""
-        return self.batch * self.heads * self.queries * self.keys * max(4, self.dtype.itemsize)
 
 
 # ---- the answer
@@ -118,6 +71,8 @@ def choose_backend(call: Call) -> Choice:
     >>> choose_backend(call).backend
     'flash'
     """
+    if call.empty:
+        return Choice("plain", "an axis is empty: nothing to compute")
     # Hard attention has no fused kernel.
     refused: list[tuple[str, str]] = []
     if call.hard:
@@ -134,13 +89,20 @@ def forced(backend: str, call: Call) -> Choice:
     """The backend that was asked for by name, or an error that says why it cannot run this call."""
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend {backend!r}; {nearest(backend, ('auto', *BACKENDS))}")
-    if backend == "plain" or (backend == "wide" and not call.hard):
-        return Choice(backend, "asked for")
+    if backend == "plain" or call.empty or call.device == "meta":  # no numbers to compute
+        return Choice("plain", "asked for")
     if call.hard and backend != "blocked":
         raise UsageError(f"backend {backend} does not compute hardmax; choices: plain, blocked")
     if backend != "efficient":
         call = replace(call, graphed=True)  # by name also where launches make another faster
     answer = _ATTEMPTS[backend](call)
+    if backend == "wide" and not _not_wide(call):
+        return Choice(backend, "asked for")
+    if isinstance(answer, str) and symbolic(call.keys, call.rank):
+        # Only sizes stand in the way that are not known yet: the formula takes any.
+        few = replace(call, queries=1, keys=1, rank=1, width=1)
+        if isinstance(_ATTEMPTS[backend](few), Choice):
+            return Choice("plain", "asked for a backend of few sizes, and sizes are symbols")
     if isinstance(answer, str):
         raise UsageError(f"backend {backend} cannot run this call: {answer}")
     return answer
@@ -155,8 +117,16 @@ def explain(
     dtype: torch.dtype = torch.float32,
     layer: int = 0,
     hard: bool = False,
+    mask: bool = False,
+    bias: bool = False,
+    dropout: float = 0.0,
+    softcap: float = 0.0,
+    sinks: bool = False,
 ) -> Choice:
     """Which backend runs this shape's attention, and why the faster ones do not; print it.
+
+    `mask`: with a boolean mask or documents; `bias`: with an added mask or ALiBi; dropout, softcap
+    and sinks as in `attend`.
 
     >>> shape = Shape(dim=64, depth=1, num_heads=64, head_dim=1)
     >>> print(explain(shape, tokens=8, device="cpu").backend)
@@ -179,12 +149,27 @@ def explain(
             causal=shape.causal,
             window=shape.window(0),
             hard=hard,
+            mask=mask,
+            bias=bias or shape.positions == "alibi",
+            dropout=dropout,
+            softcap=softcap,
+            sinks=sinks or shape.sinks,
         )
     )
 
 
 # ---- one function per backend: its choice, or what it needs and what the call has
 
+
+def _beyond(c: Call, *taken: str) -> str:
+    """What a kernel that takes no more than `taken` beyond a mask needs, and what this call has."""
+    lacking = [name for name in ("dropout", "softcap", "sinks") if name not in taken]
+    if not any(getattr(c, name) for name in lacking):
+        return ""
+    return f"needs attention without {' or '.join(lacking)}, this call has {c.beyond}"
+
+
+_BIAS = "needs an added mask without a gradient, this call has one that is trained"
 _FEW = "needs more work than this call has: several launches take longer than one fused kernel"
 
 
@@ -193,10 +178,13 @@ def _short(c: Call) -> Choice | str:
         return f"needs a CPU, the device is {c.device}"
     if c.masked or c.causal:
         return "needs attention without a mask, this call has one"
-    if not (c.keys <= 8 and c.rank <= 8) and not (c.keys <= 32 and c.rank <= 2):
+    if beyond := _beyond(c):
+        return beyond
+    few = sure(c.keys <= 8) and sure(c.rank <= 8)
+    if not few and not (sure(c.keys <= 32) and sure(c.rank <= 2)):
         return (
             "needs at most 8 keys at rank 8 or 32 keys at rank 2 to be the fastest, this call has "
-            f"{c.keys} keys at rank {c.rank}"
+            f"{shown(c.keys)} keys at rank {shown(c.rank)}"
         )
     why = "few keys on a CPU: elementwise over batch and heads"
     return Choice("short", why, repeat_kv=c.kv_heads != c.heads)
@@ -209,26 +197,28 @@ def _heads(c: Call) -> Choice | str:
         return "needs triton, which is not installed"
     if c.masked or c.causal:
         return "needs attention without a mask, this call has one"
+    if beyond := _beyond(c):
+        return beyond
     if c.dtype == torch.float64:
         return "needs 16 or 32 bits, this call has float64"
     if c.few:
         return _FEW
-    if c.queries != c.keys or c.rank != c.width:
+    if not (sure(c.queries == c.keys) and sure(c.rank == c.width)):
         return (
             "needs as many queries as keys and values as wide as the rank, this call has "
-            f"{c.queries} and {c.keys}, {c.width} and {c.rank}"
+            f"{shown(c.queries)} and {shown(c.keys)}, {shown(c.width)} and {shown(c.rank)}"
         )
     most = 64 if c.half else 256
     dtype = dtype_name(c.dtype)
-    if c.keys > most or c.rank > 64:
+    if not (sure(c.keys <= most) and sure(c.rank <= 64)):
         return (
             f"needs at most {most} tokens and rank 64 in {dtype} to be the fastest, this call has "
-            f"{c.keys} tokens at rank {c.rank}"
+            f"{shown(c.keys)} tokens at rank {shown(c.rank)}"
         )
-    if c.keys > 128 and c.rank > 16:
+    if not (sure(c.keys <= 128) or sure(c.rank <= 16)):
         return (
-            f"needs at most rank 16 beyond 128 tokens in {dtype}, this call has {c.keys} tokens at "
-            f"rank {c.rank}"
+            f"needs at most rank 16 beyond 128 tokens in {dtype}, this call has {shown(c.keys)} "
+            f"tokens at rank {shown(c.rank)}"
         )
     why = "few tokens: whole heads in one program, scores never written out"
     return Choice("heads", why, repeat_kv=c.kv_heads != c.heads)
@@ -237,13 +227,15 @@ def _heads(c: Call) -> Choice | str:
 def _cudnn(c: Call) -> Choice | str:
     if c.device != "cuda":
         return f"needs a GPU, the device is {c.device}"
+    if beyond := _beyond(c):
+        return beyond
     if not c.half:
         return f"needs float16 or bfloat16, this call has {dtype_name(c.dtype)}"
     rank, width = _round_up(c.rank, 8), _round_up(c.width, 8)
     limit, gpu = _cudnn_limit()
-    if max(rank, width) > limit:
-        return f"needs widths of at most {limit} {gpu}, this call has {c.rank} and {c.width}"
-    if c.keys == 1:
+    if not sure(max(rank, width) <= limit):
+        return f"needs widths of at most {limit} {gpu}, this call has {_widths(c)}"
+    if sure(c.keys == 1):
         return "needs more than one key, this call has 1"
     if c.masked:
         return "needs a call without an explicit mask to be the fastest, this call has one"
@@ -259,44 +251,63 @@ def _cudnn_limit() -> tuple[int, str]:
 
 
 def _flash(c: Call) -> Choice | str:
-    widest = max(c.rank, c.width)
-    pad = widest - c.rank, widest - c.width
+    rank = c.rank + c.sink_ranks
+    widest = max(rank, c.width)
+    pad = widest - rank, widest - c.width
+    if beyond := _beyond(c, "sinks", "dropout" if c.device == "cuda" else ""):
+        return beyond
+    if c.bias_trained:
+        return _BIAS
     if c.device == "cpu":
         return Choice("flash", "fused on the CPU, scores never written out", pad=pad)
     if c.device != "cuda":
         return f"needs a GPU or a CPU, the device is {c.device}"
     if not c.half:
         return f"needs float16 or bfloat16, this call has {dtype_name(c.dtype)}"
-    if widest > 256:
-        return f"needs widths of at most 256, this call has {c.rank} and {c.width}"
+    if not sure(widest <= 256):
+        return f"needs widths of at most 256, this call has {_widths(c)}"
     if c.masked:
         return "needs all keys, or causal with as many queries as keys; this call has another mask"
-    if widest > 2 * min(c.rank, c.width):
+    if widest > 2 * min(rank, c.width):
         return (
             "needs rank and value width within a factor of two, because it pads the smaller; this "
-            f"call has {c.rank} and {c.width}"
+            f"call has {_widths(c)}"
         )
     return Choice("flash", "fused, scores never written out", pad=pad)
 
 
 def _plain_short(c: Call) -> Choice | str:
+    if c.tabled or c.beyond:
+        return "needs no mask but causal and window to be the fastest, this call has more"
     if c.few:
         return _FEW
     scores = _size(c.score_bytes)
-    if c.queries > 64 or c.keys > 64 or c.score_bytes > 16 * reference.BLOCK_BYTES:
+    few = sure(c.queries <= 64) and sure(c.keys <= 64)
+    if not few or not sure(c.score_bytes <= 16 * reference.BLOCK_BYTES):
         return (
             "needs at most 64 tokens to be faster than fused kernels, this call has "
-            f"{c.queries} queries and {c.keys} keys, {scores} of scores"
+            f"{shown(c.queries)} queries and {shown(c.keys)} keys, {scores} of scores"
         )
     why = f"few tokens: fused tiles of 64 would be mostly empty; writes {scores} of scores"
     return Choice("plain", why)
 
 
+def _not_wide(c: Call) -> str:
+    """Why the kernels of large rank cannot compute this call; empty if they can."""
+    if c.tabled:
+        return "needs no mask but causal and window, this call has another"
+    if c.hides:
+        found = f"{shown(c.keys)} and {shown(c.queries)}"
+        return f"needs at least as many keys as queries, this call has {found}"
+    return _beyond(c)
+
+
 def _wide(c: Call) -> Choice | str:
-    if max(c.rank, c.width) <= 256:
+    if why := _not_wide(c):
+        return why
+    if not sure(max(c.rank, c.width) > 256):
         return (
-            "needs a width above 256 to be faster than fused kernels, this call has "
-            f"{c.rank} and {c.width}"
+            f"needs a width above 256 to be faster than fused kernels, this call has {_widths(c)}"
         )
     if c.few:
         return _FEW
@@ -309,20 +320,25 @@ def _efficient(c: Call) -> Choice | str:
         return f"needs a GPU, the device is {c.device}"
     if c.dtype == torch.float64:
         return "needs 16 or 32 bits, this call has float64"
-    if max(c.rank, c.width) > 256 and not c.few:
+    if beyond := _beyond(c, "sinks", "dropout"):
+        return beyond
+    if c.bias_trained:
+        return _BIAS
+    rank = c.rank + c.sink_ranks
+    if not sure(max(rank, c.width) <= 256) and not c.few:
         return (
             "needs widths of at most 256, above it runs at a tenth of the card's rate; this call "
-            f"has {c.rank} and {c.width}"
+            f"has {_widths(c)}"
         )
     step = 8 if c.half else 4
-    pad = _round_up(c.rank, step) - c.rank, _round_up(c.width, step) - c.width
+    pad = _round_up(rank, step) - rank, _round_up(c.width, step) - c.width
     why = "fused, scores never written out"
     return Choice("efficient", why, pad=pad, repeat_kv=c.kv_heads != c.heads)
 
 
 def _plain(c: Call) -> Choice | str:
     scores, limit = _size(c.score_bytes), _size(reference.BLOCK_BYTES)
-    if c.score_bytes > reference.BLOCK_BYTES:
+    if sure(c.score_bytes > reference.BLOCK_BYTES):
         return f"needs at most {limit} of scores, this call has {scores}"
     return Choice("plain", f"matrix products with {scores} of scores written out")
 
@@ -357,16 +373,17 @@ def _order(c: Call) -> tuple[str, ...]:
     return ("heads", *first, "wide", *last) if c.device == "cuda" else (*first, *last)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """float16 for torch.float16."""
-    return str(dtype).removeprefix("torch.")
-
-
 def _round_up(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
 
 
+def _widths(c: Call) -> str:
+    return f"{shown(c.rank)} and {shown(c.width)}"
+
+
 def _size(count: float) -> str:
+    if shown(count) == "some":
+        return "some"
     for suffix in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             exact = count >= 10 or suffix == "B"

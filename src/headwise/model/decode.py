@@ -16,41 +16,67 @@ C numbers of a kept row.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from headwise.model.attention import Attention
+from headwise.errors import UsageError
 from headwise.model.cache import LayerCache
 from headwise.model.dispatch import attend
+from headwise.model.linear import as_made
+from headwise.model.rotary import Rotary
+from headwise.model.seen import Seen
+
+if TYPE_CHECKING:
+    from headwise.model.attention import Attention
 
 
-def follow(layer: Attention, x: Tensor, cache: LayerCache) -> Tensor:
+def follow(
+    layer: Attention,
+    x: Tensor,
+    cache: LayerCache,
+    seen: Seen | None = None,
+    rotary: Rotary | None = None,
+) -> Tensor:
     """The layer's output for x (batch, tokens, dim), which follows what is in the cache and joins
-    it."""
+    it. `seen` is of all tokens so far; `rotary` is the table of x's positions where they are not
+    those behind the cache."""
     s, start = layer.shape, cache.length
-    absorb = cache.absorb and x.shape[-2] == 1
+    # Under a mask every kept row must be known by its place, and all of them come back as keys.
+    absorb = cache.absorb and x.shape[-2] == 1 and seen is None
+    ordered = seen is not None
     # Kept keys and values: the new tokens join them, and attention is as usual.
     if cache.kind == "keys":
-        if s.q_lora_rank:
-            q, k, v = layer.project(x, start)
+        if s.q_lora_rank or layer.separate:
+            q, k, v = layer.project(x, start, rotary)
         else:
-            q, k, v = layer.split_qkv(s, layer.qkv(x), start)
-        kept = cache.append(k) * 2 if s.shared_kv else cache.append(k, v)
-        return layer.combine(_attend(layer, q, *kept), x, start)
+            q, k, v = layer.split_qkv(s, layer.qkv(x), start, rotary)
+        new = (k,) if s.shared_kv else (k, v)
+        kept = cache.append(*new, ordered=ordered)
+        heads = _attend(layer, q, kept[0], kept[-1], seen)
+        return layer.combine(heads, x, start, rotary)
     # Kept latents, with the rotated key part that all heads share behind them.
     if cache.kind == "latent":
-        (rows,) = cache.append(torch.cat(layer.compress(x, start), -1))
-        heads = _from_latents(layer, layer.latent_queries(x, start), rows, absorb)
-        return layer.combine(heads, x, start)
+        new_rows = torch.cat(layer.compress(x, start, rotary), -1)
+        (rows,) = cache.append(new_rows, ordered=ordered)
+        q = layer.latent_queries(x, start, rotary)
+        return layer.combine(_from_latents(layer, q, rows, absorb, seen), x, start)
     # Kept inputs. With rotary positions each one must be known by its place, so they come in order;
     # the first stands at position `first`.
-    (inputs,) = cache.append(x, ordered=s.qk_rope_head_dim > 0)
+    if rotary is not None:
+        raise UsageError(
+            "a cache of inputs makes keys anew, at the places where they lie: it needs positions "
+            "that follow each other, got positions by token"
+        )
+    (inputs,) = cache.append(x, ordered=ordered or s.qk_rope_head_dim > 0)
     first = cache.length - inputs.shape[-2]
     if s.latent:
         rows = torch.cat(layer.compress(inputs, first), -1)
-        heads = _from_latents(layer, layer.latent_queries(x, start), rows, absorb)
-        return layer.combine(heads, x, start)
-    return layer.combine(_from_inputs(layer, x, start, inputs, first, absorb), x, start)
+        heads = _from_latents(layer, layer.latent_queries(x, start), rows, absorb, seen)
+    else:
+        heads = _from_inputs(layer, x, start, inputs, first, absorb, seen)
+    return layer.combine(heads, x, start)
 
 
 def decode_backend(device: str, dtype: torch.dtype, rank: int, width: int, hard: bool) -> str:
@@ -66,13 +92,16 @@ def decode_backend(device: str, dtype: torch.dtype, rank: int, width: int, hard:
     return "flash" if fits and rank == width and not hard else "plain"
 
 
-def _from_latents(layer: Attention, q: Tensor, rows: Tensor, absorb: bool) -> Tensor:
+def _from_latents(
+    layer: Attention, q: Tensor, rows: Tensor, absorb: bool, seen: Seen | None
+) -> Tensor:
     s = layer.shape
     # The rank without its rotated part, which stands in the latent's row already.
     nope = s.head_dim - s.qk_rope_head_dim
-    if not absorb or s.qk_norm != "none":  # a norm stands between the latent and the scores
+    # A norm stands between the latent and the scores, or a tool has changed the growing map.
+    if not absorb or s.qk_norm != "none" or not as_made(layer.kv):
         k, v = layer.expand(*rows.split((s.kv_lora_rank, s.qk_rope_head_dim), -1))
-        return _attend(layer, q, k, v)
+        return _attend(layer, q, k, v, seen)
     # W_K (H, R - rope, C) and W_V (H, V, C) of every head are rows of the one growing map.
     maps = layer.kv.weight.unflatten(0, (s.num_heads, nope + s.v_head_dim))
     key_map, value_map = maps.split((nope, s.v_head_dim), 1)
@@ -80,7 +109,13 @@ def _from_latents(layer: Attention, q: Tensor, rows: Tensor, absorb: bool) -> Te
 
 
 def _from_inputs(
-    layer: Attention, x: Tensor, start: int, inputs: Tensor, first: int, absorb: bool
+    layer: Attention,
+    x: Tensor,
+    start: int,
+    inputs: Tensor,
+    first: int,
+    absorb: bool,
+    seen: Seen | None,
 ) -> Tensor:
     """`inputs` are the kept ones, the first of them at position `first`."""
     s = layer.shape
@@ -89,7 +124,8 @@ def _from_inputs(
     H, KV = s.num_heads, s.num_kv_heads
     R, V = s.head_dim, s.v_head_dim
     q = layer.queries(x, start)
-    if absorb and s.qk_norm == "none" and not s.qk_rope_head_dim:
+    readable = not layer.separate and as_made(layer.kv if s.q_lora_rank else layer.qkv)
+    if absorb and readable and s.qk_norm == "none" and not s.qk_rope_head_dim:
         weights, biases = layer.projections()
         k_map, v_map, v_bias = weights[-2], weights[-1], biases[-1]
         # The keys' bias adds one number to all scores of a query, which softmax does not see.
@@ -98,19 +134,20 @@ def _from_inputs(
             return o
         return o + v_bias.view(KV, 1, V).expand(KV, H // KV, V).flatten()
     # Not absorbed: keys and values of all kept tokens are made anew.
-    return _attend(layer, q, *layer.keys_values(inputs, first))
+    return _attend(layer, q, *layer.keys_values(inputs, first), seen)
 
 
-def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor, seen: Seen | None) -> Tensor:
     """Heads' outputs, (batch, tokens, H V).
 
-    A single query sees everything that is kept. So the G query heads of a KV head become G queries
-    of one head: no mask, and no repeated keys.
+    A single query sees everything that is kept, unless a mask says otherwise. So the G query heads
+    of a KV head become G queries of one head: no mask, and no repeated keys.
     """
     s = layer.shape
-    if q.shape[-2] > 1:
-        return layer.attend_heads(s, q, k, v)
-    q_BKGR = q.reshape(len(q), s.num_kv_heads, -1, s.head_dim)
+    if q.shape[-2] > 1 or seen is not None:
+        seen = seen and seen.last(q.shape[-2], k.shape[-2])
+        return layer.attend_heads(s, q, k, v, None, seen)
+    q_BKGR = q.reshape(len(q), k.shape[1], -1, s.head_dim)
     return _attend_all(layer, q_BKGR, k, v).reshape(len(q), 1, -1)
 
 

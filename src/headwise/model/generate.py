@@ -60,7 +60,7 @@ def generate(
     `top_k` likeliest (0: all). Without `cached` everything is computed anew for every token: slow,
     the same text. `inputs` as in `Cache`, `chunk` as in `prefill`.
     """
-    _check_sampling(model, tokens, temperature, top_k)
+    check_sampling(model, tokens, temperature, top_k)
     _check_inputs(model, prompt)
     # Room for all tokens that are read.
     cache = None
@@ -100,7 +100,7 @@ def pick(
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
 
 
-def _check_sampling(model: Decoder | Encoder, tokens: int, temperature: float, top_k: int) -> None:
+def check_sampling(model: Decoder | Encoder, tokens: int, temperature: float, top_k: int) -> None:
     shape = model.shape
     if not shape.vocab_size or shape.output_dim:
         raise UsageError(

@@ -29,7 +29,8 @@ from torch import Generator, Tensor, nn
 
 from headwise.errors import UsageError, nearest
 from headwise.model.attention import Attention
-from headwise.model.layers import Linear, Norm
+from headwise.model.layers import Norm
+from headwise.model.linear import LINEARS, AnyLinear
 from headwise.model.transformer import Block, Decoder, Encoder, build
 from headwise.shape import Shape, beyond_plain
 
@@ -41,8 +42,12 @@ def initialise(model: Encoder | Decoder, scheme: str, generator: Generator) -> N
     if scheme not in STARTS:
         raise UsageError(f"unknown init {scheme!r}; {nearest(scheme, STARTS)}")
     with torch.no_grad():
-        _reset(model)
-        STARTS[scheme](model, generator)
+        # Separate projections start as their rows of the one matrix do.
+        one = build(model.shape) if _blocks(model)[0].attention.separate else model
+        _reset(one)
+        STARTS[scheme](one, generator)
+        if one is not model:
+            model.load_state_dict(one.state_dict())
 
 
 def fresh(shape: Shape, scheme: str, generators: Sequence[Generator]) -> Encoder | Decoder:
@@ -165,7 +170,7 @@ def _reset(model: Encoder | Decoder) -> None:
     for module in model.modules():
         if isinstance(module, Norm) and module.weight is not None:
             module.weight.fill_(1.0)
-        if isinstance(module, Norm | Linear) and module.bias is not None:
+        if isinstance(module, (Norm, *LINEARS)) and module.bias is not None:
             module.bias.zero_()
         if isinstance(module, Attention) and module.out_bias is not None:
             module.out_bias.zero_()
@@ -188,7 +193,7 @@ def _uniform(tensor: Tensor | None, bound: float, generator: Generator) -> None:
         tensor.uniform_(-bound, bound, generator=generator)
 
 
-def _uniform_linear(part: Linear, generator: Generator) -> None:
+def _uniform_linear(part: AnyLinear, generator: Generator) -> None:
     """Weights and biases U(+-1/sqrt(fan in))."""
     bound = part.weight.shape[-1] ** -0.5
     _uniform(part.weight, bound, generator)
@@ -200,7 +205,7 @@ def _library_block(block: Block, shape: Shape, generator: Generator) -> None:
     # Queries, keys and values are drawn as one stacked matrix of an averaged module; a latent's
     # maps likewise.
     for name, part in attention.named_children():
-        if isinstance(part, Linear) and name != "out":
+        if isinstance(part, LINEARS) and name != "out":
             rows, inputs = part.weight.shape
             _uniform(part.weight, math.sqrt(6 / (inputs + rows / shape.average)), generator)
     # The output projection of one averaged module reads its share of the heads.
@@ -218,7 +223,7 @@ def _normal_block(block: Block, shape: Shape, generator: Generator) -> None:
     if block.feed is not None:
         into_residual.append(block.feed.down)
     for part in block.modules():
-        if isinstance(part, Linear):
+        if isinstance(part, LINEARS):
             smaller = math.sqrt(2 * shape.depth) if any(part is p for p in into_residual) else 1.0
             part.weight.normal_(0.0, 0.02 / smaller, generator=generator)
 

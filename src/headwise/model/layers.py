@@ -1,10 +1,7 @@
-"""The layers that attention and transformers are made of: Linear, Norm, FeedForward, rotary
-positions.
+"""The layers beside attention: Norm and FeedForward.
 
 With `models` = M a layer holds M independent models: its parameters and its input have a leading
 model axis, and one call computes them all.
-
-Axes: M models, T tokens of all sequences, D width.
 """
 
 from __future__ import annotations
@@ -17,56 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headwise.kernels import embed_readout
+from headwise.model.linear import as_made, linear_layer, reset_linears
 from headwise.shape import Shape
-
-# ---- linear maps
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:
-    """scale * x W^T + b.
-
-    W is (outputs, inputs), or (models, outputs, inputs) with x (models, ..., inputs).
-    """
-    # One model: torch's own linear map, which takes any leading axes.
-    if weight.ndim == 2:
-        return F.linear(x, weight if scale == 1.0 else weight * scale, bias)
-    # An ensemble: one batched product over the model axis, all other axes flattened into T.
-    flat_MTD = x.flatten(1, -2)
-    if bias is None:
-        y_MTD = torch.bmm(flat_MTD, weight.mT)
-        y_MTD = y_MTD if scale == 1.0 else y_MTD * scale
-    else:
-        y_MTD = torch.baddbmm(bias.unsqueeze(1), flat_MTD, weight.mT, alpha=scale)
-    return y_MTD.unflatten(1, x.shape[1:-1])
-
-
-def uniform(bound: float, *size: int) -> Tensor:
-    """U(+-bound) from torch's global generator, as torch's own modules start, so that a module
-    works as it is made; `init.initialise` draws anew, from a generator.
-
-    On the meta device nothing is drawn: torch would load a symbolic algebra system for it.
-    """
-    tensor = torch.empty(*size)
-    return tensor if tensor.is_meta else tensor.uniform_(-bound, bound)
-
-
-class Linear(nn.Module):
-    """y = x W^T + b; with `models` the product is batched.
-
-    >>> Linear(5, 3, bias=True, models=2)(torch.zeros(2, 7, 5)).shape
-    torch.Size([2, 7, 3])
-    """
-
-    def __init__(self, inputs: int, outputs: int, bias: bool, models: int | None = None) -> None:
-        super().__init__()
-        lead = () if models is None else (models,)
-        self.weight = nn.Parameter(uniform(inputs**-0.5, *lead, outputs, inputs))
-        self.bias = nn.Parameter(torch.zeros(*lead, outputs)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """W x + b."""
-        return linear(x, self.weight, self.bias)
-
 
 # ---- norms
 
@@ -93,6 +42,14 @@ class Norm(nn.Module):
         gains = {"layer": dim, "layer-nobias": dim, "rms": dim, "scalar": 1}.get(kind, 0)
         self.weight = nn.Parameter(torch.ones(*lead, gains)) if gains else None
         self.bias = nn.Parameter(torch.zeros(*lead, dim)) if kind == "layer" else None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Gains 1, biases 0."""
+        if self.weight is not None:
+            self.weight.fill_(1.0)
+        if self.bias is not None:
+            self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         """n(x) over the last axis of x."""
@@ -171,8 +128,12 @@ class FeedForward(nn.Module):
         self.activation = shape.activation
         self.width = shape.ffn_dim
         hidden = shape.ffn_dim * (2 if shape.gated else 1)
-        self.up = Linear(shape.dim, hidden, shape.ffn_bias, models)
-        self.down = Linear(shape.ffn_dim, shape.dim, shape.ffn_bias, models)
+        self.up = linear_layer(shape.dim, hidden, shape.ffn_bias, models)
+        self.down = linear_layer(shape.ffn_dim, shape.dim, shape.ffn_bias, models)
+
+    def reset_parameters(self) -> None:
+        """Weights and biases as they are made."""
+        reset_linears(self.children())
 
     def forward(self, x: Tensor) -> Tensor:
         """The feed-forward of x (..., D)."""
@@ -181,62 +142,15 @@ class FeedForward(nn.Module):
     def _activate(self, hidden: Tensor) -> Tensor:
         match self.activation:
             case "relu":
-                return F.relu(hidden, inplace=True)
+                # What a tool made of the projection may be wanted again.
+                return F.relu(hidden, inplace=as_made(self.up))
             case "relu2":
                 return F.relu(hidden).square()
             case "gelu":
                 return F.gelu(hidden)
+            case "gelu-tanh":  # of weights that were trained with it; no shape asks for it
+                return F.gelu(hidden, approximate="tanh")
         gate, up = hidden.split(self.width, -1)
         if self.activation == "swiglu":
             return F.silu(gate) * up
         return F.gelu(gate, approximate="tanh") * up
-
-
-# ---- rotary positions
-
-Rotary = tuple[Tensor, Tensor]  # cosines and sines, each (tokens, width / 2)
-
-
-def rotary_table(tokens: int, width: int, theta: float, like: Tensor, start: int = 0) -> Rotary:
-    """Cosines and sines of the angles p theta^(-2i/width), positions p from `start` on.
-
-    Never below float32: half precision cannot tell large positions apart.
-    """
-    # One rate per pair of coordinates, fastest first; one angle per position and pair.
-    exact = torch.promote_types(like.dtype, torch.float32)
-    positions = torch.arange(start, start + tokens, device=like.device, dtype=exact)
-    rates = theta ** (-torch.arange(0, width, 2, device=like.device, dtype=exact) / width)
-    angles = torch.outer(positions, rates)
-    return angles.cos(), angles.sin()
-
-
-def rotate(
-    x: Tensor,
-    width: int,
-    theta: float,
-    start: int = 0,
-    table: Rotary | None = None,
-    *,
-    at: str = "last",
-    back: bool = False,
-) -> Tensor:
-    """Rotary positions on the last `width` coordinates of x (..., tokens, rank), or the first:
-    coordinate i turns with coordinate i + width / 2, `back` the other way.
-
-    `table` is `rotary_table(...)` of the same tokens, where the caller has it.
-    """
-    if not width:
-        return x
-    # The other coordinates pass by; these turn in pairs (a_i, b_i).
-    table = table or rotary_table(x.shape[-2], width, theta, x, start)
-    cos, sin = (t.to(x.dtype) for t in table)
-    half, others = width // 2, x.shape[-1] - width
-    if at == "first":
-        a, b, rest = x.split((half, half, others), -1)
-    else:
-        rest, a, b = x.split((others, half, half), -1)
-    if back:
-        turned = a * cos + b * sin, b * cos - a * sin
-    else:
-        turned = a * cos - b * sin, b * cos + a * sin
-    return torch.cat((*turned, rest) if at == "first" else (rest, *turned), -1)

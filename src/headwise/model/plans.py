@@ -6,13 +6,20 @@ for the process, keeps the answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from headwise.errors import UsageError
-from headwise.model.backends import Call, Choice, choose_backend, dtype_name, forced
+from headwise.model.backends import Choice, choose_backend, forced
+from headwise.model.calls import Call, dtype_name
+from headwise.model.extras import Extras, terms_of
+from headwise.model.masks import Terms
+from headwise.model.reach import Reach
+from headwise.model.tracing import sure
+
+TAKEN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Operands(NamedTuple):
@@ -35,21 +42,27 @@ class Operands(NamedTuple):
     graphed: bool
     trained: bool  # whether a gradient is wanted
     block_bytes: int  # reference.BLOCK_BYTES, which the choice depends on
+    extras: Extras | None = None  # masks, offset, dropout and all that is not of the usual call
 
     def check(self) -> None:
         """Refuse operands that break a rule."""
         q, k, v = self.q, self.k, self.v
-        got = f"got q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
         if len(q) != 4 or len(k) != 4 or len(v) != 4:
-            raise UsageError(f"attend takes (batch, heads, tokens, width) tensors, {got}")
+            raise UsageError(
+                "attend takes (batch, heads, tokens, width) tensors, or all three without batch, "
+                + self.got
+            )
         if q[-1] != k[-1] or k[:3] != v[:3] or q[0] != k[0]:
             raise UsageError(
-                f"q and k must share batch and rank, k and v batch, heads and tokens, {got}"
+                "q and k must share batch and rank, k and v batch, heads and tokens, " + self.got
             )
-        if min(q) == 0 or min(v) == 0:
-            raise UsageError(f"no axis may be empty, {got}")
-        if q[1] % k[1]:
+        if q[1] % k[1] if k[1] else q[1]:
             raise UsageError(f"query heads must be a multiple of KV heads, got {q[1]} and {k[1]}")
+        if self.q_dtype not in TAKEN:
+            raise UsageError(
+                "attend takes float16, bfloat16, float32 and float64, got "
+                f"{dtype_name(self.q_dtype)}"
+            )
         dtypes = self.q_dtype, self.k_dtype, self.v_dtype
         devices = self.q_device, self.k_device, self.v_device
         if len(set(dtypes)) > 1 or len(set(devices)) > 1:
@@ -60,16 +73,23 @@ class Operands(NamedTuple):
             raise UsageError(f"q, k and v must share dtype and device, got {found}")
         if self.window < 0:
             raise UsageError(f"window must not be negative, got {self.window}")
-        if (self.causal or self.window) and q[2] > k[2]:
-            what = "causal" if self.causal else "windowed"
-            raise UsageError(
-                f"{what} attention needs at least as many keys as queries, got {k[2]} keys, "
-                f"{q[2]} queries"
-            )
+        if self.extras is not None:
+            self.extras.check(q, k, self.q_device, self.hard)
+
+    @property
+    def got(self) -> str:
+        """The sizes, as an error shows them."""
+        return f"got q {tuple(self.q)}, k {tuple(self.k)}, v {tuple(self.v)}"
+
+    def batched(self) -> Operands:
+        """Operands of three axes as a batch of one."""
+        q, k, v = (torch.Size((1, *size)) for size in (self.q, self.k, self.v))
+        return self._replace(q=q, k=k, v=v)
 
     def call(self) -> Call:
         """What the choice of a backend needs of them."""
         batch, heads, queries, rank = self.q
+        more = {} if self.extras is None else self.extras.of_call()
         return Call(
             device=self.q_device.type,
             dtype=self.q_dtype,
@@ -84,6 +104,7 @@ class Operands(NamedTuple):
             window=self.window,
             hard=self.hard,
             graphed=self.graphed,
+            **more,
         )
 
 
@@ -93,22 +114,33 @@ class Plan:
 
     call: Call
     choice: Choice
+    terms: Terms  # of the call, still without tensors
+    masked: bool  # whether a fused kernel takes an explicit mask
+    causal: bool  # whether it takes its own causal mask
+    grouped: bool  # whether query heads share KV heads
+    scale: float  # the usual factor of the scores
     # Whether torch takes the chosen kernel by itself: naming one takes longer than small calls
     # last. Found out at the first call, which has the tensors.
     torch_agrees: bool | None = None
     direct: bool = False  # torch agrees, and the tensors go to it as they are
-
-    @property
-    def scale(self) -> float:
-        """The usual factor of the scores."""
-        return self.call.rank**-0.5
+    reach: Reach | None = None  # what is left of the operands; `terms` are of all of them
+    unbatched: bool = False  # the operands have three axes: a batch of one is put before them
 
     @classmethod
     def of(cls, operands: Operands) -> Plan:
         """Check the operands and choose their backend."""
+        if len(operands.q) == len(operands.k) == len(operands.v) == 3:
+            return replace(cls.of(operands.batched()), unbatched=True)
         operands.check()
         call, backend = operands.call(), operands.backend
-        return cls(call, choose_backend(call) if backend == "auto" else forced(backend, call))
+        terms, reach = terms_of(call), Reach.of(call)
+        call = call if reach is None else reach.call(call)
+        choice = choose_backend(call) if backend == "auto" else forced(backend, call)
+        grouped = not sure(call.heads == call.kv_heads)
+        scale = 1.0 if sure(call.rank == 0) else call.rank**-0.5
+        # One query at the last key sees every key: torch's own causal mask would stand it first.
+        causal = call.causal and not call.masked and not sure(call.queries == 1)
+        return cls(call, choice, terms, call.masked, causal, grouped, scale, reach=reach)
 
 
 class Plans:
@@ -127,12 +159,21 @@ class Plans:
     def __len__(self) -> int:
         return len(self._plans)
 
+    def find(self, operands: Operands) -> Plan | None:
+        """The plan of these operands, None if they are new or their sizes are symbols."""
+        try:
+            return self._plans.get(operands)
+        except TypeError:  # symbols have no hash
+            return None
+
     def get(self, operands: Operands) -> Plan:
         """The plan of these operands, made if they are new."""
         # Dicts keep the order of insertion, so the first key is the oldest plan.
-        plan = self._plans.get(operands)
+        plan = self.find(operands)
         if plan is None:
             plan = Plan.of(operands)
+            if any(isinstance(n, torch.SymInt) for n in (*operands.q, *operands.k, *operands.v)):
+                return plan
             while len(self._plans) >= self.limit:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[operands] = plan

@@ -10,6 +10,7 @@ blocks.0.attention.qkv, blocks.0.feed.up, blocks.0.norm1, final_norm, head, read
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +18,14 @@ from torch import Tensor, nn
 
 from headwise.errors import UsageError
 from headwise.kernels import embed_readout
-from headwise.model import decode
-from headwise.model.attention import Attention, HeadGroups
+from headwise.model.attention import Attention
 from headwise.model.cache import Cache, LayerCache
-from headwise.model.layers import FeedForward, Linear, Norm, Rotary, linear, rotary_table, uniform
+from headwise.model.extras import Documents
+from headwise.model.layers import FeedForward, Norm
+from headwise.model.linear import AnyLinear, linear, linear_layer, reset_linears, uniform
+from headwise.model.packed import HeadGroups
+from headwise.model.rotary import Rotary, rotary_at, rotary_table
+from headwise.model.seen import padded_positions, with_padding
 from headwise.shape import Shape, not_built
 
 Tables = dict[int, Rotary]  # rotary positions by how many coordinates of a head they turn
@@ -47,6 +52,7 @@ class Block(nn.Module):
         models: int | None = None,
         head_groups: HeadGroups = (),
         hard: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.norm_at = shape.norm_at
@@ -54,7 +60,7 @@ class Block(nn.Module):
 
         # A parallel block has one norm for both parts; a sandwich has one more behind each.
         self.attention = Attention(
-            shape, layer=layer, models=models, head_groups=head_groups, hard=hard
+            shape, layer=layer, models=models, head_groups=head_groups, hard=hard, **options
         )
         self.norm1 = norm()
         own = shape.layer(layer) if shape.layers else shape
@@ -64,25 +70,32 @@ class Block(nn.Module):
         self.after1 = norm() if sandwich else None
         self.after2 = norm() if sandwich and self.feed is not None else None
 
+    def reset_parameters(self) -> None:
+        """Every parameter as it is made."""
+        self.attention.reset_parameters()
+        for part in (self.feed, self.norm1, self.norm2, self.after1, self.after2):
+            if part is not None:
+                part.reset_parameters()
+
     def forward(
         self,
         x: Tensor,
         keep: bool = False,
         cache: LayerCache | None = None,
         rotary: Rotary | None = None,
+        **given: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The block's output, and with `keep` its intermediates by name.
 
-        With `cache` x follows what is in it, and joins it. `rotary` as in `Attention`.
+        With `cache` x follows what is in it, and joins it. `rotary` and what else is given (mask,
+        documents, positions) as in `Attention`.
         """
         out: dict[str, Tensor] = {}
 
         def attention(z: Tensor) -> Tensor:
-            if cache is not None:
-                return decode.follow(self.attention, z, cache)
             if not keep:
-                return self.attention(z, rotary=rotary)
-            y, kept = self.attention(z, keep=True, rotary=rotary)
+                return self.attention(z, rotary=rotary, cache=cache, **given)
+            y, kept = self.attention(z, keep=True, rotary=rotary, **given)
             out.update(kept, attention=y)
             return y
 
@@ -118,7 +131,8 @@ class Transformer(nn.Module):
     """Blocks between what comes in and what goes out; use `Encoder` or `Decoder`.
 
     Inputs are vectors (batch, tokens, in_dim) or ids (batch, tokens), outputs (batch, tokens,
-    out_dim); in an ensemble both have a leading model axis.
+    out_dim); in an ensemble both have a leading model axis. `separate` and `dropout` as in
+    `Attention`.
     """
 
     def __init__(
@@ -128,6 +142,8 @@ class Transformer(nn.Module):
         models: int | None = None,
         head_groups: HeadGroups = (),
         hard: bool = False,
+        separate: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if shape.extras:
@@ -152,7 +168,7 @@ class Transformer(nn.Module):
         D, vocab = shape.dim, shape.vocab_size
         self.embedding = table(vocab, D) if vocab else None
         self.read_in = (
-            Linear(shape.input_dim, D - shape.position_dim, True, models)
+            linear_layer(shape.input_dim, D - shape.position_dim, True, models)
             if shape.input_dim
             else None
         )
@@ -160,34 +176,95 @@ class Transformer(nn.Module):
         self.positions = table(rows, shape.position_dim or D) if rows else None
         # Post-norm blocks end in a norm already.
         self.blocks = nn.ModuleList(
-            Block(shape, i, models, head_groups, hard) for i in range(shape.depth)
+            Block(shape, i, models, head_groups, hard, separate=separate, dropout=dropout)
+            for i in range(shape.depth)
         )
         self.final_norm = Norm(shape.norm, D, models) if shape.norm_at != "post" else None
         # What goes out: a head for ids, tied to the embedding or its own, or a map to vectors.
         own_head = vocab and shape.lm_head and not shape.tied and not shape.output_dim
         self.head = table(vocab, D) if own_head else None
-        self.read_out = Linear(D, shape.output_dim, True, models) if shape.output_dim else None
+        self.read_out = (
+            linear_layer(D, shape.output_dim, True, models) if shape.output_dim else None
+        )
 
-    def forward(self, x: Tensor, keep: bool = False) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
-        """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"]."""
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Every parameter as it is made, such as after `to_empty`; `init.initialise` draws the
+        starts of `init.STARTS`."""
+        for table in (self.embedding, self.positions, self.head):
+            if table is not None:
+                table.uniform_(-0.02, 0.02)
+        reset_linears(self.children())
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.reset_parameters()
+        if self.final_norm is not None:
+            self.final_norm.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        keep: bool = False,
+        *,
+        mask: Tensor | None = None,
+        padding: Tensor | None = None,
+        documents: Documents | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+        """Outputs, and with `keep` every layer's intermediates: out["layer 0"]["weights"].
+
+        mask, padding and documents as in `Attention`: what hides a token hides it in all blocks.
+        positions (batch, tokens): where tokens stand, for learned and rotary positions; behind each
+        other unless given, padding left out. `document_positions` restarts them by document.
+        """
         out: dict[str, dict[str, Tensor]] = {}
-        h = self.embed(x)
-        tables = self._rotary(h)  # one for all blocks that rotate as many coordinates
+        h = self.embed(x, 0, self._positions_of(padding, positions))
+        # One table for all blocks that rotate as many coordinates.
+        tables = self._rotary(h) if positions is None else self._tables_at(positions, h)
+        given = self._given(mask, padding, documents)
         for i, block in enumerate(self.blocks):
-            h, kept = block(h, keep, rotary=tables.get(self.rotated[i]))
+            h, kept = block(h, keep, rotary=tables.get(self.rotated[i]), **given)
             if keep:
                 out[f"layer {i}"] = kept
         return self.unembed(h), out
 
-    def follow(self, x: Tensor, cache: Cache) -> Tensor:
-        """The last block's output for inputs that follow those in the cache, and join it."""
+    def follow(
+        self,
+        x: Tensor,
+        cache: Cache,
+        *,
+        mask: Tensor | None = None,
+        padding: Tensor | None = None,
+        documents: Documents | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """The last block's output for inputs that follow those in the cache, and join it. Masks are
+        of all tokens so far, positions of the new ones."""
         if self.models is not None:
             raise UsageError(f"a cache needs a single model, this module holds {self.models}")
         cache.check(self.shape, len(x))
-        h = self.embed(x, cache.length)
+        at = self._positions_of(padding, positions)
+        at = at if at is None or positions is not None else at[..., cache.length :]
+        h = self.embed(x, cache.length, at)
+        given = self._given(mask, padding, documents)
+        given |= {} if positions is None else {"positions": positions}
         for block, layer in zip(self.blocks, cache.layers, strict=True):
-            h, _ = block(h, cache=layer)
+            h, _ = block(h, cache=layer, **given)
         return h
+
+    def _given(
+        self, mask: Tensor | None, padding: Tensor | None, documents: Documents | None
+    ) -> dict[str, Any]:
+        """What blocks are given of these; nothing for most calls."""
+        found = {"mask": with_padding(mask, padding), "documents": documents}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _positions_of(self, padding: Tensor | None, positions: Tensor | None) -> Tensor | None:
+        """Where tokens stand, if not all behind each other. Rotary positions depend on distances
+        only, so padding does not move them."""
+        if positions is not None or padding is None or not self.shape.num_positions:
+            return positions
+        return padded_positions(padding)
 
     def prepare(self, tokens: int) -> None:
         """Make the rotary table of sequences of one length once for all: compiled, every use would
@@ -197,6 +274,10 @@ class Transformer(nn.Module):
     def _tables(self, tokens: int, like: Tensor) -> Tables:
         theta = self.shape.rope_theta
         return {width: rotary_table(tokens, width, theta, like) for width in self.rotary_widths}
+
+    def _tables_at(self, positions: Tensor, like: Tensor) -> Tables:
+        theta = self.shape.rope_theta
+        return {width: rotary_at(positions, width, theta, like) for width in self.rotary_widths}
 
     def _rotary(self, h: Tensor) -> Tables:
         if not self.rotary_widths:
@@ -212,14 +293,15 @@ class Transformer(nn.Module):
 
     # ---- what comes in
 
-    def embed(self, x: Tensor, start: int = 0) -> Tensor:
+    def embed(self, x: Tensor, start: int = 0, positions: Tensor | None = None) -> Tensor:
         """What the first block gets: tokens looked up or vectors read in, with their positions; the
-        first input stands at position `start`."""
+        first input stands at position `start`, or each where `positions` says."""
         # One kernel reads vectors in and adds positions, for narrow ensembles on a GPU; not while
         # decoding, where positions start late.
         first, table = self.read_in, self.positions
-        if first is None or table is None or start or not self._has_short_inputs(x):
-            return self._add_positions(self._look_up(x), start)
+        late = start or positions is not None
+        if first is None or table is None or late or not self._has_short_inputs(x):
+            return self._add_positions(self._look_up(x), start, positions)
         assert first.bias is not None
         return embed_readout.enter(x, first.weight, first.bias, table)
 
@@ -247,12 +329,17 @@ class Transformer(nn.Module):
         rows = x + offset.view(-1, *([1] * (x.ndim - 1)))
         return F.embedding(rows, self.embedding.flatten(0, 1))
 
-    def _add_positions(self, h: Tensor, start: int) -> Tensor:
+    def _add_positions(self, h: Tensor, start: int, positions: Tensor | None) -> Tensor:
         if self.positions is None:
             return h
         # A room table has one row, the same for all tokens; other tables have a row per token.
         stop, table = start + h.shape[-2], self.positions.unsqueeze(-3)
-        if self.shape.positions != "room":
+        if self.shape.positions != "room" and positions is not None:
+            # On a GPU the look-up itself checks, and nothing waits for it.
+            if not (positions.is_cuda or torch.compiler.is_compiling()):
+                self._check_positions(positions)
+            table = self.positions[..., positions, :]
+        elif self.shape.positions != "room":
             if stop > self.shape.num_positions:
                 raise UsageError(
                     f"at most num_positions {self.shape.num_positions} tokens fit the position "
@@ -262,6 +349,14 @@ class Transformer(nn.Module):
         if self.shape.positions == "additive":
             return h + table
         return torch.cat((h, table.expand(*h.shape[:-1], self.shape.position_dim)), -1)
+
+    def _check_positions(self, positions: Tensor) -> None:
+        low, high = (int(n) for n in positions.aminmax())
+        if low < 0 or high >= self.shape.num_positions:
+            raise UsageError(
+                f"positions must be from 0 to below num_positions {self.shape.num_positions}, got "
+                f"{low} to {high}"
+            )
 
     # ---- what goes out
 
@@ -292,7 +387,7 @@ class Transformer(nn.Module):
             return F.linear(h, table)
         return torch.bmm(h.flatten(1, -2), table.mT).unflatten(1, h.shape[1:-1])
 
-    def _read_out(self, h: Tensor, last: Linear) -> Tensor:
+    def _read_out(self, h: Tensor, last: AnyLinear) -> Tensor:
         """An ensemble's outputs are padded to a multiple of sixteen columns: products with one
         column take a path of their own, whose bits depend on the models beside it."""
         outputs = self.shape.output_dim
@@ -330,10 +425,19 @@ class Decoder(Transformer):
         models: int | None = None,
         head_groups: HeadGroups = (),
         hard: bool = False,
+        separate: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         if not shape.causal:
             raise UsageError("a Decoder needs a causal shape, this shape has causal=False")
-        super().__init__(shape, models=models, head_groups=head_groups, hard=hard)
+        super().__init__(
+            shape,
+            models=models,
+            head_groups=head_groups,
+            hard=hard,
+            separate=separate,
+            dropout=dropout,
+        )
 
 
 def build(

@@ -79,6 +79,8 @@ class Shape:
     attn_gate: str = "none"  # sigmoid of a linear map of x: on each head's output, or each value's
     sinks: bool = False  # one learned score per head, beside those of the keys
     rope_at: str = "last"  # which coordinates a partial rotary turns; first: NeoX, Phi, GLM
+    # how they pair: i with i + half, or neighbours with each other (GPT-J, Cohere, GLM, DeepSeek)
+    rope_interleaved: bool = False
     # > 0: experts in the place of the feed-forward; ffn_dim is that of dense layers
     num_experts: int = 0
     num_experts_per_tok: int = 0
@@ -424,6 +426,6 @@ LATER = {
         *("layers", "shared_kv", "o_lora_rank", "o_groups", "attn_gate", "sinks", "rope_at"),
         *("num_experts", "num_experts_per_tok", "expert_ffn_dim", "shared_ffn_dim"),
         *("shared_gate", "router_bias", "split_kv_cache"),
-        *("chunked", "lm_head"),
+        *("chunked", "lm_head", "rope_interleaved"),
     )
 }

@@ -5,8 +5,8 @@ An experiment describes its figure with them. `matplotlib_figure.py` draws one a
 `plotly_figure.py` as a part of the page. A store keeps it as plain values: `to_json` gives them and
 `from_json` reads them back. Standard library only.
 
-In titles and labels `d^2.5` has its exponent raised. A colour is a number: its place in `COLOURS`,
-counted around.
+In titles and labels `d^2.5` has its exponent raised. A colour is a number: its place in
+`colours.COLOURS`, counted around.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from typing import Any, ClassVar, Literal
 
 from headwise.errors import UsageError, nearest
 
-COLOURS = ("#3b6fb6", "#d9812b", "#3f9b63", "#a4509b", "#8a6d3b", "#c0392b", "#2a9d9d", "#6c5ce0")
-GREY = "#8b919a"
-FRAME = "#c0392b"  # around the best cells of a heat panel
 ABOVE, BELOW = 0.17, -0.2  # the middle of a cell of a heat panel: its number, and paths through it
 ONE_SEED = "hollow: one seed"
 Scale = Literal["log", "linear"]
@@ -28,15 +25,6 @@ Symbol = Literal["star", "diamond"]
 Style = Literal["solid", "line", "dashed", "dots"]
 STYLES = ("solid", "line", "dashed", "dots")
 SCALES = ("log", "linear")
-
-
-def colour_of(number: int) -> str:
-    """A colour by its number.
-
-    >>> colour_of(0) == colour_of(len(COLOURS))
-    True
-    """
-    return COLOURS[number % len(COLOURS)]
 
 
 # ---- lines over one or several panels
@@ -48,7 +36,8 @@ class Line:
 
     A missing `y` is a gap. `solid` has markers and a band, `line` a band only, `dashed` and `dots`
     are drawn without intervals. A point of a `solid` line without an interval is of one seed and
-    drawn hollow. `text` is shown for a point under the mouse.
+    drawn hollow. `text` is shown for a point under the mouse. `seeds` are the values that each
+    point is the mean of, and `runs` the ids of their runs; the page can show them.
 
     >>> Line(label="held out", colour=0, x=[1, 2], y=[0.5, None]).y
     (0.5, None)
@@ -62,11 +51,14 @@ class Line:
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
     text: Sequence[str] = ()
+    seeds: Sequence[Sequence[float]] = ()
+    runs: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
         _freeze(self, "x", "y", "low", "high", "text")
+        _freeze_rows(self, "seeds", "runs")
         _check_choice("style", self.style, STYLES)
-        for name in ("y", "low", "high", "text"):
+        for name in ("y", "low", "high", "text", "seeds", "runs"):
             values = getattr(self, name)
             if len(values) != len(self.x) and (values or name == "y"):
                 raise UsageError(
@@ -198,7 +190,7 @@ class HeatPanel:
 
     Places are (column, row), counted from the lower left. The `best` cell is framed, and with
     dashes those that are `alike`: they cannot be told apart from it. The numbers of `single` ones,
-    of one seed, stand in brackets.
+    of one seed, stand in brackets. `text` is shown for a cell under the mouse.
     """
 
     title: str
@@ -210,10 +202,10 @@ class HeatPanel:
     best: Sequence[tuple[int, int]] = ()
     alike: Sequence[tuple[int, int]] = ()
     single: Sequence[tuple[int, int]] = ()
+    text: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
-        for name in ("cells", "best", "alike", "single"):
-            object.__setattr__(self, name, tuple(tuple(row) for row in getattr(self, name)))
+        _freeze_rows(self, "cells", "best", "alike", "single", "text")
         _freeze(self, "paths", "marks")
 
     @property
@@ -283,6 +275,7 @@ class Range:
     low: float | None = None
     high: float | None = None
     hollow: bool = False
+    text: str = ""  # shown under the mouse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,6 +413,12 @@ def _freeze(value: Any, *names: str) -> None:
     """Keep these fields as tuples, whatever sequence they were given as."""
     for name in names:
         object.__setattr__(value, name, tuple(getattr(value, name)))
+
+
+def _freeze_rows(value: Any, *names: str) -> None:
+    """The same for rows of values."""
+    for name in names:
+        object.__setattr__(value, name, tuple(tuple(row) for row in getattr(value, name)))
 
 
 def _check_choice(what: str, value: str, choices: Sequence[str]) -> None:

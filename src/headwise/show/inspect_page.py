@@ -4,13 +4,12 @@ click, sentences, a table with filter and CSV."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from headwise import __version__
 from headwise.files import write_whole
-from headwise.show.report import embed
+from headwise.show.pages import embed, environment, part, plotly
 
 # What a map may show: (key, what it is called, form, which end is worth a look, digits).
 MEASURES = (
@@ -41,35 +40,32 @@ def write_inspect_page(
     path: Path, found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], command: str = ""
 ) -> None:
     """Write the page of an inspection, as `Inspection.to_json()` and `Inspection.rows` give it."""
-    from jinja2 import Environment, StrictUndefined
-    from plotly.offline import get_plotlyjs
-
-    template = resources.files("headwise").joinpath("show/templates/inspect.html").read_text()
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    page = environment.from_string(template).render(
-        version=__version__,
-        name=Path(str(found["path"])).name or str(found["path"]),
-        found=found,
-        first=found["layers"][0],
-        heads=sum(layer["num_heads"] for layer in found["layers"]),
-        measures=MEASURES + (ON_DATA if found["data"] else ()),
-        columns=columns,
-        command=command,
-        plotly=get_plotlyjs(),
-        embed=embed,
-        data={
-            "layers": [_of_page(layer) for layer in found["layers"]],
-            "controls": [_of_page(layer) for layer in found["controls"]],
-            "controlOf": found["control_index"],
-            "columns": columns,
-            "rows": [[_short(row.get(column)) for column in columns] for row in rows],
-            "data": _short(found["data"]),
-            "others": [_other(one) for one in found["changes"]],
-            "name": Path(str(found["path"])).name,
-        },
+    page = (
+        environment()
+        .from_string(part("inspect.html"))
+        .render(
+            version=__version__,
+            name=Path(str(found["path"])).name or str(found["path"]),
+            found=found,
+            first=found["layers"][0],
+            heads=sum(layer["num_heads"] for layer in found["layers"]),
+            measures=MEASURES + (ON_DATA if found["data"] else ()),
+            columns=columns,
+            command=command,
+            plotly=plotly(),
+            embed=embed,
+            data={
+                "layers": [_of_page(layer) for layer in found["layers"]],
+                "controls": [_of_page(layer) for layer in found["controls"]],
+                "controlOf": found["control_index"],
+                "columns": columns,
+                "rows": [[_short(row.get(column)) for column in columns] for row in rows],
+                "data": _short(found["data"]),
+                "others": [_other(one) for one in found["changes"]],
+                "name": Path(str(found["path"])).name,
+            },
+        )
     )
     write_whole(path, page)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwise.show.colours import FRAME, GREY, colour_of
 from headwise.show.figure import (
     ABOVE,
     BELOW,
-    FRAME,
-    GREY,
     ONE_SEED,
     Figure,
     HeatFigure,
@@ -24,7 +25,6 @@ from headwise.show.figure import (
     LinePanel,
     RangeFigure,
     RangePanel,
-    colour_of,
     drawn_names,
     fraction,
     has_hollow,
@@ -41,14 +41,44 @@ DATELESS = {  # metadata without a date, so that the same rows give the same fil
 }
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as an image; the ending decides (png, pdf, svg)."""
+@dataclass(frozen=True)
+class Look:
+    """What an image looks like besides what it shows. A fixed font and a fixed salt for ids in svg
+    make the same bytes on every machine."""
+
+    rc: Mapping[str, Any]
+    width: float | None = None  # inches, where it is one of a page's
+
+
+SCREEN = Look({"font.family": "DejaVu Sans", "axes.titlesize": 9.5, "svg.hashsalt": "headwise"})
+PAPER = Look(
+    {
+        "font.family": "STIXGeneral",  # cut for the same page as Times
+        "mathtext.fontset": "stix",
+        "pdf.fonttype": 42,  # whole letters, as conferences ask for, not their outlines
+        "font.size": 8,
+        "axes.titlesize": 8,
+        "axes.linewidth": 0.6,
+        "svg.hashsalt": "headwise",
+    },
+    width=5.5,  # of the text of a page with one column
+)
+PAPER_COLUMNS = {"lines": 3, "heat": 2, "ranges": 1}  # of panels that a page has room for
+
+
+def save(figure: Figure, path: Path, paper: bool = False) -> None:
+    """Write a figure as an image; the ending decides (png, pdf, svg). For a `paper` it is as wide
+    as its text, and title and caption are left to the paper."""
+    look = SCREEN
+    if paper:
+        look, columns = PAPER, min(figure.columns, PAPER_COLUMNS[figure.kind])
+        figure = dataclasses.replace(figure, title="", caption="", columns=columns)
     if isinstance(figure, LineFigure):
-        _save_lines(figure, path)
+        _save_lines(figure, path, look)
     elif isinstance(figure, HeatFigure):
-        _save_heat(figure, path)
+        _save_heat(figure, path, look)
     else:
-        _save_ranges(figure, path)
+        _save_ranges(figure, path, look)
 
 
 # ---- what the three kinds share: a grid of axes, the title, the legend
@@ -58,6 +88,7 @@ def save(figure: Figure, path: Path) -> None:
 def _canvas(
     figure: Figure,
     path: Path,
+    look: Look,
     size: Callable[[int, int], tuple[float, float]],
     style: dict[str, Any],
     share: tuple[bool, bool] = (False, False),
@@ -71,13 +102,15 @@ def _canvas(
 
     columns = min(figure.columns, len(figure.panels)) or 1
     rows = max(1, -(-len(figure.panels) // columns))
-    # A fixed font and a fixed salt for ids in svg make the same bytes on every machine.
-    always = {"font.family": "DejaVu Sans", "axes.titlesize": 9.5, "svg.hashsalt": "headwise"}
-    with plt.rc_context(always | style):
+    width, height = size(columns, rows)
+    if look.width is not None and width > look.width:
+        # Half of what the panels lose in width they lose in height, so that lines stay apart.
+        height, width = height * (1 + look.width / width) / 2, look.width
+    with plt.rc_context({**style, **look.rc}):
         canvas, grid = plt.subplots(
             rows,
             columns,
-            figsize=size(columns, rows),
+            figsize=(width, height),
             sharex=share[0],
             sharey=share[1],
             squeeze=False,
@@ -87,7 +120,8 @@ def _canvas(
         for ax in axes[len(figure.panels) :]:
             ax.remove()
         yield canvas, axes[: len(figure.panels)]
-        canvas.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=10)
+        if figure.title:
+            canvas.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=10)
         canvas.tight_layout()
         _add_caption(canvas, figure.caption)
         canvas.savefig(
@@ -131,8 +165,12 @@ def _hollow_handle(wanted: bool) -> dict[str, Any]:
     return {ONE_SEED: Line2D([], [], color=GREY, **HOLLOW)} if wanted else {}
 
 
-def _legend_beside(canvas: Any, handles: dict[str, Any]) -> None:
-    if handles:
+def _add_legend(canvas: Any, handles: dict[str, Any], look: Look) -> None:
+    """Beside the panels; below them where their width is a page's."""
+    if handles and look.width is not None:
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.01), "ncols": 3}
+        canvas.legend(handles.values(), handles.keys(), frameon=False, fontsize=7, **below)
+    elif handles:
         canvas.legend(
             handles.values(),
             handles.keys(),
@@ -151,12 +189,12 @@ def _raised(text: str) -> str:
 # ---- lines
 
 
-def _save_lines(figure: LineFigure, path: Path) -> None:
+def _save_lines(figure: LineFigure, path: Path, look: Look) -> None:
     def size(columns: int, rows: int) -> tuple[float, float]:
         return 3.6 * columns + 2.2, 3.0 * rows + 0.7
 
     style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    with _canvas(figure, path, size, style, (True, figure.share_y)) as (canvas, axes):
+    with _canvas(figure, path, look, size, style, (True, figure.share_y)) as (canvas, axes):
         for ax, panel in zip(axes, figure.panels, strict=True):
             _draw_line_panel(ax, figure, panel)
         _label_axes(figure, axes)
@@ -166,7 +204,7 @@ def _save_lines(figure: LineFigure, path: Path) -> None:
             ax.tick_params(labelbottom=True)
         if figure.reference and axes:
             _name_reference(axes, figure)
-        _legend_beside(canvas, _handles(axes) | _hollow_handle(has_hollow(figure)))
+        _add_legend(canvas, _handles(axes) | _hollow_handle(has_hollow(figure)), look)
 
 
 def _draw_line_panel(ax: Any, figure: LineFigure, panel: LinePanel) -> None:
@@ -245,14 +283,14 @@ def _name_reference(axes: Sequence[Any], figure: LineFigure) -> None:
 # ---- heat
 
 
-def _save_heat(figure: HeatFigure, path: Path) -> None:
+def _save_heat(figure: HeatFigure, path: Path, look: Look) -> None:
     width = 0.62 * len(figure.x_names) + 0.5
     height = 0.46 * len(figure.y_names) + 0.7
 
     def size(columns: int, rows: int) -> tuple[float, float]:
         return width * columns + 1.2, height * rows + 0.6
 
-    with _canvas(figure, path, size, {"font.size": 8}) as (canvas, axes):
+    with _canvas(figure, path, look, size, {"font.size": 8}) as (canvas, axes):
         for ax, panel in zip(axes, figure.panels, strict=True):
             _draw_cells(ax, panel)
             _draw_paths(ax, panel)
@@ -266,7 +304,7 @@ def _save_heat(figure: HeatFigure, path: Path) -> None:
         order = {path.label: path.colour for panel in figure.panels for path in panel.paths}
         handles = _handles(axes)
         by_colour = sorted(handles, key=lambda label: (order.get(label, len(order) + 99), label))
-        _legend_beside(canvas, {label: handles[label] for label in by_colour})
+        _add_legend(canvas, {label: handles[label] for label in by_colour}, look)
 
 
 def _draw_cells(ax: Any, panel: HeatPanel) -> None:
@@ -335,7 +373,7 @@ def _share(value: float, panel: HeatPanel) -> float:
 # ---- ranges
 
 
-def _save_ranges(figure: RangeFigure, path: Path) -> None:
+def _save_ranges(figure: RangeFigure, path: Path, look: Look) -> None:
     height = max(1.8, 0.24 * figure.longest + 0.3)
 
     def size(columns: int, rows: int) -> tuple[float, float]:
@@ -343,7 +381,7 @@ def _save_ranges(figure: RangeFigure, path: Path) -> None:
 
     style = {f"axes.spines.{side}": False for side in ("top", "right", "left")}
     explained: set[tuple[str, ...]] = set()
-    with _canvas(figure, path, size, {"font.size": 8.5, **style}) as (_, axes):
+    with _canvas(figure, path, look, size, {"font.size": 8.5, **style}) as (_, axes):
         for ax, panel in zip(axes, figure.panels, strict=True):
             _draw_ranges(ax, panel)
             # Panels whose colours mean the same share the first one's legend.

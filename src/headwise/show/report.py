@@ -1,15 +1,14 @@
-"""One self-contained HTML page from rows and descriptions of figures.
+"""One self-contained HTML page from rows and descriptions of figures: the question, the answer in a
+sentence, then the evidence.
 
 The same sections give the same bytes. The page is only written: delete it and nothing else changes.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,18 @@ from headwise.files import write_whole
 from headwise.progress import clock
 from headwise.rows import Row
 from headwise.show import figure as figures
+from headwise.show.colours import dark_colours
 from headwise.show.figure import Figure
+from headwise.show.pages import digest, embed, environment, part, plotly
 from headwise.show.plotly_figure import plotly_figure
+from headwise.show.report_data import columns_of, curves_of, label_of, runs_of
 
-HIDDEN = {  # long columns: in the store, not in the table
-    "command",
-    "curve",
-    "held_out_curve",
-    "angle",
-    "size",
-    "checks",
-    "score_angle",
-    "score_norm",
-    "score_angle_transposed",
-    "score_norm_transposed",
-}
-MOST_POINTS = 200  # of a learning curve
+FINDINGS = 5  # lines at the top, the answer among them; the others stand below the figures
+SCRIPTS = ("theme", "tables", "figures", "curves", "follow")
+HELP = (
+    "A point under the mouse, or under the arrow keys, says what it is; a click shows its runs. "
+    "Drag to zoom, double-click to reset."
+)
 
 
 # ---- what a section is made of
@@ -46,6 +41,7 @@ class Page:
     that the page of an experiment of one's own needs no code."""
 
     question: str
+    answer: str = ""  # in a sentence
     about: str = ""
     headline: Sequence[str] = ()  # the claim in numbers
     note: str = ""  # what to bear in mind
@@ -59,6 +55,7 @@ class Page:
         """As values that JSON has."""
         return {
             "question": self.question,
+            "answer": self.answer,
             "about": self.about,
             "headline": list(self.headline),
             "note": self.note,
@@ -76,14 +73,25 @@ class Page:
         # template sees them.
         texts = ("question", "about", "note", "caption")
         cells = [cell for row in value["cells"] for cell in row]
-        lines = [*value["headline"], *value["headings"], *cells]
+        lines = [value.get("answer", ""), *value["headline"], *value["headings"], *cells]
         if not all(isinstance(text, str) for text in [*(value[name] for name in texts), *lines]):
             raise UsageError("what a page says must be text")
         if {len(row) for row in value["cells"]} - {len(value["headings"])}:
             raise UsageError("a table needs a cell per heading in every row")
         known = {name: part for name, part in value.items() if name in Page.__dataclass_fields__}
         drawn: Any = tuple(figures.from_json(one) for one in value["figures"])
+        for one in drawn:  # what cannot be drawn is refused here, not while the page is written
+            embed(plotly_figure(one))
         return Page(**dict(known, figures=drawn))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a decoder wrote: its beginning was given, the rest is its own."""
+
+    about: str
+    prompt: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +104,33 @@ class Section:
     state: str  # how far it is
     rows: Sequence[Row]
     page: Page
+    missing: Sequence[str] = ()  # ids of runs that were asked for and are not there
+    remarks: Sequence[str] = ()  # what to know of its rows, such as that other code made them
+    settings: Sequence[str] = ()  # columns that say what a run is, not what came out
+    samples: Sequence[Sample] = ()
+
+    @property
+    def answer(self) -> str:
+        """The sentence that the section begins with, and the terminal ends with."""
+        return answer_of(self.page.answer, self.page.headline)
+
+
+def answer_of(answer: str, headline: Sequence[str]) -> str:
+    """The answer in a sentence; without one the first line of the claim.
+
+    >>> answer_of("", ["mine is better"])
+    'Mine is better.'
+    """
+    said = answer or (headline[0].strip() if headline else "")
+    if not said:
+        return "There is no answer yet."
+    return f"{said[:1].upper()}{said[1:]}{'' if said[-1] in '.!?' else '.'}"
+
+
+def _says(line: str, answer: str) -> bool:
+    """Whether a line begins as the answer does."""
+    line, answer = (text.lower().strip(" .").removeprefix("on ") for text in (line, answer))
+    return line.startswith(answer)
 
 
 # ---- the page
@@ -103,128 +138,140 @@ class Section:
 
 def write_page(path: Path, sections: Sequence[Section], lost: Sequence[str] = ()) -> None:
     """Write the page of these sections; `lost` says in a line each what cannot be page."""
-    from jinja2 import Environment, StrictUndefined
-    from plotly.offline import get_plotlyjs
+    write_whole(path, made_page(sections, lost))
 
-    # Plotly's library goes into the page, so the page needs no network.
-    template = resources.files("headwise").joinpath("show/templates/report.html").read_text()
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["number"] = _number
-    environment.filters["raised"] = _raised
-    page = environment.from_string(template).render(
+
+def made_page(sections: Sequence[Section], lost: Sequence[str] = (), follow: str = "") -> str:
+    """The page as text. With `follow`, the state of a store, the page asks its own host whether
+    that has changed, and loads itself again."""
+    made = environment()
+    made.filters["number"] = _number
+    made.filters["raised"] = _raised
+    library = plotly()
+    script = "\n".join(part(f"report_{name}.js") for name in SCRIPTS)
+    shown = [_values(section, number) for number, section in enumerate(sections)]
+    return made.from_string(part("report.html")).render(
         version=__version__,
-        sections=[_values(section) for section in sections],
+        title=_title(sections),
+        sections=shown,
         lost=lost,
-        plotly=get_plotlyjs(),
+        css=part("page.css") + part("report.css"),
+        plotly=library,
+        script=script,
+        policy=_policy([library, script], bool(follow)),
+        data={
+            "sections": [one["data"] for one in shown],
+            "dark": dark_colours(),
+            "follow": follow,
+        },
         embed=embed,
     )
-    write_whole(path, page)
 
 
-def _values(section: Section) -> dict[str, Any]:
-    """A section as the template takes it."""
+def _policy(scripts: Sequence[str], follow: bool) -> str:
+    """What a browser lets the page do: run these two scripts, which it knows by their digests, and
+    ask nobody for anything; with `follow` its own host alone."""
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {' '.join(map(digest, scripts))}",
+            "style-src 'unsafe-inline'",
+            "img-src data: blob:",
+            *(["connect-src 'self'"] if follow else []),
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def _title(sections: Sequence[Section]) -> str:
+    names = ", ".join(section.name for section in sections[:4])
+    return f"headwise report: {names}" if names else "headwise report"
+
+
+def _values(section: Section, number: int) -> dict[str, Any]:
+    """A section as the template takes it, and the `data` for its figures and tables."""
     rows, page = section.rows, section.page
-    # Columns that are equal in all rows stand once above the table, the others in it.
-    columns = list(dict.fromkeys(c for row in rows for c in row if c not in HIDDEN))
-    # Rows of several versions may have different columns.
-    same = {c: rows[0][c] for c in columns if all(c in r and r[c] == rows[0][c] for r in rows)}
+    columns, same = columns_of(rows)
+    answer = section.answer
+    # Without an answer of its own the first line of the claim is the answer.
+    findings = [line for line in page.headline if not _says(line, answer)]
+    curves = curves_of([(i, r) for i, r in enumerate(rows) if r.get("curve")])
+    diverged = [r for r in rows if r.get("status") == "diverged"]
+    first = [page.caption, *(one.caption for one in page.figures[:1])]
+    captions = [" ".join([*filter(None, dict.fromkeys(first)), HELP])]
+    captions += [one.caption for one in page.figures[1:]]
+    drawn = [plotly_figure(one) for one in page.figures]
+    anchor = section.name if re.fullmatch(r"[A-Za-z0-9_-]+", section.name) else f"s{number}"
+    parts = [
+        ("figure", "Figure", drawn),
+        ("points", "Every point", page.headings),
+        ("text", "What it writes", section.samples),
+        ("runs", "Every run" if page.trains else "Every row", rows),
+        ("missing", "Missing and diverged", section.missing or diverged),
+        ("again", "Make it again", True),
+    ]
     return {
         "name": section.name,
+        "anchor": anchor,
+        "parts": [(part, name) for part, name, there in parts if there],
         "question": page.question,
+        "answer": answer,
+        "findings": findings[: FINDINGS - 1],
+        "further": findings[FINDINGS - 1 :],
+        "remarks": section.remarks,
         "about": page.about,
         "command": section.command,
         "preset": section.preset,
-        "headline": page.headline,
         "note": page.note,
-        "figures": [{**plotly_figure(one), "caption": one.caption} for one in page.figures],
-        "caption": page.caption,
+        "figures": [
+            {"title": one.title, "caption": caption}
+            for one, caption in zip(page.figures, captions, strict=False)
+        ],
         "trained": page.trains,
         "headings": page.headings,
-        "points": page.cells,
-        "prose": [_is_prose(page.cells, i) for i in range(len(page.headings))],
-        "rows": rows,
-        "varying": [c for c in columns if c not in same],
+        "rows": bool(rows),
+        "curves": bool(curves),
         "same": same,
+        "samples": section.samples,
+        "missing": section.missing,
+        "diverged": [f"{r.get('id', '')}: {label_of(r)}" for r in diverged],
         "state": section.state,
         "time": clock(sum(r["seconds"] for r in rows)),
         "protocols": sorted({r["protocol"] for r in rows if "protocol" in r}),
         "commits": sorted({r["commit"] or "unknown" for r in rows}),
         "devices": sorted({r["device"] for r in rows}),
-        "curves": _curves([r for r in rows if "curve" in r]),
+        "data": {
+            "name": section.name,
+            "anchor": anchor,
+            "figures": drawn,
+            "points": {
+                "headings": page.headings,
+                "cells": page.cells,
+                "prose": [_is_prose(page.cells, i) for i in range(len(page.headings))],
+            },
+            "runs": runs_of(rows, columns, same, section.settings),
+            "curves": curves,
+        },
     }
 
 
 def _is_prose(cells: Sequence[Sequence[str]], column: int) -> bool:
     """Whether a column of the table is text: the first one, and any with a cell of several
     words."""
-    return column == 0 or any(row[column][:1].isalpha() and " " in row[column] for row in cells)
-
-
-# ---- learning curves
-
-
-def _curves(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every run's learning curve."""
-    several_rates = len({row.get("lr") for row in rows}) > 1
-    out = []
-    for row in rows:
-        # At most 200 points of a curve are kept; rounding them keeps the page small.
-        every = max(1, len(row["curve"]) // MOST_POINTS)
-        # A language model's curve is by steps and in nats per token, its error in bits per byte.
-        steps = row.get("epoch", 1)
-        nats = row["held_out"] / row["bits_per_byte"] if row.get("bits_per_byte") else 1.0
-        out.append(
-            {
-                "label": _label(row, several_rates),
-                "id": row["id"],
-                "every": every * row.get("curve_every", steps),
-                "train": [_short(v) for v in row["curve"][::every]],
-                "held_out": [
-                    [epoch * steps, None if v is None else _short(v * nats)]
-                    for epoch, v in row["held_out_curve"]
-                ],
-                "mean": "training, mean of an epoch" if "epoch" in row else "training",
-                "loss": "loss, nats per token" if "bits_per_byte" in row else "loss",
-            }
-        )
-    return out
-
-
-def _label(row: Row, several_rates: bool) -> str:
-    """A run in words."""
-    depth, heads = row["depth"], row["num_heads"]
-    words = [
-        f"{depth} layer" + "s" * (depth != 1),
-        f"{heads} head" + "s" * (heads != 1) + f" of rank {row['head_dim']}",
-    ]
-    if "protocol" in row:
-        words.append(row["protocol"])
-    if several_rates and "lr" in row:
-        words.append(f"rate {row['lr']:g}")
-    return ", ".join([*words, f"seed {row['seed']}"])
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+    return column == 0 or any(
+        ", " in row[column] or (row[column][:1].isalpha() and " " in row[column]) for row in cells
+    )
 
 
 # ---- what the template calls
-
-
-def embed(value: Any) -> str:
-    """JSON that is safe inside a script element."""
-    from markupsafe import Markup
-
-    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _raised(text: str) -> Any:
     """d^2.5 with its exponent raised."""
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"\^([\d.]+)", r"<sup>\1</sup>", str(escape(text))))
+    return Markup(re.sub(r"\^([\d.]*\d)", r"<sup>\1</sup>", str(escape(text))))
 
 
 def _number(value: Any) -> str:

@@ -27,7 +27,7 @@ from torch.func import functional_call, jacrev, vjp
 
 from headwise.errors import UsageError
 from headwise.model.attention import Attention
-from headwise.model.layers import Linear
+from headwise.model.linear import LINEARS
 from headwise.shape import beyond_plain
 from headwise.theory.conditioning import check_layer_input, side_by_side
 from headwise.theory.spectrum import EPS, TINY
@@ -98,7 +98,7 @@ def _output_of_weights(
     weights = {
         f"{name}.weight": module.weight
         for name, module in exact.named_children()
-        if isinstance(module, Linear) and name != "out"
+        if isinstance(module, LINEARS) and name != "out"
     }
     sizes = [weight.numel() for weight in weights.values()]
 

@@ -52,8 +52,10 @@ def export(
         except Exception as e:
             if os.environ.get("HEADWISE_TRACEBACK"):
                 raise
-            name = type(tracker).__name__ if _line(e) == "" else _line(e)
-            raise RuntimeError(f"{name} at run {run.id}: {one_line(e)}") from None
+            # A mistake in one's own file is a user's; what a tracker's service does is not.
+            place, kind = _line(e), UsageError if _line(e) else RuntimeError
+            name = place or type(tracker).__name__
+            raise kind(f"{name} at run {run.id}: {one_line(e)}") from None
         if taken is False:
             already += 1
         else:

@@ -57,5 +57,7 @@ def check_path(path: Path) -> None:
     """Refuse a place where no file can be written."""
     if path.exists() and not path.is_file():
         raise UsageError(f"a table is a file, got {path}, which is a folder, a device or a pipe")
+    if path.is_symlink() and not path.exists():
+        raise UsageError(f"a table is a file, got {path}, a link that leads nowhere")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {path.absolute().parent} to write into")

@@ -27,8 +27,8 @@ from headwise.rows import CHECKPOINT_FILE, WEIGHTS_FILE
 from headwise.seeds import derive, generator_of
 from headwise.tensor_files import (
     DamagedError,
-    aside_of,
     read_tensors,
+    remove_checkpoint,
     set_aside,
     write_tensors,
 )
@@ -145,9 +145,7 @@ def save(folder: Path, state: State) -> None:
 
 def remove(folder: Path, run: Run) -> None:
     """Remove what only an unfinished run needs."""
-    path = path_of(folder, run)
-    path.unlink(missing_ok=True)
-    aside_of(path).unlink(missing_ok=True)
+    remove_checkpoint(path_of(folder, run))
 
 
 def load(folder: Path | None, run: Run) -> State:

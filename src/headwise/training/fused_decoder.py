@@ -260,7 +260,7 @@ class CudaBlocks(FlatKernels):
         from headwise.kernels import encoder_norm_triton
 
         dx = dx_MTD.contiguous()
-        self.each_head_group(lambda group: self._blocks_back(dx[group.models], group))
+        self.each_head_group(lambda group: self._blocks_backward(dx[group.models], group))
         encoder_norm_triton.sum_splits[(len(self.counts), self.M)](
             partials=self.weight_partials,
             grads=self.grads,
@@ -286,8 +286,8 @@ class CudaBlocks(FlatKernels):
             decoder_cuda.forward(sizes, call, x, weights, to, lowest=i == 0, highest=i == last)
             x = kept.x2
 
-    def _blocks_back(self, dx: Tensor, group: HeadGroup) -> None:
-        """Back through all of them, from the gradient of what is after the last."""
+    def _blocks_backward(self, dx: Tensor, group: HeadGroup) -> None:
+        """Backward through all of them, from the gradient of what is after the last."""
         sizes, call = sizes_of(group.shape, self.tokens), self._call(group)
         last, models = self.shape.depth - 1, group.models
         between, apart, unscale = self.between.of(models), self.M * self.P, 1 / self.gain

@@ -385,7 +385,7 @@ class FusedEncoder(FlatKernels):
     def norm_backward(
         self, layer: Layer, left: Normed, norm: str, partials: int, slot: int
     ) -> None:
-        """dx and its partial sums, back through one norm: to dx and dz16, with tile sums."""
+        """dx and its partial sums, backward through one norm: to dx and dz16, with tile sums."""
         from headwise.kernels import encoder_norm_triton
 
         models = layer.group.models

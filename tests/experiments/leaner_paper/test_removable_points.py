@@ -324,9 +324,9 @@ def test_figure_has_a_panel_per_task_and_a_line_per_start(tmp_path):
     save(description, tmp_path / "removable.png")
     page = plotly_figure(description)
     json.dumps(page, allow_nan=False)
-    assert [trace["name"] for trace in page["data"] if trace["showlegend"]] == [
+    assert [entry["label"] for entry in page["legend"]["series"]] == [
         "normal",
         "orthogonal",
         "spectral",
     ]
-    assert len(page["data"]) == 6
+    assert sum(trace["meta"]["kind"] == "mean" for trace in page["data"]) == 6

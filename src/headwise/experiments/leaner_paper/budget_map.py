@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from headwise.experiments.base import Experiment
 from headwise.experiments.best import TOGETHER, best_in_words
+from headwise.experiments.leaner_paper.answers import of_map
 from headwise.experiments.leaner_paper.budget_map_figures import figure, over_tasks
 from headwise.experiments.leaner_paper.budget_map_points import (
     PATHS,
@@ -185,6 +186,7 @@ EXPERIMENT = Experiment(
     probe=condition_probe,
     summary=summary,
     headline=headline,
+    answer=of_map,
     figure=figure,
     views={"summary": over_tasks},
     meanings={

@@ -17,6 +17,7 @@ from headwise.experiments.leaner_paper.budget_map_points import (
 )
 from headwise.experiments.points import groups, plural
 from headwise.experiments.state import tuning_only
+from headwise.show.colours import SECOND
 from headwise.show.figure import (
     HeatFigure,
     HeatPanel,
@@ -45,6 +46,7 @@ def figure(points: Sequence[Cell]) -> HeatFigure:
         alike = found.alike if found.best else []
         for (depth,), of_depth in groups(of_task, "depth").items():
             loss = {(cell.heads, cell.rank): cell.held_out for cell in of_depth}
+            about = {(cell.heads, cell.rank): _about(cell) for cell in of_depth}
             only = " (tuning only)" if tuning_only(of_depth) else ""
             panels.append(
                 HeatPanel(
@@ -56,6 +58,7 @@ def figure(points: Sequence[Cell]) -> HeatFigure:
                     best=_places(best, depth, ranks, heads),
                     alike=_places(alike, depth, ranks, heads),
                     single=_places([c for c in of_depth if c.one_seed], depth, ranks, heads),
+                    text=[[about.get((h, r), "") for r in ranks] for h in heads],
                     marks=[
                         Mark(
                             label=cell.advice,
@@ -77,6 +80,15 @@ def figure(points: Sequence[Cell]) -> HeatFigure:
         y_names=[str(count) for count in heads],
         panels=panels,
         columns=len({cell.depth for cell in points}),
+    )
+
+
+def _about(cell: Cell) -> str:
+    """What is shown for a cell under the mouse."""
+    rate = f", rate {cell.lr:g}" if cell.lr is not None else ""
+    return (
+        f"{cell.cell('held_out')}, n={cell.n}, {plural(cell.depth, 'layer')}, "
+        f"{cell.params:,} parameters{rate}"
     )
 
 
@@ -134,7 +146,7 @@ def over_tasks(points: Sequence[Cell]) -> RangeFigure:
         changes += _changes(task, known)
         for (depth,), same in groups(known, "depth").items():
             name = f"{task}, {plural(depth, 'layer')}"
-            for colour, field in enumerate(PREDICTORS):
+            for colour, field in enumerate(PREDICTORS, SECOND):
                 rho = goes_with(same, field)
                 if rho.low is not None:
                     ends = {"mean": rho.mean, "low": rho.low, "high": rho.high}

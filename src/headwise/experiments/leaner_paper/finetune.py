@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from headwise.tasks.task import Task
 
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"
+STOPS_EARLY = "quick stops early: it shows how such models start, not where they end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,6 +326,12 @@ def headline(points: Sequence[Cut]) -> list[str]:
     return lines
 
 
+def answer(points: Sequence[Cut]) -> str:
+    """Whether the best stays the best."""
+    trained = [p for p in points if p.start == PRETRAINED and p.held_out is not None and p.pre]
+    return _verdict(trained) if len(trained) > 1 else ""
+
+
 def _best(points: list[Cut]) -> str:
     return best_in_words(points, lambda p: p.name, "cuts", "loss")
 
@@ -422,18 +429,14 @@ EXPERIMENT = Experiment(
         "95 % interval: left of finding masked bytes, right of classifying sentences afterwards, "
         "and from scratch in as many steps."
     ),
-    notes={
-        "quick": Note(
-            "quick stops early: it shows how such models start, not where they end",
-            ("steps", "tune_steps"),
-        )
-    },
+    notes={"quick": Note(STOPS_EARLY, ("steps", "tune_steps"))},
     runs=runs,
     then=then,
     later=later,
     keep_weights=True,
     summary=summary,
     headline=headline,
+    answer=answer,
     figure=figure,
     meanings={
         "text": "a file to pre-train on; generated where empty",

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from headwise.errors import UsageError
 from headwise.experiments.base import Experiment
 from headwise.experiments.figure_parts import error_line
+from headwise.experiments.leaner_paper.answers import of_leaner
 from headwise.experiments.leaner_paper.shared import NOTES, PAPER, QUICK
 from headwise.experiments.points import Tuned, groups, labelled, plural
 from headwise.experiments.settings import OverTasks, check_lists
@@ -342,6 +343,7 @@ EXPERIMENT = Experiment(
     later=later,
     summary=summary,
     headline=headline,
+    answer=of_leaner,
     figure=figure,
     meanings={
         "heads": "heads of the base",

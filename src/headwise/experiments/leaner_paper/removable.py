@@ -231,6 +231,21 @@ def headline(points: Sequence[Start]) -> list[str]:
     return lines
 
 
+def answer(points: Sequence[Start]) -> str:
+    """What the first step to fewer layers costs from each start."""
+    said = []
+    for (task,), of_task in groups(points, "task").items():
+        most = max(p.depth for p in of_task)
+        fewer = max((p.depth for p in of_task if p.depth < most and p.cost), default=None)
+        costs = [f"{p.init} {p.cost}" for p in of_task if p.depth == fewer and p.cost]
+        if costs:
+            said.append(
+                f"on {task} going from {most} to {plural(fewer or 0, 'layer')} changes the loss, "
+                f"by start: {'; '.join(costs)}"
+            )
+    return "; ".join(said[:2])
+
+
 # ---- the figure
 
 
@@ -296,6 +311,7 @@ EXPERIMENT = Experiment(
     probe=condition_probe,
     summary=summary,
     headline=headline,
+    answer=answer,
     figure=figure,
     meanings={
         "heads": "heads",

@@ -19,6 +19,7 @@ from headwise.errors import UsageError
 from headwise.experiments.base import Experiment
 from headwise.experiments.figure_parts import error_line
 from headwise.experiments.points import Errors, errors_of, groups
+from headwise.experiments.rank_paper.answers import of_dimension
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
@@ -199,6 +200,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     runs=runs,
     summary=summary,
     headline=headline,
+    answer=of_dimension,
     figure=figure,
     caption=CAPTION,
     meanings={

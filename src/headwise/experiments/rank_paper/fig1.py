@@ -33,6 +33,7 @@ from headwise.experiments.points import (
     plural,
 )
 from headwise.experiments.rank_paper import fig1_figures
+from headwise.experiments.rank_paper.answers import of_fig1
 from headwise.experiments.rank_paper.shapes import budget, paper_shape
 from headwise.experiments.settings import Training, check_lists, task_name
 from headwise.experiments.shapes import shape_for
@@ -318,7 +319,9 @@ def _at_best_rate(rows: list[Row]) -> tuple[list[Row], list[float]]:
 def headline(points: Sequence[Point]) -> list[str]:
     """Full against half rank at each depth and budget, held out."""
     lines = []
-    for same in groups(points, "protocol", "layers", "width").values():
+    # What was trained and evaluated on fresh data comes first.
+    found = groups(points, "protocol", "layers", "width").items()
+    for _, same in sorted(found, key=lambda item: (item[0][0] != "stream", item[0])):
         by_rank = {p.rank: p for p in same}
         dim = same[0].dim
         full, half = by_rank.get(dim), by_rank.get(dim // 2) if dim % 2 == 0 else None
@@ -403,6 +406,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     later=later,
     summary=summary,
     headline=headline,
+    answer=of_fig1,
     figure=fig1_figures.figure,
     views={"depth": fig1_figures.by_rank, "layers": fig1_figures.by_layers},
     notes={

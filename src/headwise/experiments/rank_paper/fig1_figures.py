@@ -14,6 +14,7 @@ from headwise.experiments.figure_parts import (
 )
 from headwise.experiments.points import groups, plural
 from headwise.experiments.rank_paper.shapes import budget
+from headwise.show.colours import ORDERED, SECOND
 from headwise.show.figure import Line, LineFigure, LinePanel, Reference
 from headwise.training.run import REPLAYED
 
@@ -193,7 +194,7 @@ def _rows(points: Sequence[Point], axes: _Axes) -> list[_Row]:
     out = []
     for same in groups(points, "width").values():
         row = _Row(same[0].budget, [], [])
-        for colour, value in enumerate(values):
+        for colour, value in enumerate(values, ORDERED if axes.by == "rank" else SECOND):
             here = [p for p in same if getattr(p, axes.by) == value]
             row.left.extend(_left(here, replayed, places, colour, axes))
             row.right.extend(_right(here, places, colour, axes))

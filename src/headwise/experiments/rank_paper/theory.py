@@ -150,6 +150,15 @@ def headline(points: Sequence[Point]) -> list[str]:
     return lines
 
 
+def answer(points: Sequence[Point]) -> str:
+    """Whether all of it holds."""
+    bad = [p for p in points if not p.holds]
+    if not bad:
+        return f"All {len(points)} checks hold"
+    statements = ", ".join(dict.fromkeys(p.statement for p in bad))
+    return f"{len(bad)} of {len(points)} checks do not hold: {statements}"
+
+
 def figure(points: Sequence[Point]) -> LineFigure:
     """One layer of rank-1 heads against two: the floor of the one, the votes of the other, over the
     number of heads."""
@@ -206,6 +215,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     make=make,
     summary=summary,
     headline=headline,
+    answer=answer,
     figure=figure,
     caption=CAPTION,
     meanings={"only": "groups of checks", "seed": "of the samples"},
