@@ -44,7 +44,7 @@ def commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def row_of(run: Path, data: Path, name: str, sizes: dict[str, int], count: int) -> dict[str, Any]:
+def row_of(run: Path, data: Path, name: str, sizes: dict[str, Any], count: int) -> dict[str, Any]:
     """One conversion, written and loaded again."""
     words = " ".join(f"{key}={value}" for key, value in sizes.items())
     row: dict[str, Any] = {"model": name, "asked": words}

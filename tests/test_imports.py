@@ -83,7 +83,7 @@ EXTRAS = {  # what is not always installed: inside functions only
     "cli": {"torch"},
     "device": {"torch"},
     "converting": {"transformers"},
-    "diagnose": {"transformers"},
+    "diagnose": {"transformers", "PIL"},
     "execute": {"torch", "ray", "submitit"},
     "experiments": {"torch", "numpy", "matplotlib", "jinja2"},
     "integrations": {"transformers", "wandb", "mlflow", "trackio"},

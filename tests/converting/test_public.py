@@ -109,6 +109,21 @@ def test_approximation_is_measured_as_transformers_runs_it(public, tmp_path):
     assert done.losses.measured != pytest.approx(done.losses.before, abs=1e-4)
 
 
+def test_public_model_is_finetuned_by_transformers(public, tmp_path):
+    family, folder, _ = public
+    if family != "llama":
+        return
+    done = convert(folder, out=tmp_path / "new", rank=6, data=IDS, tokens=17, sequences=4,
+                   controls=False, finetune=4, lr=0.003)  # fmt: skip
+    assert done.curve[0][1] == pytest.approx(done.losses.measured, rel=1e-5)
+    rows = torch.tensor(IDS).view(-1, 17)[-2:]
+    with torch.inference_mode():
+        out = loaded(tmp_path / "new")(rows).logits[:, :-1].flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(out, rows[:, 1:].flatten())
+    assert done.curve[-1][1] == pytest.approx(float(loss), rel=1e-5)
+    assert done.curve[-1][1] != pytest.approx(done.curve[0][1], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("family", "sizes", "said"),
     [
@@ -121,7 +136,7 @@ def test_approximation_is_measured_as_transformers_runs_it(public, tmp_path):
         ("bert", {"num_heads": 12}, "this model is bert"),
     ],
 )
-def test_family_that_cannot_say_a_size_is_refused(family, sizes, said, tmp_path):
+def test_family_that_cannot_say_a_shape_refuses_it(family, sizes, said, tmp_path):
     torch.manual_seed(5)
     values = FAMILIES.get(family, SMALL[family][0] if family in SMALL else {})
     values = values | (SIZES if family == "llama" else {})

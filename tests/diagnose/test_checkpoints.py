@@ -151,6 +151,21 @@ def test_run_of_ours_is_read(tmp_path):
 # ---- file formats
 
 
+def test_run_of_few_narrow_heads_is_not_taken_for_a_transposed_one(tmp_path):
+    shape = Shape(dim=29, depth=1, num_heads=2, head_dim=3, v_head_dim=5, vocab_size=31)
+    torch.manual_seed(0)
+    tensors = {name: p.detach() for name, p in build(shape).named_parameters()}
+    assert tensors["blocks.0.attention.qkv.weight"].shape == (22, 29)  # wider than high
+    save_file(tensors, tmp_path / "w.safetensors", {"run": json.dumps({"shape": shape.spec()})})
+    heads = open_checkpoint(tmp_path).heads(0)
+    q, k, v = tensors["blocks.0.attention.qkv.weight"].double().split((6, 6, 10))
+    assert torch.equal(heads.q, q.view(2, 3, 29))
+    assert torch.equal(heads.k, k.view(2, 3, 29))
+    assert torch.equal(heads.v, v.view(2, 5, 29))
+    out = tensors["blocks.0.attention.out.weight"].double()
+    assert torch.equal(heads.o, out.T.reshape(2, 5, 29))
+
+
 def test_state_dict_shards_and_index_are_read(tmp_path):
     heads = planted()
     config, tensors = separate(*heads)

@@ -45,8 +45,9 @@ def add_inspect(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None
     command.add_argument("--layers", metavar="0-3,7", help="some layers; default all")
     command.add_argument(
         "--data", metavar="FILE",
-        help="a text, or a JSON list of token ids: what the attention uses on it, and the loss "
-        "when layers are cut to lower rank (Hugging Face folders and runs)",
+        help="a text, or a JSON list of token ids; images in a folder, or an array of them (.npy): "
+        "what the attention uses on it, and the loss when layers are cut to lower rank (Hugging "
+        "Face folders and runs)",
     )  # fmt: skip
     command.add_argument(
         "--tokens", type=whole, default=128, metavar="N", help="of a sequence; default 128"

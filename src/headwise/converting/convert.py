@@ -113,12 +113,12 @@ class Conversion:
     def costs(self) -> list[tuple[str, int, int]]:
         """What a shape costs, before and after: parameters, cache, FLOPs of a token."""
         tokens = self.losses.tokens if self.losses else 1024
-        pair = (self.source, self.target)
+        old, new = self.source, self.target
         return [
-            ("parameters", *(s.params for s in pair)),
-            ("KV bytes per token (16 bits)", *(s.kv_bytes(1) for s in pair)),
-            (f"FLOPs of {tokens:,} tokens", *(s.flops(tokens) for s in pair)),
-        ]  # type: ignore[list-item]
+            ("parameters", old.params, new.params),
+            ("KV bytes per token (16 bits)", old.kv_bytes(1), new.kv_bytes(1)),
+            (f"FLOPs of {tokens:,} tokens", old.flops(tokens), new.flops(tokens)),
+        ]
 
     @property
     def rows(self) -> list[dict[str, Any]]:

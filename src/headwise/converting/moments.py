@@ -113,7 +113,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.tokens = 0
+        self.tokens = self.length = 0
 
     def add(self, call: Call) -> Tensor:
         """Note one sequence, and attend."""
@@ -136,7 +136,8 @@ class _Sums:
         }
         for name, value in found.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
-        self.tokens += q.shape[1]
+        self.length = q.shape[1]
+        self.tokens += self.length
         return out
 
     def moments(self, heads: Heads, scale: float) -> Moments:

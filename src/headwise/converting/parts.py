@@ -51,8 +51,8 @@ def stored_parts(heads: Heads, parts: Mapping[str, Tensor], layout: Layout) -> d
         elif part in ("q_bias", "k_bias", "v_bias"):
             new = bias[part[0]]
         elif part == "qkv_bias":
-            three = (heads.biases[n][..., None] for n in "qkv")
-            new = _fused(*three, layout)[:, 0]
+            b_q, b_k, b_v = (heads.biases[n][..., None] for n in "qkv")
+            new = _fused(b_q, b_k, b_v, layout)[:, 0]
         elif part == "o_bias" or part in GAINS:
             new = old
         else:

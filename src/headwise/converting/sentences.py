@@ -31,7 +31,9 @@ def sentences_of(done: Conversion) -> list[str]:
             f"outputs' is lost (layer {worst.layer}). The loss was not measured: --data FILE does."
         )
     if len(done.kept_pairs) < done.pairs:
-        kept = ", ".join(map(str, done.kept_pairs))
+        step = done.kept_pairs[1] - done.kept_pairs[0] if len(done.kept_pairs) > 1 else 1
+        kept = f"{done.kept_pairs[0]} to {done.kept_pairs[-1]}, every {step} of them"
+        kept = kept.replace("every 1 of them", "all of them")
         out.append(
             f"Of {done.pairs} pairs of coordinates that rotate, {len(done.kept_pairs)} stay "
             f"({kept}): of all choices whose frequencies are those of a head of its own, they hold "

@@ -16,10 +16,11 @@ from headwise.converting.moments import Moments, watch
 from headwise.diagnose.checkpoints import Checkpoint, open_checkpoint
 from headwise.diagnose.forms import TINY
 from headwise.diagnose.layouts import Heads
-from headwise.diagnose.running import Call, Running, Watcher, ids_of, plainly, running
+from headwise.diagnose.running import Call, Running, Watcher, plainly, rows_of, running
 from headwise.errors import UsageError
 
 BATCH = 8  # sequences at once
+MOST_ROWS = 1 << 22
 
 
 class Trial:
@@ -33,22 +34,20 @@ class Trial:
         sequences: int,
     ) -> None:
         self.model = running(checkpoint)
-        self.tokens = min(tokens, self.model.most_tokens or tokens)
-        ids = ids_of(data, self.model)
-        count = min(sequences, len(ids) // self.tokens)
-        if count < 2 or self.tokens < 2:
-            raise UsageError(
-                f"at least two sequences of {self.tokens} tokens are needed, got {len(ids):,} "
-                "tokens"
-            )
+        # All there are, since what is left over is what is trained on.
+        every = rows_of(data, self.model, tokens, MOST_ROWS)
+        count = min(sequences, len(every))
+        if count < 2 or every.shape[1] < 2:
+            raise UsageError("at least two sequences of two tokens are needed, got --sequences "
+                             f"{sequences} of {every.shape[1]}")  # fmt: skip
         # Those to measure on are the last ones, those to calibrate on are spread over the rest,
         # which is also what is trained on.
         self.held_out = count // 2
-        cut = len(ids) // self.tokens - self.held_out
-        every = ids[: len(ids) // self.tokens * self.tokens].view(-1, self.tokens)
+        cut = len(every) - self.held_out
         self.test, self.train = every[cut:], every[:cut]
         pick = torch.linspace(0, cut - 1, count - self.held_out).round().long()
         self.sums = watch(self.model, self.train[pick])
+        self.tokens = self.sums[0].length
         if len(self.sums) != checkpoint.depth:
             raise UsageError(f"{checkpoint.depth} layers are known and {len(self.sums)} ran")
         self.states = None if self.model.causal else self._outputs(self.model, plainly)

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,8 @@ def made(name: str, dtype: str, shape: tuple[int, ...], make: Callable[[], Tenso
         tensor = make().to(DTYPES[dtype]).contiguous()
         if tuple(tensor.shape) != shape:
             raise UsageError(f"{name} came out as {tuple(tensor.shape)}, not {shape}")
-        yield memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        numbers: Any = tensor.view(-1).view(torch.uint8).numpy()
+        yield memoryview(numbers)
 
     return Piece(name, dtype, shape, data)
 

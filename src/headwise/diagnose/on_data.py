@@ -22,8 +22,7 @@ from torch import Tensor
 from headwise.diagnose import forms
 from headwise.diagnose.checkpoints import Checkpoint
 from headwise.diagnose.forms import TINY
-from headwise.diagnose.running import Call, Running, Watcher, ids_of, plainly, running
-from headwise.errors import UsageError
+from headwise.diagnose.running import Call, Running, Watcher, plainly, rows_of, running
 
 DEAD = 0.001  # share of its layer's output below which a head is called dead
 FRACTIONS = (1 / 8, 1 / 4, 1 / 2)  # of a head's rank, for the rank-loss curve
@@ -75,20 +74,15 @@ def measure_on_data(
     curve: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> OnData:
-    """The figures of a checkpoint on a text or on token ids, cut into sequences.
+    """The figures of a checkpoint on a text or on token ids, cut into sequences; of a vision model
+    on images, of a run on vectors on an array of them.
 
     With `curve` every layer's scores are cut to lower rank, one layer at a time: the best
     approximation of q k^T over the first half of the sequences, tried on the second half.
     """
     model = running(checkpoint)
-    tokens = min(tokens, model.most_tokens or tokens)
-    ids = ids_of(data, model)
-    count = min(sequences, len(ids) // tokens)
-    if count < 2:
-        raise UsageError(
-            f"at least two sequences of {tokens} tokens are needed, got {len(ids):,} tokens"
-        )
-    rows = ids[: count * tokens].view(count, tokens)
+    rows = rows_of(data, model, tokens, sequences)
+    count = len(rows)
     watched: dict[int, _Sums] = {}
 
     def watch(call: Call) -> Tensor:
@@ -113,6 +107,7 @@ def measure_on_data(
         found.append(sums.layer(number, ranks, losses))
         if progress is not None:
             progress(n + 1, len(watched))
+    tokens = next(iter(watched.values())).tokens
     return OnData(sequences=count, tokens=tokens, loss=loss, layers=found)
 
 
@@ -131,14 +126,14 @@ class _Sums:
         self.rows: list[dict[str, Tensor]] = []
         self.kappas: list[float] = []
         self.k = 0
-        self.width = 0
+        self.width = self.tokens = 0
 
     def add(self, call: Call) -> Tensor:
         """Note one sequence, and attend."""
         scores = call.scores()
         weights = call.weights(scores)
         out = call.output(weights)
-        self.width = call.q.shape[-1]
+        self.width, self.tokens = call.q.shape[-1], call.q.shape[-2]
         q, o = call.q[0].double(), out[0].double()
         k = call.k[0].double().repeat_interleave(len(q) // len(call.k[0]), 0)
         # Row-centred: with the mean key taken off, which adds one number to all scores of a query.

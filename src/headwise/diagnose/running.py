@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headwise.diagnose.checkpoints import Checkpoint
 from headwise.diagnose.config_layouts import OURS
+from headwise.diagnose.vectors import Wanted, samples_of, wanted_images
 from headwise.errors import UsageError, one_line, shown
 from headwise.files import read_file, read_json
 
@@ -69,14 +70,15 @@ def plainly(call: Call) -> Tensor:
 
 @dataclass
 class Running:
-    """A model that takes ids. `run(ids, watcher)` returns logits, or the last states of an encoder,
-    in float32."""
+    """A model that takes ids, or images or vectors where it says what is `wanted`. `run(rows,
+    watcher)` returns logits, or the last states of an encoder, in float32."""
 
     run: Callable[[Tensor, Watcher], Tensor]
     causal: bool  # whether its outputs are logits of the next token
     vocab_size: int
     most_tokens: int | None
     encode: Callable[[str], list[int]] | None  # its tokenizer, where there is one
+    wanted: Wanted | None = None  # of models that read no tokens
 
 
 def running(checkpoint: Checkpoint) -> Running:
@@ -99,8 +101,8 @@ def _ours(checkpoint: Checkpoint) -> Running:
     from headwise.model.transformer import build
 
     shape = checkpoint.shape
-    if shape is None or not shape.vocab_size:
-        raise UsageError("on data models of tokens are measured, got one of vectors")
+    if shape is None:
+        raise UsageError("the run says no shape")
     model = build(shape)
     names = {n.removeprefix("weights."): n for n in checkpoint.source.entries}
     try:
@@ -120,6 +122,8 @@ def _ours(checkpoint: Checkpoint) -> Running:
             return model(ids)[0].float()
 
     most = shape.num_positions if shape.positions in ("additive", "concatenated") else None
+    if not shape.vocab_size:
+        return Running(run, False, 0, most, None, Wanted((None, shape.in_dim)))
     is_bytes = shape.vocab_size >= 256
     encode = (lambda text: list(text.encode())) if is_bytes else None
     return Running(run, shape.causal and shape.lm_head, shape.vocab_size, most, encode)
@@ -186,14 +190,18 @@ def _public(folder: Path) -> Running:
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
 
+    pixels = getattr(model, "main_input_name", "") == "pixel_values"
+
     def run(ids: Tensor, watcher: Watcher) -> Tensor:
         watchers[0], calls[0] = watcher, 0
         AttentionInterface.register(NAME, attend)  # of this model, where several are open
         with torch.inference_mode():
-            out = model(input_ids=ids)
+            out = model(pixel_values=ids) if pixels else model(input_ids=ids)
         found = out.logits if hasattr(out, "logits") else out.last_hidden_state
         return found.float()
 
+    if pixels:
+        return Running(run, False, 0, None, None, wanted_images(config, folder))
     vocab = getattr(config.get_text_config(), "vocab_size", 0)
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     return Running(run, causal, vocab, most, _tokenizer(folder, local))
@@ -229,6 +237,26 @@ def _tokenizer(folder: Path, local: dict[str, Any]) -> Callable[[str], list[int]
 
 
 # ---- data
+
+
+def rows_of(data: Any, model: Running, tokens: int, sequences: int) -> Tensor:
+    """Sequences of ids (count, tokens), or images or vectors with their own axes; two at least."""
+    if model.wanted is not None:
+        rows = samples_of(data, model.wanted, sequences)
+        if len(rows) < 2:
+            raise UsageError(f"at least two samples are needed, got {len(rows)}")
+        if model.most_tokens is not None and rows.shape[1] > model.most_tokens:
+            raise UsageError(f"at most {model.most_tokens} vectors fit the model's positions, got "
+                             f"{rows.shape[1]}")  # fmt: skip
+        return rows
+    tokens = min(tokens, model.most_tokens or tokens)
+    ids = ids_of(data, model)
+    count = min(sequences, len(ids) // tokens)
+    if count < 2:
+        raise UsageError(
+            f"at least two sequences of {tokens} tokens are needed, got {len(ids):,} tokens"
+        )
+    return ids[: count * tokens].view(count, tokens)
 
 
 def ids_of(data: str | Path | Sequence[int] | Tensor, model: Running) -> Tensor:
