@@ -89,7 +89,10 @@ const sliding = shape => shape.windows.some(Boolean);
 
 const familyNeeds = s => {
   if (s.kv_lora_rank) return { qk_norm: "none", out_bias: s.qkv_bias };
-  const heads = { v_head_dim: s.head_dim, qk_rope_head_dim: s.head_dim, q_lora_rank: 0 };
+  const heads = {
+    v_head_dim: s.head_dim, qk_rope_head_dim: s.head_dim, q_lora_rank: 0,
+    rope_interleaved: false,
+  };
   if (s.qk_norm === "head") return { ...heads, out_bias: s.qkv_bias };
   return { ...heads, qk_norm: "none", out_bias: sliding(s) ? false : s.qkv_bias,
     qkv_bias: sliding(s) ? false : s.qkv_bias };
@@ -110,6 +113,7 @@ const configOf = (s, at) => {
       attention_bias: s.qkv_bias, kv_lora_rank: s.kv_lora_rank,
       q_lora_rank: s.q_lora_rank || null, qk_rope_head_dim: s.qk_rope_head_dim,
       qk_nope_head_dim: s.head_dim - s.qk_rope_head_dim, v_head_dim: s.v_head_dim,
+      rope_interleave: s.rope_interleaved,
       first_k_dense_replace: s.depth, // no layer has experts
     });
   }
