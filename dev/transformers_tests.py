@@ -9,7 +9,7 @@ accelerate). The tests of 25 families run with headwise's function and mask unde
 those that fail run again with transformers' own. Left out are tests of FSDP, tensor parallelism and
 offloading; tests of public weights are left out by transformers itself. The table counts tests;
 below it stand all failures, first those that transformers' own attention passes. The exit status is
-1 if there is one of these. An interrupted call goes on where it was.
+1 if there is one of these. An interrupted call resumes.
 
 `--backend aot_eager` leaves out the C++ compiler, which takes most of the time; graphs, guards and
 recompilations stay.

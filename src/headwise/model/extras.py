@@ -107,9 +107,11 @@ class Extras(NamedTuple):
                 f"{dtype_name(mask.dtype)}"
             )
         axes = len(mask.size)
-        if not 2 <= axes <= 4 or any(
-            n not in (1, of) for n, of in zip(mask.size, scores[4 - axes :], strict=True)
-        ):
+        fits = 2 <= axes <= 4
+        if fits:
+            sizes = zip(mask.size, scores[4 - axes :], strict=True)
+            fits = all(n == 1 or n == of for n, of in sizes)
+        if not fits:
             raise UsageError(
                 f"a mask must broadcast to (batch, heads, queries, keys), {scores}, with two to "
                 f"four axes, got {tuple(mask.size)}"
@@ -117,10 +119,8 @@ class Extras(NamedTuple):
 
     def _check_documents(self, batch: int, queries: int, keys: int) -> None:
         ids = self.documents
-        if not ids:
-            return
-        wanted = (keys,) if len(ids) == 1 else (queries, keys)
-        for t, tokens in zip(ids, wanted, strict=True):  # torch 2.9 traces no other zip
+        wanted = (queries, keys)[2 - len(ids) :]
+        for t, tokens in zip(ids, wanted, strict=True):
             if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
                 raise UsageError(f"documents must be integers, got {dtype_name(t.dtype)}")
             if t.size not in ((tokens,), (1, tokens), (batch, tokens)):
