@@ -192,7 +192,7 @@ def test_assisted_generation_gives_the_same_tokens():
     assert torch.equal(ours, generate("llama 6", "eager", ids))
 
 
-def test_mask_sets_no_guard_by_what_it_says_of_itself():
+def test_note_on_a_mask_is_no_guard():
     """A compiled generation would be compiled again where prefill and decode differ in it."""
     q, k, v = operands(1, 2, 7, 5)
     graphs = []
