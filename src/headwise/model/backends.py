@@ -288,7 +288,9 @@ def _wide(c: Call) -> Choice | str:
     if why := _not_wide(c):
         return why
     if not sure(max(c.rank, c.width) > 256):
-        return f"needs a width above 256 to be faster than fused kernels, this call has {_widths(c)}"
+        return (
+            f"needs a width above 256 to be faster than fused kernels, this call has {_widths(c)}"
+        )
     if c.few:
         return _FEW
     why = "beyond width 256: scores written out, each product one launch over the tiles seen"
