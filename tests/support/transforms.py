@@ -117,13 +117,13 @@ def autocast(f, t):
 # ---- compilers and tracers
 
 
-def _compiled(f, **options):
+def _compiled(f, backend="eager", **options):
     torch._dynamo.reset()
-    return torch.compile(f, fullgraph=True, backend="aot_eager", **options)
+    return torch.compile(f, fullgraph=True, backend=backend, **options)
 
 
 def compiled(f, t):
-    return backward(_compiled(f), t)
+    return backward(_compiled(f, "aot_eager"), t)
 
 
 def compiled_for_any_size(f, t):
@@ -189,7 +189,10 @@ TRANSFORMS = (
     compiled, compiled_for_any_size, compiled_for_two_sizes, exported, exported_for_any_size,
     graph, symbolic_graph, traced, fake, meta,
 )  # fmt: skip
-SIZES_ONLY = (fake, meta)
+COMPILED = (
+    compiled, compiled_for_any_size, compiled_for_two_sizes, exported, exported_for_any_size,
+    symbolic_graph,
+)  # fmt: skip
 
 
 def result(transform, f, tensors):

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from headwise.kernels.attention_formula import batched, gradients
+
 LANES = 4096  # at once, so that the (keys, keys, lanes) scores stay in cache
 
 
@@ -47,7 +49,10 @@ def _mix(weights_NQL: Tensor, x_RNL: Tensor, out_RQL: Tensor) -> None:
     """The weighted sum over N: (N, Q, L), (R, N, L) -> (R, Q, L)."""
     # One pass for each of the N keys, straight into the output.
     pairs = zip(weights_NQL.unsqueeze(1), x_RNL.transpose(0, 1).unsqueeze(2), strict=True)
-    torch.mul(*next(pairs), out=out_RQL)
+    if torch.compiler.is_compiling():  # it takes no piece of a tensor as `out`, and joins these
+        out_RQL.copy_(torch.mul(*next(pairs)))
+    else:
+        torch.mul(*next(pairs), out=out_RQL)
     for w_1QL, x_R1L in pairs:
         out_RQL.addcmul_(w_1QL, x_R1L)
 
@@ -126,6 +131,9 @@ class _Short(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """The gradients of q, k and v."""
         q, k, v, o, *weights = ctx.saved_tensors
+        if batched(grad):  # the scale is in q already
+            dq, dk, dv = gradients(grad, *(_from_lanes(t, *ctx.sizes) for t in (q, k, v)), 1.0)
+            return dq * ctx.scale, dk, dv, None
         grads = [torch.empty_like(x) for x in (q, k, v)]
         _backward_all((q, k, v, o, _to_lanes(grad)), weights, grads, ctx.scale)
         return *(_from_lanes(g, *ctx.sizes) for g in grads), None

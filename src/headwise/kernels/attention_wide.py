@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headwise.kernels import attention_wide_plain, has_triton
+from headwise.kernels.attention_formula import batched, gradients
 from headwise.kernels.attention_wide_span import Span, padded, straight, sums_type
 
 BLOCK = 512  # queries and keys of a block, without Triton
@@ -85,8 +86,13 @@ class Wide(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """The gradients of q, k and v."""
-        gradients = _backward(grad, *ctx.saved_tensors, *ctx.options)
-        return *gradients, None, None, None, None, None
+        if batched(grad):
+            q, k, v, *_ = ctx.saved_tensors
+            scale, span, *_ = ctx.options
+            found = gradients(grad, q, k, v, scale, span.seen(q.device))
+        else:
+            found = _backward(grad, *ctx.saved_tensors, *ctx.options)
+        return *found, None, None, None, None, None
 
 
 def runs_on_triton(t: Tensor) -> bool:
@@ -244,8 +250,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _wide_backward(grad, *ctx.saved_tensors, *ctx.options)
-    return *gradients, None, None, None, None, None, None
+    found = _wide_backward(grad, *ctx.saved_tensors, *ctx.options)
+    return *found, None, None, None, None, None, None
 
 
 _wide.register_autograd(_gradients, setup_context=_save)

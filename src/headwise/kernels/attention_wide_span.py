@@ -53,6 +53,15 @@ class Span:
         """Bytes of temporary memory, unless another number is given."""
         return WORK if self.keys <= LONG else WORK // 4
 
+    def seen(self, device: torch.device) -> Tensor | None:
+        """Which query sees which key, (queries, keys), true where seen; None when all are seen."""
+        if not self.causal and not self.window:
+            return None
+        query = torch.arange(self.queries, device=device).unsqueeze(1) + self.offset
+        key = torch.arange(self.keys, device=device)
+        seen = key <= query if self.causal else torch.ones_like(key - query, dtype=torch.bool)
+        return seen & ((key - query).abs() < self.window) if self.window else seen
+
     def blocks(self, size: int) -> list[tuple[int, int]]:
         """Queries, [first, last), of each block."""
         return [(at, min(at + size, self.queries)) for at in range(0, self.queries, size)]

@@ -26,7 +26,7 @@ from headwise.errors import UsageError, nearest
 from headwise.kernels import has_triton
 from headwise.model import reference
 from headwise.model.calls import Call, dtype_name
-from headwise.model.tracing import shown, sure
+from headwise.model.tracing import shown, sure, symbolic
 from headwise.shape import Shape
 
 __all__ = ["BACKENDS", "Call", "Choice", "choose_backend", "dtype_name", "explain", "forced"]
@@ -98,6 +98,11 @@ def forced(backend: str, call: Call) -> Choice:
     answer = _ATTEMPTS[backend](call)
     if backend == "wide" and not _not_wide(call):
         return Choice(backend, "asked for")
+    if isinstance(answer, str) and symbolic(call.keys, call.rank):
+        # Only sizes stand in the way that are not known yet: the formula takes any.
+        few = replace(call, queries=1, keys=1, rank=1, width=1)
+        if isinstance(_ATTEMPTS[backend](few), Choice):
+            return Choice("plain", "asked for a backend of few sizes, and sizes are symbols")
     if isinstance(answer, str):
         raise UsageError(f"backend {backend} cannot run this call: {answer}")
     return answer
@@ -112,8 +117,16 @@ def explain(
     dtype: torch.dtype = torch.float32,
     layer: int = 0,
     hard: bool = False,
+    mask: bool = False,
+    bias: bool = False,
+    dropout: float = 0.0,
+    softcap: float = 0.0,
+    sinks: bool = False,
 ) -> Choice:
     """Which backend runs this shape's attention, and why the faster ones do not; print it.
+
+    `mask`: with a boolean mask or documents; `bias`: with an added mask or ALiBi; dropout, softcap
+    and sinks as in `attend`.
 
     >>> shape = Shape(dim=64, depth=1, num_heads=64, head_dim=1)
     >>> print(explain(shape, tokens=8, device="cpu").backend)
@@ -136,6 +149,11 @@ def explain(
             causal=shape.causal,
             window=shape.window(0),
             hard=hard,
+            mask=mask,
+            bias=bias or shape.positions == "alibi",
+            dropout=dropout,
+            softcap=softcap,
+            sinks=sinks or shape.sinks,
         )
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headwise.model.tracing import sure
+from headwise.model.tracing import alike, sure
 
 # A fused kernel makes so many tiles of 64 x 64 scores at rank 64 in less time than the launches of
 # several kernels take.
@@ -71,16 +71,18 @@ class Call:
     @property
     def masked(self) -> bool:
         """Whether it takes an explicit mask: any table, a window, or causal with another number of
-        queries than keys."""
+        queries than keys. One query stands at the last key and sees them all."""
         if self.tabled or self.windowed:
             return True
-        return self.causal and not sure(self.queries == self.keys)
+        return self.causal and not sure(self.queries == 1) and not alike(self.queries, self.keys)
 
     @property
     def hides(self) -> bool:
         """Whether some query may see nothing."""
         ends = self.causal or self.window > 0
-        return self.tabled or (ends and not sure(self.queries <= self.keys))
+        return self.tabled or (
+            ends and not (alike(self.queries, self.keys) or sure(self.queries <= self.keys))
+        )
 
     @property
     def beyond(self) -> str:

@@ -13,12 +13,12 @@ from torch import Tensor
 from headwise.kernels.attention_cpu import short
 from headwise.kernels.attention_wide import attend_wide
 from headwise.model import reference
-from headwise.model.extras import Documents, Extras, check_tensors, terms_of
+from headwise.model.extras import Documents, Extras, check_tensors, with_tensors
 from headwise.model.fused import KERNELS, fused
 from headwise.model.masks import Terms
 from headwise.model.plans import Operands, Plan, plans
 from headwise.model.reference import blocked, repeat_kv, with_weights
-from headwise.model.tracing import formula_wanted
+from headwise.model.tracing import autocast_dtype, formula_wanted
 
 
 def attend(
@@ -87,16 +87,15 @@ def attend(
         try:
             return F.scaled_dot_product_attention(
                 q, k, v,
-                is_causal=causal, enable_gqa=bool(q.shape[1] != k.shape[1]),
+                is_causal=plan.causal, enable_gqa=plan.grouped,
                 scale=plan.scale if scale is None else scale,
             )  # fmt: skip
         except NotImplementedError:  # forward derivatives: the formula has them
-            terms = terms_of(plan.call)
-            return _by_formula(plan, q, k, v, plan.scale if scale is None else scale, terms)
+            return _by_formula(plan, q, k, v, plan.scale if scale is None else scale, plan.terms)
     # Under autocast all operands take its type, and nothing on the way takes another.
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
+    dtype = autocast_dtype(q.device.type)
+    if dtype is not None:
+        q, k, v = _cast(dtype, q, k, v)
         with torch.autocast(q.device.type, enabled=False):
             return attend(
                 q, k, v,
@@ -109,11 +108,13 @@ def attend(
         check_tensors(q, k, v)
         plan = Plan.of(operands) if torch.compiler.is_compiling() else plans.get(operands)
     scale = plan.scale if scale is None else scale
-    terms = terms_of(plan.call, mask, documents, sinks, alibi)
+    terms = plan.terms
+    if extras is not None:
+        terms = with_tensors(terms, mask, documents, sinks, alibi)
     if plan.unbatched:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-        return _computed(plan, q, k, v, scale, terms).squeeze(0)
-    return _computed(plan, q, k, v, scale, terms)
+    out = _reached(plan, q, k, v, scale, terms)
+    return out.squeeze(0) if plan.unbatched else out
 
 
 def attend_with_weights(
@@ -135,6 +136,10 @@ def attend_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """`attend` by the formula, and the weights (batch, heads, queries, keys) that it gave the
     values, after dropout."""
+    check_tensors(q, k, v)
+    dtype = autocast_dtype(q.device.type)
+    if dtype is not None:
+        q, k, v = _cast(dtype, q, k, v)
     extras = Extras.of(mask, documents, offset, dropout, softcap, sinks, alibi)
     operands = Operands(
         q.shape, k.shape, v.shape,
@@ -142,15 +147,27 @@ def attend_with_weights(
         q.device, k.device, v.device,
         causal, window, hard, "plain", False, False, reference.BLOCK_BYTES, extras,
     )  # fmt: skip
-    check_tensors(q, k, v)
     plan = Plan.of(operands)
     scale = plan.scale if scale is None else scale
-    terms = terms_of(plan.call, mask, documents, sinks, alibi)
+    terms = with_tensors(plan.terms, mask, documents, sinks, alibi)
     if plan.unbatched:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-    out, weights = with_weights(q, k, v, scale, terms.table(q.device), hard, terms)
+    if dtype is None:
+        out, weights = with_weights(q, k, v, scale, terms.table(q.device), hard, terms)
+    else:
+        with torch.autocast(q.device.type, enabled=False):
+            out, weights = with_weights(q, k, v, scale, terms.table(q.device), hard, terms)
     weights = weights.to(out.dtype)
     return (out.squeeze(0), weights.squeeze(0)) if plan.unbatched else (out, weights)
+
+
+def _reached(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Terms) -> Tensor:
+    """The call on what its queries can reach."""
+    reach = plan.reach
+    if reach is None:
+        return _computed(plan, q, k, v, scale, terms)
+    terms = reach.terms(terms, plan.call.hides)
+    return reach.answer(_computed(plan, *reach.operands(q, k, v), scale, terms))
 
 
 def _computed(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Terms) -> Tensor:
@@ -170,6 +187,8 @@ def _computed(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: 
     # The kernels for short sequences take one KV head per query head, and no mask.
     k, v = repeat_kv(k, call.heads), repeat_kv(v, call.heads)
     if choice.backend == "short":
+        if call.half:  # it keeps scores in the type of its operands
+            return short(q.float(), k.float(), v.float(), scale).to(q.dtype)
         return short(q, k, v, scale)
     from headwise.kernels.attention_short_triton import attend_heads
 
@@ -183,6 +202,11 @@ def _by_formula(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms
     if choice.backend == "plain":
         return with_weights(q, k, v, scale, terms.table(q.device), call.hard, terms)[0]
     return blocked(q, k, v, scale, terms, call.hard)
+
+
+def _cast(dtype: torch.dtype, *operands: Tensor) -> list[Tensor]:
+    """Operands in the type of autocast, which leaves float64 alone."""
+    return [t if t.dtype == torch.float64 else t.to(dtype) for t in operands]
 
 
 def _rows_contiguous(q: Tensor, k: Tensor, v: Tensor) -> bool:

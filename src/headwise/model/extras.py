@@ -1,8 +1,8 @@
 """The arguments of `attend` beyond the usual call: masks, documents, offset, dropout, softcap,
 sinks, ALiBi.
 
-`Extras` is what decides about them, without tensors; `terms_of` gathers their tensors once they are
-known to be right.
+`Extras` is what decides about them, without tensors; `with_tensors` gathers their tensors once they
+are known to be right.
 """
 
 from __future__ import annotations
@@ -146,29 +146,36 @@ class Extras(NamedTuple):
         }
 
 
-def terms_of(
-    call: Call,
+def terms_of(call: Call) -> Terms:
+    """What a call says without tensors."""
+    offset = call.keys - call.queries if call.offset is None else call.offset
+    window = call.window if call.windowed or call.tabled else 0
+    return Terms(
+        call.queries, call.keys, call.causal, window, offset,
+        softcap=call.softcap, dropout=call.dropout, hides=call.hides,
+    )  # fmt: skip
+
+
+def with_tensors(
+    terms: Terms,
     mask: Tensor | None = None,
     documents: Documents | None = None,
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
 ) -> Terms:
-    """The tensors of a call that was checked, its numbers beside them."""
-    queries, keys = call.queries, call.keys
-    offset = keys - queries if call.offset is None else call.offset
+    """The tensors of a call that was checked beside its numbers."""
+    queries, keys = terms.queries, terms.keys
     of_queries = of_keys = None
     if isinstance(documents, Tensor):
         of_keys = documents.view(-1, keys)
-        of_queries = of_keys[:, offset : offset + queries]
+        of_queries = of_keys[:, terms.offset : terms.offset + queries]
     elif documents is not None:
         of_queries, of_keys = documents[0].view(-1, queries), documents[1].view(-1, keys)
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
-    window = call.window if call.windowed or call.tabled else 0
-    return Terms(
-        queries, keys, call.causal, window, offset,
-        mask, of_queries, of_keys, alibi, call.softcap, sinks, call.dropout, call.hides,
-    )  # fmt: skip
+    return terms._replace(
+        mask=mask, query_documents=of_queries, key_documents=of_keys, alibi=alibi, sinks=sinks
+    )
 
 
 def check_tensors(*operands: object) -> None:
@@ -179,6 +186,6 @@ def check_tensors(*operands: object) -> None:
         if t.is_nested or t.layout != torch.strided:
             what = "a nested tensor" if t.is_nested else f"layout {t.layout}"
             raise UsageError(
-                f"attend takes dense tensors, got {what} as {name}; pad it and pass a mask, or join "
-                "its sequences and pass documents"
+                f"attend takes dense tensors, got {what} as {name}; pad it and pass a mask, or "
+                "join its sequences and pass documents"
             )

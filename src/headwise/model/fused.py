@@ -28,8 +28,8 @@ def fused(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Term
     """One of torch's kernels, on operands padded, repeated and laid out as it wants them."""
     call, choice = plan.call, plan.choice
     # A causal mask with as many queries as keys is the kernel's own. Every other mask is a tensor.
-    mask = _mask(terms, q) if call.masked else None
-    causal = call.causal and mask is None
+    mask = _mask(terms, q) if plan.masked else None
+    causal = plan.causal
     if terms.sinks is not None:
         q, k, v, mask = _with_sinks(q, k, v, mask, terms.sinks, scale, call.sink_ranks, causal)
     if choice.repeat_kv:
@@ -43,20 +43,21 @@ def fused(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: Term
         v = F.pad(v, (0, pad_width))
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # no fused kernel takes these
         q, k, v = straight(q), straight(k), straight(v)
-    grouped = bool(k.shape[1] != q.shape[1])
+    grouped = plan.grouped and not choice.repeat_kv
     kernel = KERNELS[choice.backend]
-    # Compilers and transforms of PyTorch cannot ask which kernel it takes.
-    asked = not torch.compiler.is_compiling() and not formula_wanted()
-    # On the first call torch is asked which kernel it would take. Where it is the chosen one, later
-    # calls need not name it: entering `sdpa_kernel` takes longer than a small attention.
-    if plan.torch_agrees is None and asked:
+    # On the first call torch is asked which kernel it would take (it cannot be while it compiles or
+    # transforms). Where it is the chosen one, later calls need not name it: entering `sdpa_kernel`
+    # takes longer than a small attention.
+    can_ask = plan.torch_agrees is None and not torch.compiler.is_compiling()
+    if can_ask and not formula_wanted():
         preferred = torch._fused_sdp_choice(
             q, k, v, mask, terms.dropout, causal, scale=scale, enable_gqa=grouped
         )
         plan.torch_agrees = preferred == kernel.value
-        as_given = not (any(choice.pad) or choice.repeat_kv or call.masked or plan.unbatched)
+        as_given = not (any(choice.pad) or choice.repeat_kv or plan.masked or plan.unbatched)
+        as_given = as_given and plan.reach is None
         plan.direct = plan.torch_agrees and as_given and not call.beyond
-    if plan.torch_agrees and asked:
+    if plan.torch_agrees:
         out = F.scaled_dot_product_attention(
             q, k, v, mask, terms.dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )

@@ -40,7 +40,8 @@ class Terms(NamedTuple):
         start, stop, first, last = block or (0, self.queries, 0, self.keys)
         seen = added = None
         if self.causal or self.window or self.alibi is not None:
-            at_Q1 = torch.arange(start, stop, device=device).unsqueeze(1) + self.offset
+            at_Q = torch.arange(self.offset + start, self.offset + stop, device=device)
+            at_Q1 = at_Q.unsqueeze(1)
             at_N = torch.arange(first, last, device=device)
         # The logical and of all that hides.
         if self.causal:

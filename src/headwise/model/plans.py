@@ -14,7 +14,10 @@ import torch
 from headwise.errors import UsageError
 from headwise.model.backends import Choice, choose_backend, forced
 from headwise.model.calls import Call, dtype_name
-from headwise.model.extras import Extras
+from headwise.model.extras import Extras, terms_of
+from headwise.model.masks import Terms
+from headwise.model.reach import Reach
+from headwise.model.tracing import sure
 
 TAKEN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -111,16 +114,17 @@ class Plan:
 
     call: Call
     choice: Choice
+    terms: Terms  # of the call, still without tensors
+    masked: bool  # whether a fused kernel takes an explicit mask
+    causal: bool  # whether it takes its own causal mask
+    grouped: bool  # whether query heads share KV heads
+    scale: float  # the usual factor of the scores
     # Whether torch takes the chosen kernel by itself: naming one takes longer than small calls
     # last. Found out at the first call, which has the tensors.
     torch_agrees: bool | None = None
     direct: bool = False  # torch agrees, and the tensors go to it as they are
+    reach: Reach | None = None  # what is left of the operands; `terms` are of all of them
     unbatched: bool = False  # the operands have three axes: a batch of one is put before them
-
-    @property
-    def scale(self) -> float:
-        """The usual factor of the scores."""
-        return self.call.rank**-0.5 if self.call.rank else 1.0
 
     @classmethod
     def of(cls, operands: Operands) -> Plan:
@@ -129,7 +133,14 @@ class Plan:
             return replace(cls.of(operands.batched()), unbatched=True)
         operands.check()
         call, backend = operands.call(), operands.backend
-        return cls(call, choose_backend(call) if backend == "auto" else forced(backend, call))
+        terms, reach = terms_of(call), Reach.of(call)
+        call = call if reach is None else reach.call(call)
+        choice = choose_backend(call) if backend == "auto" else forced(backend, call)
+        grouped = not sure(call.heads == call.kv_heads)
+        scale = 1.0 if sure(call.rank == 0) else call.rank**-0.5
+        # One query at the last key sees every key: torch's own causal mask would stand it first.
+        causal = call.causal and not call.masked and not sure(call.queries == 1)
+        return cls(call, choice, terms, call.masked, causal, grouped, scale, reach=reach)
 
 
 class Plans:

@@ -14,11 +14,22 @@ from torch.autograd import forward_ad
 def sure(condition: bool | torch.SymBool) -> bool:
     """Whether a condition on sizes holds, whatever its symbols stand for; without symbols, whether
     it holds."""
-    if not torch.compiler.is_compiling() and isinstance(condition, bool):
-        return condition
+    if not torch.compiler.is_compiling() and isinstance(condition, bool | torch.Tensor):
+        return bool(condition)  # torch.jit.trace has tensors for sizes
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
+
+
+def alike(a: int, b: int) -> bool:
+    """Whether two sizes are equal. Symbols that are equal while the program is made are taken to be
+    equal for good; others may be anything."""
+    if sure(a == b):
+        return True
+    hints = (getattr(getattr(n, "node", None), "hint", n) for n in (a, b))
+    if not torch.compiler.is_dynamo_compiling() and len({*hints}) > 1:
+        return False
+    return a == b
 
 
 def symbolic(*sizes: float) -> bool:
@@ -47,3 +58,10 @@ def formula_wanted() -> bool:
 def hooks_allowed() -> bool:
     """Whether saved tensors may be left out and made again; torch.func does not allow it."""
     return torch.compiler.is_compiling() or torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """What autocast computes in on this kind of device, None where it is off."""
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
