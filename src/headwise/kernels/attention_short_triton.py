@@ -29,7 +29,6 @@ from headwise.kernels.attention_short_triton_lanes import lanes_backward, lanes_
 from headwise.kernels.attention_short_triton_packs import packs_backward, packs_forward
 from headwise.kernels.attention_short_triton_stairs import stairs_backward, stairs_forward
 from headwise.kernels.attention_short_triton_tiles import tiles_backward, tiles_forward
-from headwise.kernels.shared_memory import launch
 
 LINE = 64  # numbers of a row that one program of packs takes
 
@@ -78,9 +77,7 @@ def forward(
         case _:
             sizes = _tiles(tokens, rows, rank, causal, q.dtype)
             blocks = triton.cdiv(heads, sizes["GROUP"])
-            options = *args, heads, scale, blocks
-            less = _smaller_tiles(sizes)
-            launch(tiles_forward, (blocks * programs,), less, *options, IP=precision, **sizes)
+            tiles_forward[blocks * programs,](*args, heads, scale, blocks, IP=precision, **sizes)
 
 
 def backward(
@@ -124,9 +121,7 @@ def backward(
         case _:
             sizes = _tiles(tokens, rows, rank, causal, q.dtype)
             blocks = triton.cdiv(heads, sizes["GROUP"])
-            options = *args, heads, scale, blocks
-            less = _smaller_tiles(sizes)
-            launch(tiles_backward, (blocks * programs,), less, *options, IP=precision, **sizes)
+            tiles_backward[blocks * programs,](*args, heads, scale, blocks, IP=precision, **sizes)
 
 
 # ---- which kernel, and its sizes
@@ -165,13 +160,6 @@ def _tiles(tokens: int, rows: int, rank: int, causal: bool, dtype: torch.dtype) 
         "num_stages": 2,
         "CAUSAL": causal,
     }
-
-
-def _smaller_tiles(sizes: dict[str, Any]) -> list[dict[str, int]]:
-    """What a card with less shared memory takes instead: no loads ahead, then fewer queries at
-    once."""
-    blocks = (sizes["BQ"] >> halvings for halvings in range(4))
-    return [{"num_stages": 1, "BQ": block} for block in blocks if block >= 16]
 
 
 def _stairs(tokens: int, rank: int) -> dict[str, int]:

@@ -11,14 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# What gives way in Triton where a card has less shared memory than the sizes were chosen for
-# (shared_memory.py), first to last: loads in flight, then what a program works on at once.
-FEWER_LOADS = ({"STAGES": 2}, {"STAGES": 1})
-FEWER_STAGES = ({"num_stages": 2}, {"num_stages": 1})
-FEWER_COLUMNS = (*FEWER_STAGES, *({"num_stages": 1, "BC": size} for size in (64, 32, 16)))
-FEWER_TOKENS = (*FEWER_LOADS, {"STAGES": 1, "BT": 32}, {"STAGES": 1, "BT": 16})
-FEWER_UNITS = (*FEWER_LOADS, {"STAGES": 1, "BF": 32}, {"STAGES": 1, "BF": 16})
-
 
 class End(NamedTuple):
     """How a part ends: what it adds to, and where it writes (encoder.cuh has the same struct)."""

@@ -1,81 +1,87 @@
-"""How much shared memory a block of threads has on the card that Triton compiles for, and launches
-that mind it.
+"""Kernels in Triton that mind how much shared memory a card has.
 
-Sizes of tiles and the number of loads in flight were chosen on cards of compute capability 9.0.
-Where a kernel takes more than the card has, `launch` takes the first of the given alternatives that
-fits: fewer loads in flight first, then smaller tiles. What a kernel takes is read off the compiled
-kernel, once per kernel, sizes and types.
+Sizes of tiles and the number of loads in flight were chosen on cards of compute capability 9.0,
+whose blocks have 227 KiB; others have 99 or 163. Where a kernel takes more than the card has, it is
+launched with the first of the given alternatives that fits: fewer loads in flight first, then
+smaller tiles. What it takes is read off the compiled kernel, once per kernel, sizes and types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from triton import knobs
 from triton.runtime import driver
 
-# KiB that one block may have, by compute capability (CUDA C++ programming guide, table of technical
-# specifications, less the one that CUDA keeps).
-LIMITS = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
-LEAST = 99  # of cards from 8.0 on
-CHOSEN = 227 << 10  # what the sizes were chosen for
+from headwise.kernels.cards import shared_bytes
 
+CHOSEN = shared_bytes((9, 0))  # what the sizes were chosen for
 Changes = dict[str, int]  # of a kernel's sizes, by argument
+
+FEWER_LOADS: tuple[Changes, ...] = ({"STAGES": 2}, {"STAGES": 1})  # of loops that say how many
+FEWER_STAGES: tuple[Changes, ...] = ({"num_stages": 2}, {"num_stages": 1})  # of all others
+
+
+def smaller(fewer: tuple[Changes, ...], name: str, *sizes: int) -> tuple[Changes, ...]:
+    """Fewer loads, then with the fewest one size made smaller.
+
+    >>> smaller(FEWER_STAGES, "BC", 32)
+    ({'num_stages': 2}, {'num_stages': 1}, {'num_stages': 1, 'BC': 32})
+    """
+    return *fewer, *({**fewer[-1], name: size} for size in sizes)
 
 
 def limit() -> int:
-    """Bytes that a block may have on the current card; in the interpreter as on a 9.0.
-
-    Other makers' cards keep the sizes as they are.
-    """
+    """Bytes that a block may have on the current card; in the interpreter, and on other makers'
+    cards, what the sizes were chosen for."""
     if knobs.runtime.interpret:
         return CHOSEN
     target = driver.active.get_current_target()
-    return LIMITS.get(target.arch, LEAST) << 10 if target.backend == "cuda" else CHOSEN
+    return shared_bytes(divmod(target.arch, 10)) if target.backend == "cuda" else CHOSEN
 
 
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    alternatives: Sequence[Changes],
-    *args: Any,
-    **constants: Any,
-) -> None:
-    """Launch a kernel, with the first of the alternatives that fits where its sizes do not."""
-    if (most := limit()) < CHOSEN:
-        constants |= _fitting(kernel, grid, alternatives, most, args, constants)
-    kernel[grid](*args, **constants)
+def gives_way(alternatives: Sequence[Changes]) -> Callable[[Any], Fitted]:
+    """A kernel that is launched with one of these where its sizes take more than the card has."""
+    return lambda kernel: Fitted(kernel, alternatives)
 
 
-_found: dict[Any, Changes] = {}  # changes by all that shared memory depends on
+class Fitted:
+    """A kernel and its alternatives, launched as any: `kernel[grid](...)`."""
 
+    def __init__(self, kernel: Any, alternatives: Sequence[Changes]) -> None:
+        self.kernel, self.alternatives = kernel, alternatives
+        self.found: dict[Any, Changes] = {}  # by all that shared memory depends on
 
-def _fitting(
-    kernel: Any,
-    grid: tuple[int, ...],
-    alternatives: Sequence[Changes],
-    most: int,
-    args: tuple[Any, ...],
-    constants: dict[str, Any],
-) -> Changes:
-    given = (_kind(value) for value in (*args, *constants.values()))
-    key = kernel.__module__, kernel.__name__, most, *given
-    if key in _found:
-        return _found[key]
-    least = 0
-    for changes in ({}, *alternatives):
-        if any(constants.get(name, size) < size for name, size in changes.items()):
-            continue  # no size grows: tiles divide what they tile
-        made = kernel.warmup(*args, grid=grid, **{**constants, **changes})
-        if made.metadata.shared <= most:
-            _found[key] = changes
-            return changes
-        least = made.metadata.shared
-    raise RuntimeError(
-        f"kernel {kernel.__name__} needs {least:,} bytes of shared memory, this card has {most:,}"
-    )
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        if (most := limit()) < CHOSEN:
+            constants |= self._changes(grid, most, args, constants)
+        self.kernel[grid](*args, **constants)
+
+    def _changes(
+        self, grid: tuple[int, ...], most: int, args: tuple[Any, ...], constants: dict[str, Any]
+    ) -> Changes:
+        key = most, *(_kind(value) for value in args), *map(_kind, constants.values())
+        if key in self.found:
+            return self.found[key]
+        least = 0
+        for changes in ({}, *self.alternatives):
+            if any(constants.get(name, size) < size for name, size in changes.items()):
+                continue  # no size grows: tiles divide what they tile
+            made = self.kernel.warmup(*args, grid=grid, **{**constants, **changes})
+            least = made.metadata.shared
+            if least <= most:
+                self.found[key] = changes
+                return changes
+        raise RuntimeError(
+            f"kernel {self.kernel.__name__} needs {least:,} bytes of shared memory per block, this "
+            f"card has {most:,}"
+        )
 
 
 def _kind(value: Any) -> Any:

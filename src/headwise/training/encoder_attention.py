@@ -19,16 +19,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import encoder_attention_cuda
-from headwise.kernels.encoder import (
-    FEWER_COLUMNS,
-    FEWER_LOADS,
-    FEWER_STAGES,
-    FEWER_TOKENS,
-    AttentionWeights,
-    End,
-    Gradients,
-    Normed,
-)
+from headwise.kernels.encoder import AttentionWeights, End, Gradients, Normed
 from headwise.shape import Shape
 
 if TYPE_CHECKING:
@@ -238,14 +229,10 @@ class TritonAttention:
 
     def _mix(self, layer: Layer, x: Tensor, end: End) -> None:
         from headwise.kernels import encoder_attention_triton
-        from headwise.kernels.shared_memory import launch
 
         step, s = self.step, layer.group.shape
         forward_stages, _ = STAGES[s.head_dim]
-        launch(
-            encoder_attention_triton.mix,
-            (step.T // 64, layer.group.size),
-            FEWER_LOADS,
+        encoder_attention_triton.mix[(step.T // 64, layer.group.size)](
             x=x,
             **weights_of(step, layer)._asdict(),
             **end._asdict(),
@@ -266,16 +253,12 @@ class TritonAttention:
 
     def _project(self, layer: Layer, x: Tensor, qkv: Tensor) -> None:
         from headwise.kernels import encoder_attention_triton
-        from headwise.kernels.shared_memory import launch
 
         step, weights = self.step, weights_of(self.step, layer)
         width = 3 * step.C
         tile = min(128, width & -width)
         grid = (width // tile, step.T // self.token_tile, layer.group.size)
-        launch(
-            encoder_attention_triton.project,
-            grid,
-            FEWER_STAGES,
+        encoder_attention_triton.project[grid](
             x=x,
             w=weights.qkv,
             b=weights.qkv_bias,
@@ -291,13 +274,9 @@ class TritonAttention:
 
     def _collect(self, layer: Layer, heads: Tensor, end: End) -> None:
         from headwise.kernels import encoder_attention_triton
-        from headwise.kernels.shared_memory import launch
 
         step, s = self.step, layer.group.shape
-        launch(
-            encoder_attention_triton.collect,
-            (step.T // 64, layer.group.size),
-            FEWER_COLUMNS,
+        encoder_attention_triton.collect[(step.T // 64, layer.group.size)](
             a=heads,
             w=weights_of(step, layer).out,
             **end._asdict(),
@@ -327,14 +306,10 @@ class TritonAttention:
 
     def _mix_back(self, layer: Layer, x: Tensor, middle: Normed) -> None:
         from headwise.kernels import encoder_attention_triton
-        from headwise.kernels.shared_memory import launch
 
         step, group, s = self.step, layer.group, layer.group.shape
         _, backward_stages = STAGES[s.head_dim]
-        launch(
-            encoder_attention_triton.mix_back,
-            (step.T // 64, group.size),
-            FEWER_LOADS,
+        encoder_attention_triton.mix_back[(step.T // 64, group.size)](
             g=step.middle_dx[group.models],
             u=middle.u,
             inv=middle.inv,
@@ -380,13 +355,9 @@ class TritonAttention:
 
     def _spread(self, layer: Layer, middle: Normed, d_heads: Tensor) -> None:
         from headwise.kernels import encoder_attention_triton
-        from headwise.kernels.shared_memory import launch
 
         step, group = self.step, layer.group
-        launch(
-            encoder_attention_triton.spread,
-            (step.T // 64, group.size),
-            FEWER_COLUMNS,
+        encoder_attention_triton.spread[(step.T // 64, group.size)](
             g=step.middle_dx[group.models],
             u=middle.u,
             inv=middle.inv,
@@ -410,14 +381,10 @@ class TritonAttention:
 
     def _gather(self, layer: Layer, dqkv: Tensor) -> None:
         from headwise.kernels import encoder_attention_triton
-        from headwise.kernels.shared_memory import launch
 
         step, group = self.step, layer.group
         dx = step.dx[group.models]
-        launch(
-            encoder_attention_triton.gather,
-            (step.T // 64, group.size),
-            FEWER_COLUMNS,
+        encoder_attention_triton.gather[(step.T // 64, group.size)](
             a=dqkv,
             w=weights_of(step, layer).qkv,
             dz=dx,
@@ -434,7 +401,6 @@ class TritonAttention:
     def _weights_back(self, layer: Layer, x: Tensor) -> None:
         """Gradients of both projections: products over all tokens."""
         from headwise.kernels import encoder_attention_triton
-        from headwise.kernels.shared_memory import launch
 
         step, group = self.step, layer.group
         C, unscale = step.C, 1 / step.gain
@@ -442,10 +408,7 @@ class TritonAttention:
         tile = min(64 if self.dtype == torch.float32 else 128, C & -C)
         common: dict[str, Any] = {"T": step.T, "model": step.P, "D": step.D, "BT": 64, "BC": tile}
         common |= {"IP": step.dot, "STAGES": 3}
-        launch(
-            encoder_attention_triton.outer,
-            (3 * C // tile, group.size),
-            FEWER_TOKENS,
+        encoder_attention_triton.outer[(3 * C // tile, group.size)](
             a=self._of(self.dqkv, layer),
             x=x,
             dw=grads.qkv,
@@ -457,10 +420,7 @@ class TritonAttention:
             BIAS=True,
             **common,
         )
-        launch(
-            encoder_attention_triton.outer,
-            (C // tile, group.size),
-            FEWER_TOKENS,
+        encoder_attention_triton.outer[(C // tile, group.size)](
             a=self._of(self.heads, layer),
             x=step.dz16[group.models],
             dw=grads.out,

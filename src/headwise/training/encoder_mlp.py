@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import encoder_mlp_cuda
-from headwise.kernels.encoder import FEWER_TOKENS, FEWER_UNITS, End, Gradients, MlpWeights
+from headwise.kernels.encoder import End, Gradients, MlpWeights
 
 if TYPE_CHECKING:
     from headwise.training.fused_encoder import FusedEncoder, Layer
@@ -93,16 +93,12 @@ class TritonMlp:
 
     def forward(self, layer: Layer, x: Tensor, end: End) -> None:
         from headwise.kernels import encoder_mlp_triton
-        from headwise.kernels.shared_memory import launch
 
         step = self.step
-        options: dict[str, Any] = {"STAGES": 3, "num_warps": 4}
+        launch: dict[str, Any] = {"STAGES": 3, "num_warps": 4}
         if self.wide:
-            options = {"STAGES": 1, "num_warps": 8}
-        launch(
-            encoder_mlp_triton.feed,
-            (step.T // self.token_tile, layer.group.size),
-            FEWER_UNITS,
+            launch = {"STAGES": 1, "num_warps": 8}
+        encoder_mlp_triton.feed[(step.T // self.token_tile, layer.group.size)](
             x=x,
             **weights_of(step, layer)._asdict(),
             **end._asdict(),
@@ -113,7 +109,7 @@ class TritonMlp:
             BT=self.token_tile,
             BF=64,
             IP=step.dot,
-            **options,
+            **launch,
         )
 
     def backward(self, layer: Layer, later: torch.cuda.Stream | None) -> None:
@@ -127,14 +123,10 @@ class TritonMlp:
 
     def _feed_back(self, layer: Layer, dz16: Tensor) -> None:
         from headwise.kernels import encoder_mlp_triton
-        from headwise.kernels.shared_memory import launch
 
         step, group = self.step, layer.group
         middle, out = step.left_by(layer)
-        launch(
-            encoder_mlp_triton.feed_back,
-            (step.T // 64, group.size),
-            FEWER_UNITS,
+        encoder_mlp_triton.feed_back[(step.T // 64, group.size)](
             g=step.dx[group.models],
             u=out.u,
             inv=out.inv,
@@ -164,15 +156,11 @@ class TritonMlp:
 
     def _feed_weights(self, layer: Layer, dz16: Tensor) -> None:
         from headwise.kernels import encoder_mlp_triton
-        from headwise.kernels.shared_memory import launch
 
         step = self.step
         middle, _ = step.left_by(layer)
         grads = gradients_of(step, layer)
-        launch(
-            encoder_mlp_triton.feed_weights,
-            (step.F // 64, layer.group.size),
-            FEWER_TOKENS,
+        encoder_mlp_triton.feed_weights[(step.F // 64, layer.group.size)](
             x=middle.x,
             dz=dz16,
             **weights_of(step, layer)._asdict(),
