@@ -2,7 +2,7 @@
 
     python dev/compile_ahead.py                          every case on every card, some minutes
     python dev/compile_ahead.py --cards 80 --only wide   cases of that name on one of them
-    python dev/compile_ahead.py --few                    one case per family, a minute
+    python dev/compile_ahead.py --few                    every family on some card, as the tests do
 
 Each case is a call of the project's own launching code on tensors without memory (meta). What it
 would launch is compiled for the card instead, by Triton with a driver that only names the card. So
@@ -105,6 +105,7 @@ def wide(
 def short(
     tokens: int, heads: int, rank: int, dtype: torch.dtype, causal: bool = False,
     together: bool = False,
+    backward: bool = True,
 ) -> Callable[[], None]:  # fmt: skip
     """Attention over short sequences, both ways."""
 
@@ -114,7 +115,8 @@ def short(
         ts = [torch.empty(32, tokens, heads * rank, dtype=dtype, device=META) for _ in range(7)]
         options = heads, rank, 0.3, "tf32x3" if dtype == FP32 else "tf32", causal, together
         attention_short_triton.forward(*ts[:4], *options)
-        attention_short_triton.backward(*ts, *options)
+        if backward:
+            attention_short_triton.backward(*ts, *options)
 
     return call
 
@@ -193,6 +195,32 @@ def adamw() -> None:
     )
 
 
+def feed_weights() -> None:
+    """One kernel of the fused encoder that takes more than 99 KiB as it was chosen."""
+    from headwise.experiments.rank_paper.shapes import paper_shape
+    from headwise.training.fused_encoder import FusedEncoder, Layer
+
+    step = FusedEncoder(rows_of(paper_shape(dim=128, depth=1), 2, "fp32"), 64, 16)
+    step.mlp._feed_weights(Layer(0, step.groups[0]), step.mlp.dz16[0])  # type: ignore[union-attr]
+
+
+def scores() -> None:
+    """The first product of attention of large rank."""
+    from headwise.kernels.attention_wide_launch import launch_scores
+    from headwise.kernels.attention_wide_span import Span
+
+    q, k = (torch.empty(2, 3, 200, 320, dtype=FP16, device=META) for _ in range(2))
+    launch_scores(q, k, torch.empty(2, 3, 256, 256, device=META), Span.of(q, k, True, 0))
+
+
+def norm() -> None:
+    """A layer norm."""
+    from headwise.kernels import embed_readout
+
+    with META:
+        embed_readout.layer_norm(torch.empty(2, 5, 40, 48), torch.empty(2, 48), torch.empty(2, 48))
+
+
 CASES: dict[str, Callable[[], None]] = {
     "wide 448 bf16": wide((4, 4), 600, (448, 448), BF16),
     "wide 320/512 grouped window fp16": wide((6, 2), 700, (320, 512), FP16, window=100),
@@ -224,23 +252,32 @@ CASES: dict[str, Callable[[], None]] = {
     "around 48": around(48, 11),
     "around 128": around(128, 64),
     "adamw": adamw,
+    "feed weights 128 fp32": feed_weights,
+    "scores 320 fp16": scores,
+    "lanes 1, 3 tokens": short(3, 100, 1, FP16, backward=False),
+    "stairs 8, 33 tokens": short(33, 8, 8, FP16, causal=True, backward=False),
+    "norm 48": norm,
 }
-FEW = ("wide 448 bf16", "lanes 1", "packs 8", "tiles 16 fp32", "stairs 8", "around 48", "adamw")
+# A few that are quick to compile, every family and every card: for the tests
+FEW = {
+    "feed weights 128 fp32": (89, 100),
+    "scores 320 fp16": (120,),
+    "lanes 1, 3 tokens": (80,),
+    "packs 8": (120,),
+    "stairs 8, 33 tokens": (100,),
+    "norm 48": (89,),
+    "adamw": (80,),
+}
 
 
-def rows_for(card: int, cases: list[str]) -> list[dict[str, Any]]:
-    """Every kernel that the cases launch on a card."""
+def rows_for(card: int, case: str) -> list[dict[str, Any]]:
+    """Every kernel that a case launches on a card."""
     rows: list[dict[str, Any]] = []
-    for case in cases:
-        with compiled_for(card, rows, case):
-            try:
-                CASES[case]()
-            except Exception as error:
-                if "--raise" in sys.argv:
-                    raise
-                rows.append(
-                    {"card": card, "case": case, "error": f"{type(error).__name__}: {error}"[:300]}
-                )
+    with compiled_for(card, rows, case):
+        try:
+            CASES[case]()
+        except RuntimeError as error:
+            rows.append({"card": card, "case": case, "fits": False, "error": str(error)[:300]})
     return rows
 
 
@@ -248,15 +285,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cards", default="80,89,90,100,120", help="compute capabilities")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--few", action="store_true", help="one case per family")
+    parser.add_argument("--few", action="store_true", help="those of the tests")
     parser.add_argument("--json", action="store_true", help="one JSON object per kernel")
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET"):
         raise SystemExit("kernels are compiled here: unset TRITON_INTERPRET")
-    cases = [name for name in (FEW if args.few else CASES) if args.only in name]
+    pairs = itertools.product(map(int, args.cards.split(",")), CASES)
+    if args.few:
+        pairs = ((card, case) for case, cards in FEW.items() for card in cards)
     missing = 0
-    for card, case in itertools.product(map(int, args.cards.split(",")), cases):
-        rows = rows_for(card, [case])
+    for card, case in pairs:
+        if args.only not in case:
+            continue
+        rows = rows_for(card, case)
         missing += sum(not row["fits"] for row in rows)
         if args.json:
             print("\n".join(map(json.dumps, rows)), flush=True)

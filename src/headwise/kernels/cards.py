@@ -80,7 +80,7 @@ def card_of(device: str) -> Card | None:
         raise UsageError(f"unknown device {device!r}; {nearest(device.lower(), known)}")
     if card.capability < OLDEST:
         raise UsageError(
-            f"device {device} has compute capability {card.version}: fused attention needs 8.0 (A100) "
-            f"or newer; choices: auto, cpu, cuda, {', '.join(NAMES)}"
+            f"device {device} has compute capability {card.version}: fused attention needs 8.0 "
+            f"(A100) or newer; choices: auto, cpu, cuda, {', '.join(NAMES)}"
         )
     return card
