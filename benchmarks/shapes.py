@@ -108,8 +108,9 @@ def measure(
             longest[kind] = 0.0
         longest[kind] = max(longest[kind], 1.2 * row["seconds"])
         path.parent.mkdir(parents=True, exist_ok=True)
+        cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
         with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write("\n" * cut + json.dumps(row) + "\n")
         yield row
         if device.type == "cuda":
             try:

@@ -62,6 +62,7 @@ def compiled_for(capability: int, rows: list[dict[str, Any]], case: str) -> Iter
         row = {"card": capability, "case": case, "kernel": self.__name__}
         row |= {"shared": made.metadata.shared, "warps": made.metadata.num_warps}
         row |= {"stages": kwargs.get("STAGES", made.metadata.num_stages)}
+        row |= {name: kwargs[name] for name in ("BT", "BC", "BF", "BQ") if name in kwargs}
         row |= {"fits": made.metadata.shared <= CARDS[capability]}
         row |= {"seconds": round(time.perf_counter() - began, 2)}
         rows.append(row)
@@ -312,7 +313,8 @@ def line_of(row: dict[str, Any]) -> str:
     """What a kernel takes of its card."""
     share = row["shared"] / CARDS[row["card"]]
     what = f"{row['kernel']} {row['shared']:,} bytes, {share:.0%}, {row['warps']} warps"
-    return f"{what}, {row['stages']} stages{'' if row['fits'] else ': TOO MUCH'}"
+    tiles = "".join(f", {name} {row[name]}" for name in ("BT", "BC", "BF", "BQ") if name in row)
+    return f"{what}, {row['stages']} stages{tiles}{'' if row['fits'] else ': TOO MUCH'}"
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def feed_back(
     tl.store(dx + to, z)
 
 
-@gives_way(smaller(FEWER_LOADS, "BT", 32, 16))
+@gives_way(smaller(smaller(FEWER_LOADS, "BT", 32), "BF", 32, 16))
 @triton.jit
 def feed_weights(
     x, dz, up, up_bias, down, d_up, d_up_bias, d_down, T, F, model, unscale,

@@ -20,6 +20,7 @@ from headwise.kernels.cards import shared_bytes
 
 CHOSEN = shared_bytes((9, 0))  # what the sizes were chosen for
 Changes = dict[str, int]  # of a kernel's sizes, by argument
+Grid = tuple[int, ...] | Callable[[Any], tuple[int, ...]]
 
 FEWER_LOADS: tuple[Changes, ...] = ({"STAGES": 2}, {"STAGES": 1})  # of loops that say how many
 FEWER_STAGES: tuple[Changes, ...] = ({"num_stages": 2}, {"num_stages": 1})  # of all others
@@ -49,22 +50,23 @@ def gives_way(alternatives: Sequence[Changes]) -> Callable[[Any], Fitted]:
 
 
 class Fitted:
-    """A kernel and its alternatives, launched as any: `kernel[grid](...)`."""
+    """A kernel and its alternatives, launched as any: `kernel[grid](...)`, where a grid that depends
+    on a size is a function of the sizes."""
 
     def __init__(self, kernel: Any, alternatives: Sequence[Changes]) -> None:
         self.kernel, self.alternatives = kernel, alternatives
         self.found: dict[Any, Changes] = {}  # by all that shared memory depends on
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+    def __getitem__(self, grid: Grid) -> Callable[..., None]:
         return functools.partial(self._launch, grid)
 
-    def _launch(self, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    def _launch(self, grid: Grid, *args: Any, **constants: Any) -> None:
         if (most := limit()) < CHOSEN:
             constants |= self._changes(grid, most, args, constants)
         self.kernel[grid](*args, **constants)
 
     def _changes(
-        self, grid: tuple[int, ...], most: int, args: tuple[Any, ...], constants: dict[str, Any]
+        self, grid: Grid, most: int, args: tuple[Any, ...], constants: dict[str, Any]
     ) -> Changes:
         key = most, *(_kind(value) for value in args), *map(_kind, constants.values())
         if key in self.found:

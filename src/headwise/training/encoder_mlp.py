@@ -160,7 +160,8 @@ class TritonMlp:
         step = self.step
         middle, _ = step.left_by(layer)
         grads = gradients_of(step, layer)
-        encoder_mlp_triton.feed_weights[(step.F // 64, layer.group.size)](
+        # The grid follows the tile of hidden units, which gives way on cards with less memory.
+        encoder_mlp_triton.feed_weights[lambda sizes: (step.F // sizes["BF"], layer.group.size)](
             x=middle.x,
             dz=dz16,
             **weights_of(step, layer)._asdict(),
