@@ -88,7 +88,7 @@ def test_dropout_mask_is_the_same_when_weights_are_computed_again(monkeypatch, b
 
     for function in (call, lambda v: checkpoint(call, v, use_reentrant=False)):
         weights = function(eye)
-        torch.rand(3)  # the generator goes on before the backward pass
+        torch.rand(3)  # another draw before the backward pass
         pattern = torch.randn(weights.shape, generator=seeded(1))
         (gradient,) = torch.autograd.grad(weights, eye, pattern)
         close(gradient, weights.detach().mT @ pattern)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.attention_errors import measured, sample
 from support.tolerance import seeded
 
+from benchmarks.attention_errors import measured, sample
 from headwise.model.dispatch import attend
 
 BACKENDS = ("auto", "flash", "plain", "blocked", "short", "wide")
@@ -50,7 +50,7 @@ def test_attend_padded_batch_of_large_scores_is_as_exact_as_sdpa(backend):
 
 def test_attend_errors_are_at_most_half_again_those_of_sdpa():
     """A sample of the grid of benchmarks/attention_errors.py."""
-    found = {cell: ratio for cell in sample(100) if (ratio := measured(cell)) is not None}
-    assert len(found) >= 50
+    found = {cell: ratio for cell in sample(40) if (ratio := measured(cell)) is not None}
+    assert len(found) >= 20
     assert {cell: ratio for cell, ratio in found.items() if ratio.nan} == {}
     assert {c: r for c, r in found.items() if max(r.value, r.gradient) > 1.5} == {}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.attention_terms import reference_terms
 from support.tolerance import close, close_all, examples, same, seeded
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise.errors import UsageError
 from headwise.model import reference
@@ -194,7 +195,8 @@ def test_attend_with_weights_answers_like_attend_and_with_the_weights_of_it():
 )
 def test_attend_empty_axes_are_answered_as_sdpa_answers(backend, sizes):
     tensors = operands(sizes, 0, torch.float32)
-    expected = F.scaled_dot_product_attention(*tensors)
+    with sdpa_kernel(SDPBackend.MATH):  # torch 2.9 dies in its fused kernel, of a division by zero
+        expected = F.scaled_dot_product_attention(*tensors)
     close(attend(*tensors, backend=backend).sum(), expected.sum())
     assert attend(*tensors, backend=backend).shape == expected.shape
     assert attend(*tensors, backend=backend, hard=backend in ("plain", "blocked")).isfinite().all()

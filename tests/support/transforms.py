@@ -167,7 +167,7 @@ def symbolic_graph(f, t):
 
 
 def traced(f, t):
-    return torch.jit.trace(f, tuple(t))(*t)
+    return torch.jit.trace(lambda *x: f(*x), tuple(t))(*t)
 
 
 def fake(f, t):

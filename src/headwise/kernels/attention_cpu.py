@@ -132,7 +132,8 @@ class _Short(torch.autograd.Function):
         """The gradients of q, k and v."""
         q, k, v, o, *weights = ctx.saved_tensors
         if batched(grad):  # the scale is in q already
-            dq, dk, dv = gradients(grad, *(_from_lanes(t, *ctx.sizes) for t in (q, k, v)), 1.0)
+            q, k, v = (_from_lanes(t, *ctx.sizes) for t in (q, k, v))
+            dq, dk, dv = gradients(grad, q, k, v, 1.0)
             return dq * ctx.scale, dk, dv, None
         grads = [torch.empty_like(x) for x in (q, k, v)]
         _backward_all((q, k, v, o, _to_lanes(grad)), weights, grads, ctx.scale)

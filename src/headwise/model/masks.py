@@ -39,22 +39,21 @@ class Terms(NamedTuple):
         """
         start, stop, first, last = block or (0, self.queries, 0, self.keys)
         seen = added = None
+        # The logical and of all that hides; the sum of all that is added, in float32 at least.
         if self.causal or self.window or self.alibi is not None:
             at_Q = torch.arange(self.offset + start, self.offset + stop, device=device)
             at_Q1 = at_Q.unsqueeze(1)
             at_N = torch.arange(first, last, device=device)
-        # The logical and of all that hides.
-        if self.causal:
-            seen = at_N <= at_Q1
-        if self.window:
-            seen = _both(seen, (at_Q1 - at_N).abs() < self.window)
+            if self.causal:
+                seen = at_N <= at_Q1
+            if self.window:
+                seen = _both(seen, (at_Q1 - at_N).abs() < self.window)
+            if self.alibi is not None:
+                slopes_H11 = _exact(self.alibi).view(-1, 1, 1)
+                added = (slopes_H11 * (at_N - at_Q1)).unsqueeze(0)
         if self.query_documents is not None and self.key_documents is not None:
             of_queries = self.query_documents[:, None, start:stop, None]
             seen = _both(seen, of_queries == self.key_documents[:, None, None, first:last])
-        # The sum of all that is added, in float32 at least.
-        if self.alibi is not None:
-            added = _exact(self.alibi).view(-1, 1, 1) * (at_N - at_Q1)
-            added = added.unsqueeze(0)
         if self.mask is not None:
             mask = cut(self.mask, start, stop, first, last)
             if mask.dtype == torch.bool:

@@ -57,7 +57,7 @@ def formula_wanted() -> bool:
 
 def hooks_allowed() -> bool:
     """Whether saved tensors may be left out and made again; torch.func does not allow it."""
-    return torch.compiler.is_compiling() or torch._C._autograd._saved_tensors_hooks_is_enabled()
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
