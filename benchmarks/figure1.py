@@ -232,10 +232,8 @@ def table(values: dict[str, Any]) -> list[str]:
                         complete.discard(way)
                     else:
                         hours[way] += (row[way] or 0.0) / len(RANKS) * 7 * FIGURE_STEPS / 3.6e6
-                ratios = [
-                    f"{row[way] / ours:.0f}" if ours and row[way] else ""
-                    for way in ("stock", "competent")
-                ]
+                both = row["stock"], row["competent"]
+                ratios = [f"{ms / ours:.0f}" if ours and ms else "" for ms in both]
                 cells = [
                     f"{row[way]:.3g}" if row[way] else "" for way in ("stock", "competent")
                 ] + [f"{ours:.4f}" if ours else ""]

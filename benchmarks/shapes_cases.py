@@ -181,7 +181,8 @@ def _run(shape: Shape, task: Any, batch: int, precision: str) -> Run:
 
 
 def _paper(name: str, changes: dict[str, Any], points: int = 16, **sizes: Any) -> EnsembleCase:
-    shape = paper_shape(**{"depth": 3, "width": 8, "rank": 8, **sizes}).replace(**changes)
+    chosen: dict[str, Any] = {"depth": 3, "width": 8, "rank": 8, **sizes}
+    shape = paper_shape(**chosen).replace(**changes)
     run = _run(shape, Farthest(shape.dim, points), 256, "fp16")
     return EnsembleCase("ensemble", f"ensemble {name}", run, 14)
 

@@ -1,9 +1,12 @@
 """Cards by name: what is known of them, and what runs where without one."""
 
+import json
+
 import pytest
 import torch
 
 from headwise import Shape, UsageError, explain
+from headwise.cli import main
 from headwise.kernels.cards import CARDS, NAMES, card_of, shared_bytes
 
 BF16 = torch.bfloat16
@@ -55,3 +58,35 @@ def test_explain_refuses_cards_it_knows_nothing_of(name, said):
 def test_cards_kinds_of_device_are_none():
     assert [card_of(name) for name in ("auto", "cpu", "cuda", "cuda:1", "meta")] == [None] * 5
     assert card_of("H200") is CARDS["h200"]
+
+
+BIASED = ["qkv_bias=true", "out_bias=true", "ffn_bias=true"]
+POST = ["dim=64", "depth=1", "num_heads=8", "norm=scalar", "norm_at=post", "ffn_dim=2048"]
+PRE = ["dim=96", "depth=2", "num_heads=3", "norm=layer", "causal=true", "activation=gelu"]
+
+
+def explained(capsys, shape, device, dtype):
+    words = ["--tokens", "16", "--batch", "64", "--dtype", dtype, "--json", "--device", device]
+    assert main(["explain", "--set", *shape, *BIASED, *words]) == 0
+    out = capsys.readouterr().out
+    return out, json.loads(out.splitlines()[-1])
+
+
+def test_explain_says_which_step_trains_on_a_card(capsys):
+    hopper, answer = explained(capsys, POST, "h100", "float16")
+    assert "its attention part one kernel forward and one backward" in hopper
+    assert (answer["card"]["capability"], answer["card"]["shared_bytes"]) == ([9, 0], 232_448)
+    ampere, _ = explained(capsys, POST, "a100", "float16")
+    assert "needs compute capability 9.0 (H100, H200), this card has 8.0" in " ".join(
+        ampere.split()
+    )
+
+
+@pytest.mark.parametrize(("device", "dtype", "fused"), [
+    ("rtx4090", "float32", False), ("a100", "float32", True), ("rtx4090", "float16", True),
+])  # fmt: skip
+def test_explain_minds_the_shared_memory_of_a_card(capsys, device, dtype, fused):
+    _, answer = explained(capsys, PRE, device, dtype)
+    why = "needs dim 64 or less with operands of 32 bits on a card with 99 KiB of shared memory"
+    assert answer["blocks"].startswith("" if fused else why)
+    assert bool(answer["blocks"]) == (not fused)

@@ -274,6 +274,8 @@ def _explain_step(
         "step": fused_encoder.refusal(shape, tokens, batch, precision),
         "blocks": fused_decoder.refusal(shape, tokens, batch, precision),
     }
+    if card and not refusals["blocks"]:
+        refusals["blocks"] = fused_decoder.card_refusal(shape, precision, card.shared)
     if not refusals["step"]:
         attention = fused_encoder.cuda_attention_refusal(shape, tokens, batch, precision)
         mlp = attention or fused_encoder.cuda_mlp_refusal(shape, tokens, batch, precision)

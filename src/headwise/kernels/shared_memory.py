@@ -50,8 +50,8 @@ def gives_way(alternatives: Sequence[Changes]) -> Callable[[Any], Fitted]:
 
 
 class Fitted:
-    """A kernel and its alternatives, launched as any: `kernel[grid](...)`, where a grid that depends
-    on a size is a function of the sizes."""
+    """A kernel and its alternatives, launched as any: `kernel[grid](...)`. A grid that depends on a
+    size that may give way is a function of the sizes."""
 
     def __init__(self, kernel: Any, alternatives: Sequence[Changes]) -> None:
         self.kernel, self.alternatives = kernel, alternatives

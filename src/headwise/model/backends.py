@@ -133,8 +133,9 @@ def explain(
 ) -> Choice:
     """Which backend runs this shape's attention, and why the faster ones do not; print it.
 
-    `device`: auto, cpu, cuda, or a card by name, such as a100, which need not be here. `mask`: with a boolean mask or documents; `bias`: with an added mask or ALiBi; dropout, softcap
-    and sinks as in `attend`.
+    `device`: auto, cpu, cuda, or a card by name, such as a100, which need not be here. `mask`: with
+    a boolean mask or documents; `bias`: with an added mask or ALiBi; dropout, softcap and sinks as
+    in `attend`.
 
     >>> shape = Shape(dim=64, depth=1, num_heads=64, head_dim=1)
     >>> print(explain(shape, tokens=8, device="cpu").backend)
