@@ -2,7 +2,7 @@
 in turns, its numbers compared with float64.
 
 Each function returns the measured part of a row. A way that cannot run leaves its error there, in
-one line, and the others go on. Times are milliseconds.
+one line; the others are measured all the same. Times are milliseconds.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import torch
 
 from headwise import Shape, UsageError, explain
 from headwise.cli import main
-from headwise.kernels.cards import CARDS, NAMES, card_of, shared_bytes
+from headwise.kernels.cards import CARDS, NAMES, shared_bytes
+from headwise.model.cards import card_of
 
 BF16 = torch.bfloat16
 WIDE = Shape(dim=1024, depth=1, num_heads=4, causal=True)  # heads of 256

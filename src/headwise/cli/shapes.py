@@ -14,7 +14,7 @@ from headwise.errors import UsageError, nearest, shown
 from headwise.shape import BY_LAYER, Shape, field_of, not_built
 
 if TYPE_CHECKING:
-    from headwise.kernels.cards import Card
+    from headwise.model.cards import Card
 
 
 def shape_of(changes: Sequence[str], config: str | None = None, part: str | None = None) -> Shape:
@@ -237,8 +237,8 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """Which attention kernel runs a shape, why not the others, and on a GPU which training step."""
     import torch
 
-    from headwise.kernels.cards import card_of
     from headwise.model.backends import explain
+    from headwise.model.cards import card_of
 
     dtype = _dtype(args.dtype)
     card = card_of(args.device)

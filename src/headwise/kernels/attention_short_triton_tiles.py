@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from headwise.kernels.attention_short_triton_packs import LOG2E
-from headwise.kernels.shared_memory import FEWER_STAGES, gives_way, smaller
+from headwise.kernels.shared_memory_triton import FEWER_STAGES, gives_way, smaller
 
 
 @triton.jit

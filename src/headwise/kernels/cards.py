@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwise.errors import UsageError, nearest
-
 # KiB of shared memory that a block may have, by compute capability (CUDA C++ programming guide,
 # technical specifications per compute capability).
 SHARED_KIB = {
@@ -63,24 +61,3 @@ def shared_bytes(capability: tuple[int, int]) -> int:
     (101376, 232448)
     """
     return SHARED_KIB.get(capability, LEAST_KIB) << 10
-
-
-def card_of(device: str) -> Card | None:
-    """The card that a device's name is of; None for auto, cpu, cuda and the like.
-
-    >>> card_of("rtx4090").version, card_of("cuda")
-    ('8.9', None)
-    """
-    kind = device.partition(":")[0]
-    if kind in ("auto", "cpu", "cuda", "meta", "mps", "xpu"):
-        return None
-    card = CARDS.get(device.lower())
-    if card is None:
-        known = ("auto", "cpu", "cuda", *NAMES)
-        raise UsageError(f"unknown device {device!r}; {nearest(device.lower(), known)}")
-    if card.capability < OLDEST:
-        raise UsageError(
-            f"device {device} has compute capability {card.version}: fused attention needs 8.0 "
-            f"(A100) or newer; choices: auto, cpu, cuda, {', '.join(NAMES)}"
-        )
-    return card

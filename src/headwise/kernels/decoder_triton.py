@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.kernels.shared_memory import FEWER_LOADS, FEWER_STAGES, gives_way, smaller
+from headwise.kernels.shared_memory_triton import FEWER_LOADS, FEWER_STAGES, gives_way, smaller
 
 EPS: tl.constexpr = tl.constexpr(1e-6)
 

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from headwise.kernels.attention_short_triton_packs import LOG2E, inner, softmax
 from headwise.kernels.encoder_norm_triton import norm, norm_back, residual
-from headwise.kernels.shared_memory import FEWER_LOADS, FEWER_STAGES, gives_way, smaller
+from headwise.kernels.shared_memory_triton import FEWER_LOADS, FEWER_STAGES, gives_way, smaller
 
 
 @gives_way(FEWER_STAGES)

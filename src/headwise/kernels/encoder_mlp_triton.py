@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from headwise.kernels.encoder_norm_triton import norm, norm_back
-from headwise.kernels.shared_memory import FEWER_LOADS, gives_way, smaller
+from headwise.kernels.shared_memory_triton import FEWER_LOADS, gives_way, smaller
 
 
 @gives_way(smaller(FEWER_LOADS, "BF", 32, 16))

@@ -24,9 +24,10 @@ import torch
 
 from headwise.errors import UsageError, nearest
 from headwise.kernels import has_triton
-from headwise.kernels.cards import Card, card_of
+from headwise.kernels.cards import Card
 from headwise.model import reference
 from headwise.model.calls import Call, dtype_name
+from headwise.model.cards import card_of
 from headwise.model.tracing import shown, sure, symbolic
 from headwise.shape import Shape
 

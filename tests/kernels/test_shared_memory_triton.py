@@ -13,9 +13,9 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
 
-from headwise.kernels import shared_memory
+from headwise.kernels import shared_memory_triton
 from headwise.kernels.cards import shared_bytes
-from headwise.kernels.shared_memory import CHOSEN, FEWER_LOADS, Fitted, smaller
+from headwise.kernels.shared_memory_triton import CHOSEN, FEWER_LOADS, Fitted, smaller
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ def launched(most, stages, columns, *alternatives, times=1):
     kernel = Kernel()
     fitted = Fitted(kernel, alternatives)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_memory, "limit", lambda: most)
+        patch.setattr(shared_memory_triton, "limit", lambda: most)
         for _ in range(times):
             fitted[(7, 3)](torch.ones(5), STAGES=stages, BC=columns)
     return kernel
