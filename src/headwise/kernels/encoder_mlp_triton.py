@@ -18,7 +18,7 @@ from headwise.kernels.encoder_norm_triton import norm, norm_back
 from headwise.kernels.shared_memory_triton import FEWER_LOADS, gives_way, smaller
 
 
-@gives_way(smaller(FEWER_LOADS, "BF", 32, 16))
+@gives_way(smaller(smaller(FEWER_LOADS, "BT", 64), "BF", 32, 16))
 @triton.jit
 def feed(
     x, up, up_bias, down, bias, scale0, u0, scale, u, y, inv, T, F, model,

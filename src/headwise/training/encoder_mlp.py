@@ -98,7 +98,7 @@ class TritonMlp:
         launch: dict[str, Any] = {"STAGES": 3, "num_warps": 4}
         if self.wide:
             launch = {"STAGES": 1, "num_warps": 8}
-        encoder_mlp_triton.feed[(step.T // self.token_tile, layer.group.size)](
+        encoder_mlp_triton.feed[lambda sizes: (step.T // sizes["BT"], layer.group.size)](
             x=x,
             **weights_of(step, layer)._asdict(),
             **end._asdict(),
