@@ -66,7 +66,7 @@ class Extras(NamedTuple):
     ) -> Extras:
         """The arguments without their numbers."""
         ids: Sequence[Any] = () if documents is None else (documents,)
-        if isinstance(documents, tuple | list):
+        if isinstance(documents, (tuple, list)):
             ids = documents
             if len(ids) != 2:
                 raise UsageError(
@@ -86,7 +86,7 @@ class Extras(NamedTuple):
             raise UsageError(f"dropout must be a probability from 0 to 1, got {self.dropout}")
         if not 0 <= self.softcap < math.inf:
             raise UsageError(f"softcap must be positive, or 0 for none, got {self.softcap}")
-        if self.offset is not None and not isinstance(self.offset, int | torch.SymInt):
+        if self.offset is not None and not isinstance(self.offset, (int, torch.SymInt)):
             raise UsageError(f"offset must be an int or None, got {type(self.offset).__name__}")
         if self.mask is not None:
             self._check_mask(self.mask, (batch, heads, queries, keys))
@@ -106,8 +106,12 @@ class Extras(NamedTuple):
                 "a mask must be bool (true where seen) or floating (added to the scores), got "
                 f"{dtype_name(mask.dtype)}"
             )
-        sizes = zip(reversed(mask.size), reversed(scores), strict=False)
-        if not 2 <= len(mask.size) <= 4 or any(n not in (1, of) for n, of in sizes):
+        axes = len(mask.size)
+        fits = 2 <= axes <= 4
+        if fits:
+            sizes = zip(mask.size, scores[4 - axes :], strict=True)
+            fits = all(n == 1 or n == of for n, of in sizes)
+        if not fits:
             raise UsageError(
                 f"a mask must broadcast to (batch, heads, queries, keys), {scores}, with two to "
                 f"four axes, got {tuple(mask.size)}"
@@ -115,8 +119,8 @@ class Extras(NamedTuple):
 
     def _check_documents(self, batch: int, queries: int, keys: int) -> None:
         ids = self.documents
-        wanted = (keys,) if len(ids) == 1 else (queries, keys)
-        for t, tokens in zip(ids, wanted, strict=False):
+        wanted = (queries, keys)[2 - len(ids) :]
+        for t, tokens in zip(ids, wanted, strict=True):
             if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
                 raise UsageError(f"documents must be integers, got {dtype_name(t.dtype)}")
             if t.size not in ((tokens,), (1, tokens), (batch, tokens)):

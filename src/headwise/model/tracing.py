@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 def sure(condition: bool | torch.SymBool) -> bool:
     """Whether a condition on sizes holds, whatever its symbols stand for; without symbols, whether
     it holds."""
-    if not torch.compiler.is_compiling() and isinstance(condition, bool | torch.Tensor):
+    if not torch.compiler.is_compiling() and isinstance(condition, (bool, torch.Tensor)):
         return bool(condition)  # torch.jit.trace has tensors for sizes
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -36,7 +36,7 @@ def symbolic(*sizes: float) -> bool:
     """Whether symbols may stand for some of these sizes."""
     if torch.compiler.is_compiling():
         return True
-    return not all(isinstance(size, int | float) for size in sizes)
+    return not all(isinstance(size, (int, float)) for size in sizes)
 
 
 def shown(size: float) -> str:
