@@ -336,7 +336,7 @@ def _add_explain(add: Add) -> None:
         "--tokens", type=whole, default=2048, metavar="N", help="sequence length; default 2048"
     )
     command.add_argument("--batch", type=whole, default=1, metavar="N", help="sequences; default 1")
-    _add_device(command)
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda, or a card such as a100")
     command.add_argument(
         "--dtype", default="float32", help="float32, bfloat16, float16 or float64; default float32"
     )

@@ -6,12 +6,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.cli.output import print_prose, print_table, width_for
 from headwise.configs import read_config, text_of
 from headwise.errors import UsageError, nearest, shown
 from headwise.shape import BY_LAYER, Shape, field_of, not_built
+
+if TYPE_CHECKING:
+    from headwise.model.cards import Card
 
 
 def shape_of(changes: Sequence[str], config: str | None = None, part: str | None = None) -> Shape:
@@ -235,11 +238,10 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     import torch
 
     from headwise.model.backends import explain
+    from headwise.model.cards import card_of
 
     dtype = _dtype(args.dtype)
-    devices = ("auto", "cpu", "cuda")
-    if args.device not in devices:
-        raise UsageError(f"unknown device {args.device!r}; {nearest(args.device, devices)}")
+    card = card_of(args.device)
     shape = shape_of(args.changes, args.config, args.part)
     choice = explain(shape, args.tokens, batch=args.batch, device=args.device, dtype=dtype)
     for line in str(choice).splitlines():
@@ -249,13 +251,20 @@ def explain(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
         "why": choice.why,
         "refused": dict(choice.refused),
     }
-    if args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
+    if card or args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available()):
         precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
-        answer |= _explain_step(shape, args.tokens, args.batch, precision)
+        answer |= _explain_step(shape, args.tokens, args.batch, precision, card)
+    if card:
+        said = f"{card.name}: compute capability {card.version}, {card.memory_gib} GiB, "
+        said += f"{card.shared >> 10} KiB of shared memory per block"
+        print_prose(said, width_for(False))
+        answer["card"] = {**dataclasses.asdict(card), "shared_bytes": card.shared}
     return answer
 
 
-def _explain_step(shape: Shape, tokens: int, batch: int, precision: str) -> dict[str, str]:
+def _explain_step(
+    shape: Shape, tokens: int, batch: int, precision: str, card: Card | None
+) -> dict[str, Any]:
     """Which kernels run a training step on a GPU; prints it, and returns why each other one does
     not ("" for one that does)."""
     from headwise.training import fused_decoder, fused_encoder
@@ -265,19 +274,21 @@ def _explain_step(shape: Shape, tokens: int, batch: int, precision: str) -> dict
         "step": fused_encoder.refusal(shape, tokens, batch, precision),
         "blocks": fused_decoder.refusal(shape, tokens, batch, precision),
     }
+    if card and not refusals["blocks"]:
+        refusals["blocks"] = fused_decoder.card_refusal(shape, precision, card.shared)
     if not refusals["step"]:
         attention = fused_encoder.cuda_attention_refusal(shape, tokens, batch, precision)
         mlp = attention or fused_encoder.cuda_mlp_refusal(shape, tokens, batch, precision)
         refusals |= {"chain": attention, "feed": mlp}
         kernels = "one kernel forward and one backward"
-        part = f"its attention part {_runs_in(attention, kernels)}"
+        part = f"its attention part {_runs_in(attention, kernels, card)}"
         print_prose(f"{step} fused, from data to optimiser; {part}", width)
         if not attention:
-            said = f"its feed-forward, of several models, {_runs_in(mlp, kernels)}"
+            said = f"its feed-forward, of several models, {_runs_in(mlp, kernels, card)}"
             print_prose(said, width)
     elif not refusals["blocks"]:
         refusals["decoder"] = fused_decoder.cuda_refusal(shape, tokens, precision)
-        kernels = _runs_in(refusals["decoder"], "in three kernels")
+        kernels = _runs_in(refusals["decoder"], "in three kernels", card)
         print_prose(f"{step} fused blocks, modules around them; each {kernels}", width)
     else:
         why = f"The fused encoder {refusals['step']}. The fused decoder {refusals['blocks']}."
@@ -285,10 +296,14 @@ def _explain_step(shape: Shape, tokens: int, batch: int, precision: str) -> dict
     return refusals
 
 
-def _runs_in(refusal: str, kernels: str) -> str:
+def _runs_in(refusal: str, kernels: str, card: Card | None) -> str:
     """What runs a part of the step, given why our kernels in CUDA C++ do not."""
     if refusal:
         return f"in Triton; the kernel in CUDA C++ {refusal}"
+    if card:
+        here = card.capability == (9, 0)
+        needs = f"needs compute capability 9.0 (H100, H200), this card has {card.version}"
+        return kernels if here else f"in Triton; the kernel in CUDA C++ {needs}"
     return f"{kernels} on an H100 or H200, else in Triton"
 
 

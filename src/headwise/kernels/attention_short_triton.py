@@ -205,6 +205,10 @@ def attend_heads(
 ) -> Tensor:
     """softmax(scale q k^T) v for (batch, heads, tokens, rank) tensors of equal sizes; `precision`
     as in `forward`."""
+    # Under torch.compile the whole pass is one operation. Traced one by one, the kernels would get
+    # `scale` in 64 bits from inductor, in which the sums of `lanes` do not compile.
+    if torch.compiler.is_compiling():
+        return _heads(q, k, v, float(scale), precision, causal)
     out: Tensor = _Heads.apply(q, k, v, scale, precision, causal)  # type: ignore[assignment]
     return out
 
@@ -243,3 +247,58 @@ class _Heads(torch.autograd.Function):
         backward(q, k, v, g, dq, dk, dv, *ctx.options)
         by_head = (t.unflatten(2, (heads, rank)).transpose(1, 2) for t in (dq, dk, dv))
         return *by_head, None, None, None
+
+
+# ---- for torch.compile: one operation that it does not look into
+
+
+def _like(t: Tensor) -> Tensor:
+    """Memory for the numbers of a tensor (batch, heads, tokens, rank), heads beside each other."""
+    batch, heads, tokens, rank = t.shape
+    return t.new_empty(batch, tokens, heads, rank).transpose(1, 2)
+
+
+@torch.library.custom_op("headwise::heads", mutates_args=())
+def _heads(q: Tensor, k: Tensor, v: Tensor, scale: float, precision: str, causal: bool) -> Tensor:
+    _, heads, _, rank = q.shape
+    q, k, v = _as_rows(q, k, v)
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    forward(q, k, v, o, heads, rank, scale, precision, causal)
+    return o.unflatten(2, (heads, rank)).transpose(1, 2)
+
+
+@_heads.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float, precision: str, causal: bool) -> Tensor:
+    return _like(q)
+
+
+@torch.library.custom_op("headwise::heads_backward", mutates_args=())
+def _heads_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, precision: str, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, heads, _, rank = q.shape
+    q, k, v = _as_rows(q, k, v)
+    (g,) = _as_rows(grad)
+    dq, dk, dv = (torch.empty(q.shape, dtype=grad.dtype, device=grad.device) for _ in range(3))
+    backward(q, k, v, g, dq, dk, dv, heads, rank, scale, precision, causal)
+    by_head = [t.unflatten(2, (heads, rank)).transpose(1, 2) for t in (dq, dk, dv)]
+    return by_head[0], by_head[1], by_head[2]
+
+
+@_heads_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, precision: str, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(grad), _like(grad), _like(grad)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.options = inputs[3:]
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *_heads_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None
+
+
+_heads.register_autograd(_gradients, setup_context=_save)

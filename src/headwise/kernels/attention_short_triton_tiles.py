@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from headwise.kernels.attention_short_triton_packs import LOG2E
+from headwise.kernels.shared_memory_triton import FEWER_STAGES, gives_way, smaller
 
 
 @triton.jit
@@ -31,6 +32,7 @@ def _softmax(s, keys, queries, N: tl.constexpr, NP: tl.constexpr, CAUSAL: tl.con
     return e / tl.sum(e, 1)[:, None]
 
 
+@gives_way(smaller(FEWER_STAGES, "BQ", 64, 32, 16))
 @triton.jit
 def tiles_forward(
     q,
@@ -83,6 +85,7 @@ def tiles_forward(
             )
 
 
+@gives_way(smaller(FEWER_STAGES, "BQ", 64, 32, 16))
 @triton.jit
 def tiles_backward(
     q,

@@ -20,6 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headwise.kernels.shared_memory_triton import FEWER_LOADS, FEWER_STAGES, gives_way, smaller
+
 EPS: tl.constexpr = tl.constexpr(1e-6)
 
 
@@ -84,6 +86,7 @@ def norm_gradient(hat, inverse, dh, gain, some, D: tl.constexpr):
     return tl.where(some, g * inverse[:, None], 0.0)
 
 
+@gives_way(smaller(FEWER_STAGES, "BC", 32, 16))
 @triton.jit
 def project(
     x,
@@ -201,6 +204,7 @@ def feed(
     tl.store(x2 + at, xt, mask=some)
 
 
+@gives_way(smaller(smaller(FEWER_LOADS, "BF", 16), "BC", 32, 16))
 @triton.jit
 def feed_back(
     dx2,
@@ -314,6 +318,7 @@ def project_back(
     tl.store(sums + 5 * BD, tl.sum(dh, 0))
 
 
+@gives_way(smaller(smaller(FEWER_LOADS, "BF", 32, 16), "BT", 32, 16))
 @triton.jit
 def feed_weights(
     h,

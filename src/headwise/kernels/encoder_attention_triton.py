@@ -20,8 +20,10 @@ import triton.language as tl
 
 from headwise.kernels.attention_short_triton_packs import LOG2E, inner, softmax
 from headwise.kernels.encoder_norm_triton import norm, norm_back, residual
+from headwise.kernels.shared_memory_triton import FEWER_LOADS, FEWER_STAGES, gives_way, smaller
 
 
+@gives_way(FEWER_STAGES)
 @triton.jit
 def project(
     x, w, b, y, T, C, model, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, IP: tl.constexpr
@@ -39,6 +41,7 @@ def project(
     tl.store(y + m * T * C + t[:, None] * C + c[None, :], yt.to(y.dtype.element_ty))
 
 
+@gives_way(smaller(FEWER_STAGES, "BC", 64, 32, 16))
 @triton.jit
 def collect(
     a,
@@ -78,6 +81,7 @@ def collect(
     norm(z, tl.load(scale + m * model), u, y, inv, to, m * T + t)
 
 
+@gives_way(smaller(FEWER_STAGES, "BC", 64, 32, 16))
 @triton.jit
 def spread(
     g, u, inv, scale, w, dz, dz16, a, tile_sums, T, C, model, slot, slots, alpha,
@@ -110,6 +114,7 @@ def spread(
         tl.store(a + m * T * C + t[:, None] * C + c[None, :], at.to(a.dtype.element_ty))
 
 
+@gives_way(smaller(FEWER_STAGES, "BC", 64, 32, 16))
 @triton.jit
 def gather(
     a, w, dz, dx, T, C, model, D: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, IP: tl.constexpr
@@ -129,6 +134,7 @@ def gather(
     tl.store(dx + to, z)
 
 
+@gives_way(smaller(FEWER_LOADS, "BT", 32, 16))
 @triton.jit
 def outer(
     a, x, dw, db, T, C, model, unscale, w_c, w_d,
@@ -187,6 +193,7 @@ def _heads_of(
     return _cut(y.to(xt.dtype), S, N, H, R), wt
 
 
+@gives_way(FEWER_LOADS)
 @triton.jit
 def mix(
     x,
@@ -244,6 +251,7 @@ def mix(
     norm(z, tl.load(scale + m * model), u, y, inv, to, m * T + t)
 
 
+@gives_way(FEWER_LOADS)
 @triton.jit
 def mix_back(
     g,

@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 
 from headwise.kernels.encoder_norm_triton import norm, norm_back
+from headwise.kernels.shared_memory_triton import FEWER_LOADS, gives_way, smaller
 
 
+@gives_way(smaller(smaller(FEWER_LOADS, "BT", 64), "BF", 32, 16))
 @triton.jit
 def feed(
     x, up, up_bias, down, bias, scale0, u0, scale, u, y, inv, T, F, model,
@@ -46,6 +48,7 @@ def feed(
     norm(z, tl.load(scale + m * model), u, y, inv, to, m * T + t)
 
 
+@gives_way(smaller(FEWER_LOADS, "BF", 32, 16))
 @triton.jit
 def feed_back(
     g,
@@ -116,6 +119,7 @@ def feed_back(
     tl.store(dx + to, z)
 
 
+@gives_way(smaller(smaller(FEWER_LOADS, "BT", 32), "BF", 32, 16))
 @triton.jit
 def feed_weights(
     x, dz, up, up_bias, down, d_up, d_up_bias, d_down, T, F, model, unscale,

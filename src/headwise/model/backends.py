@@ -24,8 +24,10 @@ import torch
 
 from headwise.errors import UsageError, nearest
 from headwise.kernels import has_triton
+from headwise.kernels.cards import Card
 from headwise.model import reference
 from headwise.model.calls import Call, dtype_name
+from headwise.model.cards import card_of
 from headwise.model.tracing import shown, sure, symbolic
 from headwise.shape import Shape
 
@@ -62,6 +64,13 @@ class Choice:
 
 
 Attempt = Callable[[Call], Choice | str]  # a choice, or why not
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOnCard(Call):
+    """A call on a card by name, which need not be here."""
+
+    card: Card
 
 
 def choose_backend(call: Call) -> Choice:
@@ -125,8 +134,9 @@ def explain(
 ) -> Choice:
     """Which backend runs this shape's attention, and why the faster ones do not; print it.
 
-    `mask`: with a boolean mask or documents; `bias`: with an added mask or ALiBi; dropout, softcap
-    and sinks as in `attend`.
+    `device`: auto, cpu, cuda, or a card by name, such as a100, which need not be here. `mask`: with
+    a boolean mask or documents; `bias`: with an added mask or ALiBi; dropout, softcap and sinks as
+    in `attend`.
 
     >>> shape = Shape(dim=64, depth=1, num_heads=64, head_dim=1)
     >>> print(explain(shape, tokens=8, device="cpu").backend)
@@ -134,28 +144,28 @@ def explain(
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    card = card_of(device)
     shape = shape.layer(layer)
-    return choose_backend(
-        Call(
-            device=device,
-            dtype=dtype,
-            batch=batch,
-            heads=shape.num_heads,
-            kv_heads=shape.num_kv_heads,
-            queries=tokens,
-            keys=tokens,
-            rank=shape.head_dim,
-            width=shape.v_head_dim,
-            causal=shape.causal,
-            window=shape.window(0),
-            hard=hard,
-            mask=mask,
-            bias=bias or shape.positions == "alibi",
-            dropout=dropout,
-            softcap=softcap,
-            sinks=sinks or shape.sinks,
-        )
+    call = Call(
+        device="cuda" if card else device,
+        dtype=dtype,
+        batch=batch,
+        heads=shape.num_heads,
+        kv_heads=shape.num_kv_heads,
+        queries=tokens,
+        keys=tokens,
+        rank=shape.head_dim,
+        width=shape.v_head_dim,
+        causal=shape.causal,
+        window=shape.window(0),
+        hard=hard,
+        mask=mask,
+        bias=bias or shape.positions == "alibi",
+        dropout=dropout,
+        softcap=softcap,
+        sinks=sinks or shape.sinks,
     )
+    return choose_backend(CallOnCard(**vars(call), card=card) if card else call)
 
 
 # ---- one function per backend: its choice, or what it needs and what the call has
@@ -193,7 +203,7 @@ def _short(c: Call) -> Choice | str:
 def _heads(c: Call) -> Choice | str:
     if c.device != "cuda":
         return f"needs a GPU, the device is {c.device}"
-    if torch.cuda.is_available() and not has_triton():
+    if torch.cuda.is_available() and not has_triton() and not isinstance(c, CallOnCard):
         return "needs triton, which is not installed"
     if c.masked or c.causal:
         return "needs attention without a mask, this call has one"
@@ -232,18 +242,23 @@ def _cudnn(c: Call) -> Choice | str:
     if not c.half:
         return f"needs float16 or bfloat16, this call has {dtype_name(c.dtype)}"
     rank, width = _round_up(c.rank, 8), _round_up(c.width, 8)
-    limit, gpu = _cudnn_limit()
+    limit, gpu = _cudnn_limit(c)
     if not sure(max(rank, width) <= limit):
         return f"needs widths of at most {limit} {gpu}, this call has {_widths(c)}"
     if sure(c.keys == 1):
         return "needs more than one key, this call has 1"
     if c.masked:
         return "needs a call without an explicit mask to be the fastest, this call has one"
-    return Choice("cudnn", "fused, the fastest on Hopper", pad=(rank - c.rank, width - c.width))
+    why = "fused, the fastest on Hopper"
+    if isinstance(c, CallOnCard) and c.card.capability[0] != 9:
+        why = "fused, PyTorch's first choice; not measured on this card"
+    return Choice("cudnn", why, pad=(rank - c.rank, width - c.width))
 
 
-def _cudnn_limit() -> tuple[int, str]:
+def _cudnn_limit(c: Call) -> tuple[int, str]:
     """The largest head width of cuDNN's attention, and on which GPU that is."""
+    if isinstance(c, CallOnCard):
+        return 256 if c.card.capability[0] == 9 else 128, f"on this card, {c.card.name}"
     if not torch.cuda.is_available():
         return 128, "before Hopper (256 there), and no GPU is seen here"
     hopper = torch.cuda.get_device_properties(torch.cuda.current_device()).major == 9

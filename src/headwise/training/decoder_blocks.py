@@ -217,7 +217,8 @@ class TritonBlocks(FlatKernels):
         from headwise.kernels import decoder_triton
 
         b = f"blocks.{i}."
-        decoder_triton.feed_weights[(-(-self.F // self.hidden_tile), self.splits, self.M)](
+        # The grid follows the tile of hidden units, which gives way on cards with less memory.
+        decoder_triton.feed_weights[lambda sizes: (-(-self.F // sizes["BF"]), self.splits, self.M)](
             h=self.h[2 * i + 1],
             dx2=dx,
             up=self.matrix(b + "feed.up.weight"),

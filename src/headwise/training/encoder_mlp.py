@@ -98,7 +98,7 @@ class TritonMlp:
         launch: dict[str, Any] = {"STAGES": 3, "num_warps": 4}
         if self.wide:
             launch = {"STAGES": 1, "num_warps": 8}
-        encoder_mlp_triton.feed[(step.T // self.token_tile, layer.group.size)](
+        encoder_mlp_triton.feed[lambda sizes: (step.T // sizes["BT"], layer.group.size)](
             x=x,
             **weights_of(step, layer)._asdict(),
             **end._asdict(),
@@ -160,7 +160,8 @@ class TritonMlp:
         step = self.step
         middle, _ = step.left_by(layer)
         grads = gradients_of(step, layer)
-        encoder_mlp_triton.feed_weights[(step.F // 64, layer.group.size)](
+        # The grid follows the tile of hidden units, which gives way on cards with less memory.
+        encoder_mlp_triton.feed_weights[lambda sizes: (step.F // sizes["BF"], layer.group.size)](
             x=middle.x,
             dz=dz16,
             **weights_of(step, layer)._asdict(),

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import decoder_cuda, nvrtc
+from headwise.kernels.cards import shared_bytes
 from headwise.kernels.decoder_cuda import BlockWeights
 from headwise.model.transformer import Decoder, Encoder
 from headwise.shape import Shape, beyond_plain
@@ -37,6 +38,7 @@ from headwise.training.run import Run
 from headwise.training.step import gpu_refusal
 
 TOKEN_TILE = 64  # tokens of a program in Triton
+WIDE_SHARED = 139_264  # bytes that `feed_back` takes at least, of float32 beyond width 64
 STRETCH = 1024  # numbers of a program that adds up partial sums
 ATTENTION = ("norm1.weight", "norm1.bias", "qkv.weight", "qkv.bias", "out.weight")  # summed there
 
@@ -80,6 +82,16 @@ def refusal(shape: Shape, tokens: int, batch: int, precision: str = "fp16") -> s
     if batch * tokens % TOKEN_TILE:
         return f"needs batch x tokens in {TOKEN_TILE}s, this shape has {batch * tokens}"
     return ""
+
+
+def card_refusal(shape: Shape, precision: str, shared: int) -> str:
+    """What the blocks in Triton need of a card with so many bytes of shared memory per block."""
+    if shape.dim <= 64 or OPERANDS[precision] != torch.float32 or shared >= WIDE_SHARED:
+        return ""
+    return (
+        f"needs dim 64 or less with operands of 32 bits on a card with {shared >> 10} KiB of "
+        f"shared memory per block, this shape has dim {shape.dim}"
+    )
 
 
 def cuda_refusal(shape: Shape, tokens: int, precision: str = "fp16") -> str:
@@ -148,7 +160,11 @@ class FusedDecoder:
 
     @staticmethod
     def refusal(run: Run, device: torch.device) -> str:
-        return gpu_refusal(run, device, refusal)
+        why = gpu_refusal(run, device, refusal)
+        if why or torch.version.hip:
+            return why
+        shared = shared_bytes(torch.cuda.get_device_capability(device))
+        return card_refusal(run.shape, run.recipe.precision, shared)
 
     @staticmethod
     def model_bytes(run: Run) -> int:
