@@ -18,7 +18,7 @@ GPT = Shape(dim=24, depth=2, num_heads=4, head_dim=6, v_head_dim=5, vocab_size=3
 LLAMA = Shape(dim=24, depth=2, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=31, causal=True,
               activation="swiglu", ffn_dim=40, qk_rope_head_dim=8)  # fmt: skip
 NORMED = LLAMA.replace(qk_norm="head")
-SHAPES = {"gpt": GPT, "llama": LLAMA, "normed": NORMED}
+SHAPES = {"gpt": GPT, "llama": LLAMA, "normed": NORMED, "one": LLAMA.replace(num_kv_heads=1)}
 IDS = torch.randint(31, (19 * 17,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -59,6 +59,7 @@ def logits(model):
         ("llama", {"head_dim": 10, "v_head_dim": 9}, 2e-5),
         ("llama", {"num_heads": 12, "num_kv_heads": 6}, 1e-5),
         ("normed", {"num_heads": 8, "num_kv_heads": 4, "v_head_dim": 13}, 1e-5),
+        ("one", {"kv_lora_rank": 25}, 1e-5),  # one key rotates already
     ],
 )
 def test_conversion_that_is_exact_is_the_same_function(name, sizes, tolerance, runs, tmp_path):
@@ -90,6 +91,8 @@ def test_conversion_that_is_exact_is_the_same_function(name, sizes, tolerance, r
         ("gpt", {"v_head_dim": 3, "kv_lora_rank": 13}, 1),
         ("llama", {"head_dim": 4, "v_head_dim": 4}, 1),
         ("llama", {"num_kv_heads": 1}, 2),
+        ("llama", {"kv_lora_rank": 13}, 1),
+        ("llama", {"num_heads": 8, "v_head_dim": 5, "kv_lora_rank": 25, "qk_rope_head_dim": 4}, 1),
         ("normed", {"v_head_dim": 4}, 1),
     ],
 )
@@ -128,6 +131,37 @@ def test_loss_in_place_is_that_of_the_written_model(name, sizes, joined, runs, t
     assert said["measured"] == done.losses.measured
 
 
+@pytest.mark.parametrize("data", [None, IDS])
+def test_latent_beside_keys_that_turn_alike_is_the_same_function(data, runs, tmp_path):
+    """Every pair of the second KV head is a complex multiple of the first one's."""
+    folder, model = runs["llama"]
+    about, tensors = read_tensors(folder / "weights.safetensors")
+    tensors = dict(tensors)
+    for i in range(2):
+        rows = tensors[f"blocks.{i}.attention.qkv.weight"].clone()
+        first, second = rows[32:40].view(2, 4, 24), rows[40:48].view(2, 4, 24)  # halves of pairs
+        a, b = (
+            torch.tensor([0.3, -1.7, 0.9, 2.0])[:, None],
+            torch.tensor([1, 0.2, 0, -3.0])[:, None],
+        )
+        second[0], second[1] = a * first[0] - b * first[1], b * first[0] + a * first[1]
+        tensors[f"blocks.{i}.attention.qkv.weight"] = rows
+    (tmp_path / "planted").mkdir()
+    write_tensors(tmp_path / "planted/weights.safetensors", tensors, about)
+    kept = {"data": data, "tokens": 17, "sequences": 8} if data else {}
+    done = convert(tmp_path / "planted", out=tmp_path / "new", kv_lora_rank=25, **kept)
+    assert done.pairs_energy == pytest.approx(1, abs=1e-9)
+    old, new = (logits(load_decoder(tmp_path / name)) for name in ("planted", "new"))
+    assert float((new - old).abs().max() / old.abs().max()) < 1e-5
+    assert float((logits(model) - old).abs().max()) > 0.1
+    assert not any("dropped" in line for line in done.sentences)
+    # Fewer pairs, or heads that differ, are said to lose their positions.
+    less = convert(folder, kv_lora_rank=25, qk_rope_head_dim=4)
+    assert less.target.head_dim == 12
+    assert less.target.kv_bytes(1) == 2 * 2 * (25 + 4)
+    assert any("an approximation however wide" in line for line in less.sentences)
+
+
 def test_shapes_and_run_are_read_back(runs, tmp_path):
     convert(runs["gpt"][0], out=tmp_path / "new", rank=3)
     opened = open_checkpoint(tmp_path / "new")
@@ -147,11 +181,14 @@ def test_shapes_and_run_are_read_back(runs, tmp_path):
         ("gpt", {"to": "hf", "num_kv_heads": 2}, "no Hugging Face family has a config"),
         ("gpt", {"finetune": 3}, "finetune needs data, and a folder"),
         ("gpt", {"data": [1, 2, 3], "rank": 3}, "at least two sequences"),
-        ("llama", {"kv_lora_rank": 9}, "a latent cannot hold keys that rotate"),
+        ("llama", {"kv_lora_rank": 9, "qk_rope_head_dim": 10}, "at most the 8 coordinates"),
+        ("llama", {"kv_lora_rank": 9, "rank": 6}, "head_dim follows from a latent"),
+        ("llama", {"qk_rope_head_dim": 4}, "goes with a latent: give kv_lora_rank"),
+        ("gpt", {"kv_lora_rank": 9, "v_head_dim": 7}, "ask for wider ones without it"),
         ("llama", {"head_dim": 5}, "rotary positions need an even head_dim"),
         ("normed", {"head_dim": 4}, "queries and keys are normed"),
         ("normed", {"num_kv_heads": 1}, "queries cannot adapt"),
-        ("normed", {"kv_lora_rank": 9}, "a latent cannot hold"),
+        ("normed", {"kv_lora_rank": 9}, "a latent needs qk_norm none"),
     ],
 )
 def test_refusal_is_one_line_and_leaves_nothing(name, settings, said, runs, tmp_path):

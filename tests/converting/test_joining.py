@@ -19,9 +19,10 @@ from support.tolerance import seeded
 from headwise.converting.joining import Rotated, by_similarity, join, pair_energies
 from headwise.converting.latent import to_latent
 from headwise.converting.maps import padded, spread
-from headwise.converting.moments import moments_of_weights
+from headwise.converting.moments import by_distance, moments_of_weights
 from headwise.converting.parts import raw_heads, stored_parts
 from headwise.converting.target import slots
+from headwise.converting.turning import phases
 from headwise.diagnose.checkpoints import open_checkpoint
 from headwise.diagnose.forms import turn_of
 from headwise.diagnose.layouts import Heads, heads_of, rotation
@@ -245,3 +246,20 @@ def test_latent_of_the_rank_of_keys_and_values_is_exact():
         again = ((maps.down @ maps.up).T @ rows - rows).norm() / rows.norm()
         assert (float(again) < 1e-9) == exact
         assert (maps.lost < 1e-12) == exact
+
+
+def test_phase_without_rotation_is_the_mean_over_what_a_head_sees():
+    generator = seeded(3)
+    weights = torch.rand(3, 7, 7, generator=generator, dtype=torch.float64).tril()
+    weights = weights / weights.sum(-1, keepdim=True)
+    frequencies = torch.tensor([1.0, 0.2])
+    q, k, v, o = (torch.ones(3, 4, 5).double() for _ in range(4))
+    moments = moments_of_weights(heads_from(q, k, v, o, rope=4), 0.5)
+    found = phases(dataclasses.replace(moments, near=by_distance(weights)), frequencies)
+    for h, p in ((0, 0), (2, 1)):
+        total = sum(
+            weights[h, m, n] * torch.exp(-1j * frequencies[p].double() * (m - n))
+            for m in range(7)
+            for n in range(m + 1)
+        )
+        assert abs(found[h, p] - total / 7) < 1e-7

@@ -33,6 +33,7 @@ from headwise.converting.target import (
     with_base,
 )
 from headwise.converting.trial import Trial
+from headwise.converting.turning import gains, turning_of
 from headwise.converting.writing import check_place, new_folder
 from headwise.diagnose.checkpoints import Checkpoint, open_checkpoint
 from headwise.diagnose.layouts import rotation
@@ -192,7 +193,9 @@ def convert(
     checkpoint = open_checkpoint(path)
     target = target_of(checkpoint, wanted_sizes(sizes))
     _output(checkpoint, target, to, 1)  # what cannot be written is heard of at once
-    trial = None if data is None else Trial(checkpoint, data, tokens, sequences)
+    trial = (
+        None if data is None else Trial(checkpoint, data, tokens, sequences, unturned=target.latent)
+    )
     plan = _planned(checkpoint, target, to, trial)
     power, found = plan.power, plan.found
     output = _output(checkpoint, target, to, power)
@@ -288,6 +291,8 @@ def _pairs(
     keeps most energy, over all layers."""
     old = _shape(checkpoint)
     pairs, new = old.qk_rope_head_dim // 2, target.shape.qk_rope_head_dim // 2
+    if pairs and target.latent:
+        return _latent_pairs(checkpoint, pairs, new, trial)
     if new >= pairs or not pairs:
         return (*slots(pairs, new, 1), pairs, 1.0) if pairs else ([], [], 1.0, 0, 1.0)
     layer_pairs = rotation(checkpoint.layouts[0], old.head_dim)[0]
@@ -298,6 +303,24 @@ def _pairs(
     step = max(steps_of(pairs, new), key=lambda s: float(energies[slots(pairs, new, s)[0]].sum()))
     kept, places, power = slots(pairs, new, step)
     return kept, places, power, pairs, float(energies[kept].sum())
+
+
+def _latent_pairs(
+    checkpoint: Checkpoint, pairs: int, new: int, trial: Trial | None
+) -> tuple[list[int], list[int], float, int, float]:
+    """Which pairs rotate beside a latent: of the steps the one without which most would be lost."""
+    layout = checkpoint.layouts[0]
+    layer_pairs, frequencies = rotation(layout, _shape(checkpoint).head_dim)
+    found = [
+        gains(_moments(checkpoint, i, trial), layer_pairs, frequencies)
+        for i in range(checkpoint.depth)
+    ]
+    carried, saved = (sum(one) / checkpoint.depth for one in zip(*found, strict=True))
+    assert isinstance(carried, Tensor)
+    assert isinstance(saved, Tensor)
+    step = max(steps_of(pairs, new), key=lambda s: float(saved[slots(pairs, new, s)[0]].sum()))
+    kept, places, power = slots(pairs, new, step)
+    return kept, places, power, pairs, float(carried[kept].sum())
 
 
 def _layer(
@@ -320,19 +343,24 @@ def _layer(
     groups = by_index(K, new_K)
     lost = 0.0, 0.0
     latent = None
-    rotated = _rotated(layout, R, min(R, new.head_dim), kept, places)
+    inner = target.inner
+    rotated = _rotated(layout, R, min(R, inner), kept, places)
     if target.joined or target.latent:
         moments = _moments(checkpoint, i, trial).through(maps)
         if target.joined:
             groups = by_similarity(moments, new_K, rotated) if similar else groups
-            joined = join(moments, groups, min(R, new.head_dim), min(V, new.v_head_dim), rotated)
+            joined = join(moments, groups, min(R, inner), min(V, new.v_head_dim), rotated)
             maps, lost = maps.then(joined.maps), (joined.scores_lost, joined.outputs_lost)
             if target.latent:
                 moments = moments.through(joined.maps)
         if target.latent:
-            latent = to_latent(moments, new.kv_lora_rank)
+            turning = None
+            if new.qk_rope_head_dim:
+                pairs, frequencies = rotation(layout, R)
+                turning = turning_of(moments, pairs, frequencies, kept, new.qk_rope_head_dim)
+            latent = to_latent(moments, new.kv_lora_rank, turning)
             lost = max(lost[0], latent.lost), max(lost[1], latent.lost)
-    R, V = min(R, new.head_dim), min(V, new.v_head_dim)
+    R, V = min(R, inner), min(V, new.v_head_dim)
     if target.padded:
         spots = _spots(layout, R, new.head_dim, places)
         maps = maps.then(padded(H, new_K, spots, new.head_dim, V, new.v_head_dim))

@@ -14,7 +14,7 @@ complex component, and the rank of a head falls by leaving pairs out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -147,8 +147,7 @@ def _keys(
     if not len(rotated.pairs):
         return shared(weights, joint, R)
     J, A, _ = weights.shape
-    forward, backward = (torch.zeros(J, A, R, dtype=torch.float64) for _ in range(2))
-    lost = torch.zeros(2, dtype=torch.float64)
+    forward, backward, lost = keys_of_pairs(weights, joint, R, rotated)
     still, new_still = rotated.still, rotated.new_still
     if len(still):
         rows = (torch.arange(J)[:, None] * A + still).flatten()
@@ -159,13 +158,31 @@ def _keys(
         lost += missing
         if J == 1 and len(still) == len(new_still):  # exact: its energy is not computed above
             lost[1] += (part[0] * joint[rows][:, rows]).sum()
+    return forward, backward, lost
+
+
+def pair_grams(weights: Tensor, joint: Tensor, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For every pair of coordinates what reads it in each head (J,), and the complex second moments
+    of the heads' keys (J, J)."""
+    J, A, _ = weights.shape
     by_head = joint.view(J, A, J, A)
-    places = {pair: place for place, pair in enumerate(rotated.kept)}
-    for p, (a, b) in enumerate(rotated.pairs.tolist()):
-        size = (weights[:, a, a] + weights[:, b, b]).clamp_min(0) / 2
+    for a, b in pairs.tolist():
         real = by_head[:, a, :, a] + by_head[:, b, :, b]
         imaginary = by_head[:, b, :, a] - by_head[:, a, :, b]
-        gram = torch.complex(real, imaginary)
+        size = (weights[:, a, a] + weights[:, b, b]).clamp_min(0) / 2
+        yield size, torch.complex(real, imaginary)
+
+
+def keys_of_pairs(
+    weights: Tensor, joint: Tensor, R: int, rotated: Rotated
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for what rotates alone: one complex component for every pair that stays."""
+    J, A, _ = weights.shape
+    forward, backward = (torch.zeros(J, A, R, dtype=torch.float64) for _ in range(2))
+    lost = torch.zeros(2, dtype=torch.float64)
+    places = {pair: place for place, pair in enumerate(rotated.kept)}
+    for p, (size, gram) in enumerate(pair_grams(weights, joint, rotated.pairs)):
+        a, b = rotated.pairs[p].tolist()
         energy = torch.einsum("j,jj->", size.to(gram), gram).real
         lost[1] += energy
         if p not in places:

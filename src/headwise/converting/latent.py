@@ -1,4 +1,4 @@
-"""Keys and values of a layer through one latent (MLA), where nothing rotates.
+"""Keys and values of a layer through one latent (MLA); what rotates goes beside it (turning.py).
 
 The latent's C - 1 free coordinates are the leading principal components of all keys and values
 side by side, each weighed by what reads it. Our latents (as DeepSeek's) are normalised, which would
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headwise.converting.joining import roots, symmetric
 from headwise.converting.moments import Moments
+from headwise.converting.turning import Turning
 from headwise.diagnose.forms import TINY
 from headwise.diagnose.layouts import Heads
 from headwise.diagnose.running import Call
@@ -34,20 +35,30 @@ class LatentMaps:
     mean: Tensor  # (S,)
     size: float  # the root mean square of the latent of a token
     lost: float  # share of the energy
+    turning: Turning | None = None  # where positions rotate
 
     def converted(self, call: Call) -> Call:
         """A call whose keys and values went through the latent."""
+        turning = None
+        if self.turning is not None:
+            call, *turning = self.turning.split(call)
         K, R, V = call.k.shape[1], call.k.shape[-1], call.v.shape[-1]
         flat = [t.transpose(1, 2).flatten(2) for t in (call.k, call.v)]
         mean = self.mean.to(call.q)
         rows = (torch.cat(flat, -1) - mean) @ (self.down @ self.up).to(call.q) + mean
         k, v = rows.split((K * R, K * V), -1)
         k, v = (t.unflatten(-1, (K, -1)).transpose(1, 2) for t in (k, v))
-        return dataclasses.replace(call, k=k, v=v)
+        if turning is None:
+            return dataclasses.replace(call, k=k, v=v)
+        q, k = (torch.cat(parts, -1) for parts in zip((call.q, k), turning, strict=True))
+        return dataclasses.replace(call, q=q, k=k, v=v)
 
     def parts(self, heads: Heads, norm: InputNorm | None) -> dict[str, Tensor]:
         """The weights of an attention with a latent by the names of ours; `norm1.bias` is there
         where biases of queries went into it."""
+        turning = None
+        if self.turning is not None:
+            heads, *turning = self.turning.heads(heads)
         rows = torch.cat((heads.k.flatten(0, 1), heads.v.flatten(0, 1)))
         own = [
             heads.biases[n].flatten() if n in heads.biases else t.new_zeros(t.shape[:2].numel())
@@ -69,9 +80,15 @@ class LatentMaps:
         K, R, V = heads.k.shape[0], heads.k.shape[1], heads.v.shape[1]
         k, v = up.split((K * R, K * V))
         both = torch.cat((k.view(K, R, C), v.view(K, V, C)), 1)
+        downs = [down, down.new_zeros(1, down.shape[1])]
+        biases = [bias, bias.new_full((1,), constant)]
+        if turning is not None:  # the part that rotates stands last
+            out["q.weight"] = torch.cat((heads.q, turning[0]), 1).flatten(0, 1)
+            downs.append(turning[1])
+            biases.append(turning[2])
         return out | {
-            "kv_down.weight": torch.cat((down, down.new_zeros(1, down.shape[1]))),
-            "kv_down.bias": torch.cat((bias, bias.new_full((1,), constant))),
+            "kv_down.weight": torch.cat(downs),
+            "kv_down.bias": torch.cat(biases),
             "kv_norm.weight": gains,
             "kv.weight": both.repeat_interleave(heads.group, 0).flatten(0, 1),
         }
@@ -108,8 +125,9 @@ def _absorbed(heads: Heads, norm: InputNorm | None) -> dict[str, Tensor]:
     }
 
 
-def to_latent(moments: Moments, width: int) -> LatentMaps:
+def to_latent(moments: Moments, width: int, turning: Turning | None = None) -> LatentMaps:
     """The latent of this width, its constant coordinate included."""
+    moments = moments if turning is None else turning.moments(moments)
     K, group = moments.kv_heads, moments.group
     R, V = moments.q.shape[-1], moments.o.shape[-1]
     queries = moments.q * moments.importance()[:, None, None]
@@ -131,5 +149,5 @@ def to_latent(moments: Moments, width: int) -> LatentMaps:
     return LatentMaps(
         down=pad(down / sizes, (0, missing)), up=pad(up * sizes[:, None], (0, 0, 0, missing)),
         mean=moments.mean, size=max(count, 1) ** 0.5,
-        lost=float(energy[count:].sum() / energy.sum().clamp_min(TINY)),
+        lost=float(energy[count:].sum() / energy.sum().clamp_min(TINY)), turning=turning,
     )  # fmt: skip

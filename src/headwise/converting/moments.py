@@ -4,6 +4,7 @@ is weighed by. From the weights alone (inputs of unit variance in every directio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ class Moments:
     kv: Tensor  # (K R + K V, K R + K V) of keys and values of one token, their means taken off
     mean: Tensor  # (K R + K V,)
     scale: float  # of the scores
+    near: Tensor | None = None  # (H, N): how much a head looks at each distance, from data
 
     @property
     def kv_heads(self) -> int:
@@ -63,6 +65,7 @@ class Moments:
             kv=both.T @ self.kv @ both,
             mean=self.mean @ both,
             scale=self.scale,
+            near=None if self.near is None else self.near[maps.source],
         )
 
 
@@ -109,9 +112,11 @@ def _blocks(joint: Tensor, K: int, width: int) -> Tensor:
 
 
 class _Sums:
-    """Sums over one layer's tokens."""
+    """Sums over one layer's tokens; with a rotation those of queries, and of keys and values of one
+    token, are of before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rotation: tuple[Tensor, Tensor] | None = None) -> None:
+        self.rotation = rotation
         self.sums: dict[str, Tensor] = {}
         self.tokens = self.length = 0
 
@@ -121,7 +126,11 @@ class _Sums:
         out = call.output(weights)
         q, k, v, z = (t[0].double() for t in (call.q, call.k, call.v, out))
         K, group = len(k), len(q) // len(k)
-        beside = torch.cat((k.transpose(0, 1).flatten(1), v.transpose(0, 1).flatten(1)), 1)
+        still = k
+        if self.rotation is not None and len(self.rotation[0]):
+            pairs, frequencies = self.rotation
+            q, still = (turned(t, pairs, -frequencies) for t in (q, k))
+        beside = torch.cat((still.transpose(0, 1).flatten(1), v.transpose(0, 1).flatten(1)), 1)
         keys = (k - k.mean(1, keepdim=True)).transpose(0, 1).flatten(1)
         # Every head's weights on all values, since merged heads read each other's.
         read = weights[0].double() @ v.transpose(0, 1).flatten(1)
@@ -134,6 +143,8 @@ class _Sums:
             "v": (read.mT @ read).mean(0),
             "own": (own.mT @ own).mean(1),
         }
+        if self.rotation is not None:
+            found["near"] = by_distance(weights[0].double())
         for name, value in found.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         self.length = q.shape[1]
@@ -147,15 +158,39 @@ class _Sums:
         return Moments(
             q=mean["q"], k=mean["k"], v=mean["v"], own=mean["own"], o=heads.o @ heads.o.mT,
             kv=joint - torch.outer(middle, middle), mean=middle, scale=scale,
+            near=mean.get("near"),
         )  # fmt: skip
 
 
-def watch(model: Running, rows: Tensor) -> list[_Sums]:
+def by_distance(weights: Tensor) -> Tensor:
+    """Attention weights (H, N, N) summed by how far back they look (H, N)."""
+    N = weights.shape[-1]
+    i = torch.arange(N)
+    back = (i[:, None] - i).clamp_min(0).flatten()
+    return weights.new_zeros(len(weights), N).index_add_(1, back, weights.flatten(1))
+
+
+def turned(t: Tensor, pairs: Tensor, frequencies: Tensor) -> Tensor:
+    """Queries or keys (..., N, R) turned on, each by its position."""
+    angles = torch.outer(torch.arange(t.shape[-2]).double(), frequencies)
+    cos, sin = angles.cos().to(t), angles.sin().to(t)
+    a, b = t[..., pairs[:, 0]], t[..., pairs[:, 1]]
+    out = t.clone()
+    out[..., pairs[:, 0]] = a * cos - b * sin
+    out[..., pairs[:, 1]] = b * cos + a * sin
+    return out
+
+
+def watch(
+    model: Running, rows: Tensor, rotations: Sequence[tuple[Tensor, Tensor]] | None = None
+) -> list[_Sums]:
     """Sums of every layer over sequences (count, tokens)."""
     found: dict[int, _Sums] = {}
 
     def watcher(call: Call) -> Tensor:
-        return found.setdefault(call.layer, _Sums()).add(call)
+        if call.layer not in found:
+            found[call.layer] = _Sums(None if rotations is None else rotations[call.layer])
+        return found[call.layer].add(call)
 
     for row in rows:
         model.run(row[None], watcher)

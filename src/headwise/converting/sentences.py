@@ -30,15 +30,14 @@ def sentences_of(done: Conversion) -> list[str]:
             f"{worst.scores_lost:.2%} of the scores' energy and {worst.outputs_lost:.2%} of the "
             f"outputs' is lost (layer {worst.layer}). The loss was not measured: --data FILE does."
         )
-    if len(done.kept_pairs) < done.pairs:
-        step = done.kept_pairs[1] - done.kept_pairs[0] if len(done.kept_pairs) > 1 else 1
-        kept = f"{done.kept_pairs[0]} to {done.kept_pairs[-1]}, every {step} of them"
-        kept = kept.replace("every 1 of them", "all of them")
+    if done.target.latent and done.pairs:
+        out.append(_rotating(done))
+    elif len(done.kept_pairs) < done.pairs:
         out.append(
             f"Of {done.pairs} pairs of coordinates that rotate, {len(done.kept_pairs)} stay "
-            f"({kept}): of all choices whose frequencies are those of a head of its own, they hold "
-            f"the most energy, {done.pairs_energy:.1%} of the rotating scores'. The others are "
-            f"dropped; the base of the rotation is {done.target.rope_theta:,.6g}."
+            f"({_kept(done)}): of all choices whose frequencies are those of a head of its own, "
+            f"they hold the most energy, {done.pairs_energy:.1%} of the rotating scores'. The "
+            f"others are dropped; the base of the rotation is {done.target.rope_theta:,.6g}."
         )
     if done.losses is not None:
         out += _losses(done)
@@ -51,11 +50,36 @@ def sentences_of(done: Conversion) -> list[str]:
     return out
 
 
+def _kept(done: Conversion) -> str:
+    """Which pairs of coordinates go on rotating."""
+    step = done.kept_pairs[1] - done.kept_pairs[0] if len(done.kept_pairs) > 1 else 1
+    every = "all of them" if step == 1 else f"every {step} of them"
+    return f"{done.kept_pairs[0]} to {done.kept_pairs[-1]}, {every}"
+
+
+def _rotating(done: Conversion) -> str:
+    """What keeps its rotary positions beside a latent."""
+    width, count = done.target.qk_rope_head_dim, len(done.kept_pairs)
+    which = "" if count == done.pairs else f" ({_kept(done)})"
+    one = (
+        f"One key of {width} coordinates rotates for all heads, with {count} of {done.pairs} pairs"
+        f"{which}: it carries {done.pairs_energy:.1%} of the rotating scores' energy."
+    )
+    if done.pairs_energy > 1 - 1e-9:
+        return one
+    return (
+        f"{one} Rotary positions of the other pairs, and of what heads have beside that key, are "
+        "dropped: an approximation however wide the latent is."
+    )
+
+
 def _what(old: Shape, new: Shape) -> str:
+    rope = new.qk_rope_head_dim  # beside a latent it adds to head_dim
     changed = [
         words.format(getattr(new, name), getattr(old, name))
         for name, words in WORDS.items()
-        if getattr(new, name) != getattr(old, name) and not (name == "num_kv_heads" and new.latent)
+        if getattr(new, name) != getattr(old, name)
+        and not (new.latent and (name == "num_kv_heads" or (name == "head_dim" and rope)))
     ]
     what = " and ".join(changed)
     if not what:

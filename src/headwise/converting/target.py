@@ -13,7 +13,8 @@ from headwise.errors import UsageError, nearest, shown
 from headwise.shape import Shape
 from headwise.shape.names import field_of
 
-FIELDS = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "kv_lora_rank")
+FIELDS = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "kv_lora_rank",
+          "qk_rope_head_dim")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,11 @@ class Target:
     joined: bool
     latent: bool
     padded: bool
+
+    @property
+    def inner(self) -> int:
+        """Coordinates of a head beside a part that rotates for all heads."""
+        return self.shape.head_dim - (self.shape.qk_rope_head_dim if self.latent else 0)
 
     @property
     def exact(self) -> bool:
@@ -88,8 +94,14 @@ def target_of(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> Target:
         "num_heads": H2, "num_kv_heads": K2, "head_dim": R2, "v_head_dim": V2,
         "qk_rope_head_dim": rope,
     }  # fmt: skip
+    if "qk_rope_head_dim" in sizes and not latent:
+        raise UsageError("qk_rope_head_dim goes with a latent: give kv_lora_rank too")
     if latent:
-        _check_latent(shape, latent)
+        _check_latent(shape, latent, padded)
+        if shape.qk_rope_head_dim:
+            rope = _latent_rope(shape, sizes)
+            changes |= {"head_dim": R + rope, "qk_rope_head_dim": rope, "rope_at": "last",
+                        "rope_interleaved": False}  # fmt: skip
         changes |= {"kv_lora_rank": latent, "num_kv_heads": H2, "qkv_bias": True}
     target = Target(
         shape=shape.replace(**changes), more=H2 // H, more_kv=max(1, K2 // K), joined=joined,
@@ -127,12 +139,24 @@ def _check_source(checkpoint: Checkpoint, shape: Shape) -> None:
         refuse("values have no projection of their own")
 
 
-def _check_latent(shape: Shape, width: int) -> None:
-    if shape.qk_rope_head_dim:
+def _latent_rope(shape: Shape, sizes: Mapping[str, int]) -> int:
+    """Coordinates of the one key that rotates for all heads."""
+    most = shape.qk_rope_head_dim
+    rope = sizes.get("qk_rope_head_dim", most)
+    if rope % 2 or rope > most:
+        raise UsageError(f"qk_rope_head_dim must be even and at most the {most} coordinates that "
+                         f"rotate, got {rope}")  # fmt: skip
+    if sizes.get("head_dim", shape.head_dim) != shape.head_dim:
         raise UsageError(
-            "a latent cannot hold keys that rotate: rotation does not pass through the map that "
-            "grows them. Fewer KV heads (num_kv_heads=) shrink the cache of this model"
+            f"under rotary positions head_dim follows from a latent: {shape.head_dim} that do not "
+            f"rotate and qk_rope_head_dim {rope}; leave head_dim out, v_head_dim can be had"
         )
+    return rope
+
+
+def _check_latent(shape: Shape, width: int, padded: bool) -> None:
+    if padded:
+        raise UsageError("a latent grows heads as they are: ask for wider ones without it")
     if shape.qk_norm != "none":
         raise UsageError("a latent needs qk_norm none, this shape has "
                          f"{shape.qk_norm!r}: keys could not be absorbed")  # fmt: skip

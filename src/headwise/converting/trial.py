@@ -15,7 +15,7 @@ from headwise.converting.formats import NewHeads
 from headwise.converting.moments import Moments, watch
 from headwise.diagnose.checkpoints import Checkpoint, open_checkpoint
 from headwise.diagnose.forms import TINY
-from headwise.diagnose.layouts import Heads
+from headwise.diagnose.layouts import Heads, rotation
 from headwise.diagnose.running import Call, Running, Watcher, plainly, rows_of, running
 from headwise.errors import UsageError
 
@@ -32,6 +32,7 @@ class Trial:
         data: str | Path | Sequence[int] | Tensor,
         tokens: int,
         sequences: int,
+        unturned: bool = False,
     ) -> None:
         self.model = running(checkpoint)
         # All there are, since what is left over is what is trained on.
@@ -46,7 +47,10 @@ class Trial:
         cut = len(every) - self.held_out
         self.test, self.train = every[cut:], every[:cut]
         pick = torch.linspace(0, cut - 1, count - self.held_out).round().long()
-        self.sums = watch(self.model, self.train[pick])
+        # What a latent holds does not rotate.
+        R = 0 if checkpoint.shape is None else checkpoint.shape.head_dim
+        rotations = [rotation(layout, R) for layout in checkpoint.layouts] if unturned else None
+        self.sums = watch(self.model, self.train[pick], rotations)
         self.tokens = self.sums[0].length
         if len(self.sums) != checkpoint.depth:
             raise UsageError(f"{checkpoint.depth} layers are known and {len(self.sums)} ran")
