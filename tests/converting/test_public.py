@@ -130,7 +130,8 @@ def test_public_model_is_finetuned_by_transformers(public, tmp_path):
         ("gpt2", {"rank": 3}, "gpt2 has no head_dim of its own"),
         ("gpt2", {"num_kv_heads": 2}, "gpt2's config.json cannot say num_kv_heads 2"),
         ("llama", {"head_dim": 6}, "llama's config.json cannot say v_head_dim 10"),
-        ("llama", {"to": "headwise", "rank": 6}, "becomes no run of headwise"),
+        ("gpt2", {"to": "headwise"}, "is an approximation by tanh"),
+        ("mixtral", {"to": "headwise"}, "num_experts"),
         ("granite", {"rank": 6}, "this model is granite"),
         ("deepseek_v3", {"num_heads": 8}, "pass through a latent"),
         ("bert", {"num_heads": 12}, "this model is bert"),
@@ -139,7 +140,7 @@ def test_public_model_is_finetuned_by_transformers(public, tmp_path):
 def test_family_that_cannot_say_a_shape_refuses_it(family, sizes, said, tmp_path):
     torch.manual_seed(5)
     values = FAMILIES.get(family, SMALL[family][0] if family in SMALL else {})
-    values = values | (SIZES if family == "llama" else {})
+    values = values | (SIZES if family in ("llama", "mixtral") else {})
     config, model = build_public(family, "cpu", **values)
     config.architectures = [type(model).__name__]
     model.save_pretrained(tmp_path / "old")
@@ -162,6 +163,56 @@ def test_yarn_under_another_rank_is_refused(public, tmp_path):
     (place / "model.safetensors").symlink_to(folder / "model.safetensors")
     with pytest.raises(UsageError, match="rotary positions of kind 'yarn'"):
         convert(place, out=tmp_path / "new", rank=6)
+
+
+AS_RUNS = {
+    "llama": {"rms_norm_eps": 0.1, "attention_bias": True, "mlp_bias": True},
+    "qwen3": {"rms_norm_eps": 0.1, "tie_word_embeddings": True},
+    "gemma": {"rms_norm_eps": 0.02},
+    "mistral": {"sliding_window": 7},
+    "gpt2": {"activation_function": "gelu", "n_embd": 24, "n_layer": 2, "n_head": 4,
+             "n_positions": 64, "vocab_size": 29, "layer_norm_epsilon": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", AS_RUNS)
+def test_public_model_as_a_run_has_the_logits_of_before(family, tmp_path):
+    torch.manual_seed(5)
+    values = AS_RUNS[family] | ({} if family == "gpt2" else SIZES)
+    config, model = build_public(family, "cpu", **values)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    config.architectures = [type(model).__name__]
+    model.save_pretrained(tmp_path / "old")
+    old = logits(model.eval().float())
+    cases = [{}, {"num_heads": 8, "num_kv_heads": 4}]
+    if family == "gpt2":
+        cases = [{}, {"kv_lora_rank": 25, "num_heads": 8}]
+    for i, sizes in enumerate(cases):
+        if "kv_lora_rank" in sizes:
+            with pytest.raises(UsageError, match="queries have biases"):
+                convert(tmp_path / "old", out=tmp_path / f"{i}", to="headwise", **sizes)
+            continue
+        done = convert(tmp_path / "old", out=tmp_path / f"{i}", to="headwise", **sizes)
+        assert done.format == "headwise"
+        new = load_decoder(tmp_path / f"{i}")
+        assert new.shape == done.target
+        with torch.inference_mode():
+            found = new(torch.tensor(IDS[:34]).view(2, 17))[0]
+        assert float((found - old).abs().max() / old.abs().max()) < 3e-6, sizes
+
+
+def test_public_model_as_a_run_goes_through_a_latent_to_transformers(tmp_path):
+    torch.manual_seed(5)
+    config, model = build_public("llama", "cpu", **SIZES)
+    config.architectures = [type(model).__name__]
+    model.save_pretrained(tmp_path / "old")
+    data = {"data": IDS, "tokens": 17, "sequences": 6, "controls": False}
+    done = convert(tmp_path / "old", out=tmp_path / "run", to="headwise", kv_lora_rank=17, **data)
+    assert done.losses.measured == pytest.approx(
+        convert(tmp_path / "old", to="headwise", kv_lora_rank=17, **data).losses.measured, rel=1e-5
+    )
 
 
 RUNS = {

@@ -68,8 +68,9 @@ def output_of(checkpoint: Checkpoint, target: Shape, name: str, power: float) ->
     if ours and name in ("same", "headwise"):
         return _run(checkpoint, target)
     if name == "headwise":
-        raise UsageError("a Hugging Face model becomes no run of headwise: its norms and "
-                         "activations have settings that a Shape has not")  # fmt: skip
+        from headwise.converting.runs import run_of_public
+
+        return run_of_public(checkpoint, target)
     if ours:
         from headwise.converting.public_names import public_of_run
 
@@ -170,7 +171,9 @@ class Layers:
     def _norm(self, i: int) -> InputNorm | None:
         """The layer norm that attention alone reads from."""
         shape = self.checkpoint.shape
-        if shape is None or shape.norm != "layer" or shape.norm_at not in ("pre", "parallel-2"):
+        if self.checkpoint.family != OURS or shape is None:
+            return None
+        if shape.norm != "layer" or shape.norm_at not in ("pre", "parallel-2"):
             return None
         stored = {n.removeprefix("weights."): n for n in self.checkpoint.source.entries}
         gain, bias = (

@@ -51,7 +51,7 @@ def sentences_of(done: Conversion) -> list[str]:
 
 
 def _kept(done: Conversion) -> str:
-    """Which pairs of coordinates go on rotating."""
+    """Which pairs of coordinates keep rotating."""
     step = done.kept_pairs[1] - done.kept_pairs[0] if len(done.kept_pairs) > 1 else 1
     every = "all of them" if step == 1 else f"every {step} of them"
     return f"{done.kept_pairs[0]} to {done.kept_pairs[-1]}, {every}"

@@ -29,7 +29,7 @@ FAR = 1024  # without data heads look at distance d as often as 1 / (1 + d), up 
 
 @dataclass(frozen=True, kw_only=True)
 class Turning:
-    """What goes on rotating, and what is left for the latent. S = K R, W coordinates rotate."""
+    """What keeps rotating, and what is left for the latent. S = K R, W coordinates rotate."""
 
     q: Tensor  # (H, R, W): of queries, what meets the rotating key
     k: Tensor  # (S, W): keys of all heads to the one that rotates

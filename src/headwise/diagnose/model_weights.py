@@ -166,7 +166,7 @@ def to_headwise(state: State, config: Mapping[str, Any]) -> Converted:
         out |= {prefix + name: t for name, t in found.items()}
     out |= {piece.ours: piece.to_ours(state).contiguous() for piece in plan.pieces}
     full = with_defaults(config, config["model_type"])
-    return Converted(plan.shape, out, plan.rest, _eps(full), _activation(full) in _TANH)
+    return Converted(plan.shape, out, plan.rest, norm_eps(full), is_tanh_gelu(full))
 
 
 def to_public(weights: State, config: Mapping[str, Any], like: State) -> Weights:
@@ -264,7 +264,12 @@ def _activation(full: Mapping[str, Any]) -> Any:
     return full.get("hidden_activation") or full.get("hidden_act")
 
 
-def _eps(full: Mapping[str, Any]) -> float:
+def is_tanh_gelu(full: Mapping[str, Any]) -> bool:
+    """Whether a gelu is the approximation by tanh."""
+    return _activation(full) in _TANH
+
+
+def norm_eps(full: Mapping[str, Any]) -> float:
     """The epsilon of the norms; where the config leaves it out, that of transformers."""
     names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
     found = [float(full[name]) for name in names if isinstance(full.get(name), float | int)]
