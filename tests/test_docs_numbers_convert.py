@@ -47,6 +47,20 @@ def test_line_of_a_conversion_is_that_of_its_row(name: str) -> None:
         assert line in PAGE
 
 
+def test_line_of_a_latent_beside_a_rotating_key_is_that_of_its_row() -> None:
+    rows = rows_of("llama-latent")
+    assert len(rows) == 7
+    for asked, row in rows.items():
+        sizes = {"qk_rope_head_dim": "32"} | dict(part.split("=") for part in asked.split())
+        line = (
+            f"| {sizes['kv_lora_rank']} | {sizes['qk_rope_head_dim']} | "
+            f"{float(row['kv_bytes']):+.0%} | {signed(row, 'predicted')} | "
+            f"{signed(row, 'measured')} | {float(row['error']):.4f} | {float(row['miss']):+.0%} | "
+            f"{signed(row, 'weights_alone')} |"
+        )
+        assert line in PAGE
+
+
 def test_claims_hold_in_the_rows() -> None:
     gpt, llama, code = map(rows_of, ("gpt2-style", "llama-style", "source-code"))
     for asked in ("rank=16", "num_kv_heads=2", "kv_lora_rank=129"):

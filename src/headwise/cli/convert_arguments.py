@@ -24,8 +24,9 @@ def add_convert(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None
     )
     command.add_argument(
         "--to", nargs="+", default=[], metavar="SIZE=N",
-        help="head_dim, v_head_dim, num_kv_heads, kv_lora_rank or num_heads: smaller ones are the "
-        "best approximation, larger ones exact",
+        help="head_dim, v_head_dim, num_kv_heads, kv_lora_rank (under rotary positions also "
+        "qk_rope_head_dim) or num_heads: smaller ones are the best approximation, larger ones "
+        "exact",
     )  # fmt: skip
     command.add_argument("--rank", type=whole, metavar="N", help="head_dim and v_head_dim at once")
     command.add_argument(

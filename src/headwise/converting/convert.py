@@ -171,7 +171,8 @@ def convert(
 ) -> Conversion:
     """Write a checkpoint at another shape, with the loss that it costs.
 
-    `sizes` are fields of `Shape`: head_dim, v_head_dim, num_kv_heads, kv_lora_rank, num_heads;
+    `sizes` are fields of `Shape`: head_dim, v_head_dim, num_kv_heads, kv_lora_rank, num_heads, and
+    beside a latent qk_rope_head_dim;
     `rank` is head_dim and v_head_dim at once. Smaller ones are the best approximation of every
     head's products on `data` (a text, or token ids), or of its weights where there are none; larger
     ones are exact. Without `out` nothing is written. `to` is "hf" or "headwise", or "same" as the
