@@ -203,7 +203,7 @@ def test_public_model_as_a_run_has_the_logits_of_before(family, tmp_path):
         assert float((found - old).abs().max() / old.abs().max()) < 3e-6, sizes
 
 
-def test_public_model_as_a_run_goes_through_a_latent_to_transformers(tmp_path):
+def test_public_model_as_a_run_takes_a_latent(tmp_path):
     torch.manual_seed(5)
     config, model = build_public("llama", "cpu", **SIZES)
     config.architectures = [type(model).__name__]
