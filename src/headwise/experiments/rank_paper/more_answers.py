@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NEAR, TOWARDS = 10, 45  # degrees: nearly the same direction, and leaning to it
 MOST_SAID = 2  # of places in one sentence; each has its line below
+NOTHING = "Nothing can be said: the runs have only learned to predict zero (more steps?)"
 P = TypeVar("P", bound=Errors)
 
 
@@ -79,9 +80,10 @@ def of_representation(points: Sequence[representation.Point]) -> str:
 
 def of_learned(points: Sequence[learned.Point]) -> str:
     """How near the score matrices come to a negative multiple of the identity."""
-    known = {p.heads: 180 - p.angle for p in _fresh(points) if p.angle is not None}
+    found = [p for p in _fresh(points) if p.angle is not None]
+    known = {p.heads: 180 - p.angle for p in found if p.angle is not None and not p.zero}
     if not known:
-        return ""
+        return NOTHING if found else ""
     least, most = min(known.values()), max(known.values())
     became = (
         "nearly a negative multiple of the identity"
