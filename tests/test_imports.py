@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "lm", "store", "execute", "show", "experiments"),
     },
     "explorer": {
-        *("errors", "rows", "stats", "shape", "planning", "store", "show", "experiments"),
+        *("errors", "rows", "shape", "planning", "store", "show", "experiments"),
     },
     "converting": {
         *("errors", "files", "rows", "configs", "shape", "tensor_files", "model", "planning"),

@@ -287,7 +287,7 @@ def test_row_that_cannot_be_shown_is_named_and_left_out_of_the_page(
     row.write_text(json.dumps({"id": name}) + "\n")
     assert main(["report", "--store", str(tmp_path / "store")]) == 0
     page = (tmp_path / "store" / "report.html").read_text()
-    assert page.count("<section") == 2
+    assert page.count("<section") == 3, "two experiments and the explorer"
     assert f"runs/{name}/rows.jsonl is damaged and left out: line 1: it has no " in page
     assert (
         f"{name}/rows.jsonl is damaged and left out: line 1: it has no " in capsys.readouterr().err
@@ -303,7 +303,8 @@ def test_rows_of_no_run_and_rows_that_contradict_each_other_are_refused(
     file.write_text(json.dumps({**row, "id": "0" * 16}) + "\n")
     assert (
         refused(words, capsys)
-        == f"none of the 1 rows of {file} is one of these 8 runs; see --set and --seeds"
+        == f"none of the 1 rows of {file} is one of these 8 runs; see --set and --seeds, "
+        "or show them as they are with headwise draw"
     )
     file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "held_out": 9.0}) + "\n")
     assert (

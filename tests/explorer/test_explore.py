@@ -10,8 +10,8 @@ import pytest
 import headwise
 from headwise.cli import main
 from headwise.errors import UsageError
+from headwise.experiments.measured import DEFAULTS, measured
 from headwise.explorer.explore import DECODER
-from headwise.explorer.measured import DEFAULTS, measured
 from headwise.shape import Shape
 from headwise.store import Store, read_rows
 

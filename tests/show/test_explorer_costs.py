@@ -13,8 +13,8 @@ from support.explorer_browser import Quiet, chromium
 from support.random_shapes import FAMILIES
 
 from headwise.errors import UsageError
+from headwise.experiments.measured import DEFAULTS, plain
 from headwise.explorer import explore
-from headwise.explorer.measured import DEFAULTS, plain
 from headwise.model import backends
 from headwise.planning.backends import TORCH
 from headwise.planning.costs import COSTS, At

@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Page
 from support.explorer_browser import Quiet, chromium
 
 from headwise.cli.shapes import shape_of
+from headwise.experiments.measured import plain
 from headwise.explorer import explore
 from headwise.explorer.explore import DECODER
-from headwise.explorer.measured import plain
 from headwise.shape import Layer, Shape
 
 ROWS = Path(__file__).parents[2] / "results/map/text.jsonl"

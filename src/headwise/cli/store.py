@@ -138,11 +138,11 @@ def report(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     if args.port is not None and not args.serve:
         raise UsageError("--port goes with --serve")
     try:
-        from headwise.experiments.pages import sections_of
+        from headwise.experiments.pages import explorer_of, sections_of
         from headwise.show.report import write_page
 
         path, (sections, lost) = output or store.path / "report.html", sections_of(store)
-        write_page(path, sections, lost)
+        write_page(path, sections, lost, explorer_of(sections))
     except ModuleNotFoundError as e:
         raise UsageError(f"the report needs {e.name}: pip install 'headwise[report]'") from None
     print(f"report: {path}")

@@ -177,7 +177,7 @@ def _check_norms(shape: Shape, target: Target, R: int, K: int) -> None:
         what = "they run over all heads together"
     if what:
         raise UsageError(f"queries and keys are normed (qk_norm {shape.qk_norm!r}): {what}; "
-                         "v_head_dim and more heads can be had")  # fmt: skip
+                         "v_head_dim and more heads can be had (--to v_head_dim=N)")  # fmt: skip
 
 
 # ---- rotary positions

@@ -19,7 +19,8 @@ def given_rows(files: Sequence[str | Path], runs: Sequence[Specified]) -> dict[s
     if given and not any(run.id in given for run in runs):
         raise UsageError(
             f"none of the {len(given)} rows of {', '.join(map(str, files))} is one of these "
-            f"{len(runs)} runs; see --set and --seeds"
+            f"{len(runs)} runs; see --set and --seeds, or show them as they are with "
+            "headwise draw"
         )
     return given
 

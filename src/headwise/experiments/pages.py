@@ -16,11 +16,13 @@ from typing import Any
 from headwise.errors import UsageError
 from headwise.experiments import EXPERIMENTS, PAGES, built_in, find
 from headwise.experiments.base import Experiment
+from headwise.experiments.measured import measured_page
 from headwise.experiments.points import ONE_MODEL
 from headwise.experiments.shapes import heads_in_words, shape_of_row
 from headwise.experiments.state import State, noted_later, tuning_only
 from headwise.files import NotReadableError, read_file
 from headwise.rows import SAMPLE_FILE, Row, check_shown
+from headwise.show.explorer_page import made_explorer_page
 from headwise.show.figure import Figure, has_panels
 from headwise.show.report import Page, Sample, Section, made_page, write_page
 from headwise.show.serve import Followed
@@ -81,7 +83,8 @@ def write_report(store: Store, path: Path | None = None) -> Path:
     """Write the page of everything that was asked for in a store; returns where it is
     (STORE/report.html)."""
     path = path or store.path / "report.html"
-    write_page(path, *sections_of(store))
+    sections, lost = sections_of(store)
+    write_page(path, sections, lost, explorer_of(sections))
     return path
 
 
@@ -89,7 +92,8 @@ def followed(store: Path) -> Followed:
     """A store's page that follows it, for `headwise.show.serve`."""
 
     def made(state: str) -> str:
-        return made_page(*sections_of(Store(store, create=False)), follow=state)
+        sections, lost = sections_of(Store(store, create=False))
+        return made_page(sections, lost, explorer_of(sections), follow=state)
 
     return Followed(lambda: _state_of(store), made)
 
@@ -131,6 +135,15 @@ def sections_of(store: Store) -> tuple[list[Section], list[str]]:
         except UNREADABLE as e:
             lost.append(f"{name}: its rows cannot be read ({type(e).__name__}: {e})")
     return sections, lost + damaged_files(store)
+
+
+def explorer_of(sections: Sequence[Section]) -> str:
+    """The explorer on what these sections measured, from the best shape of the largest map; empty:
+    there is no shape among their rows."""
+    try:
+        return made_explorer_page(measured_page({one.name: one.rows for one in sections}))
+    except (UsageError, *UNREADABLE):  # of an experiment of one's own, whose rows may be any
+        return ""
 
 
 def damaged_files(store: Store) -> list[str]:

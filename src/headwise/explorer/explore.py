@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import UsageError, shown
-from headwise.explorer.measured import DEFAULTS, best_shape, measured, plain
+from headwise.experiments.measured import best_shape, measured, page_values
 from headwise.planning.costs import At
 from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.show.explorer_page import write_explorer_page
 from headwise.store import MARK, Store, read_rows
 
-MOST_CONTEXT = 2048  # tokens, unless asked for or fewer positions
 # A decoder of 368 million parameters, as many are built today.
 DECODER = Shape(
     dim=1024,
@@ -62,14 +61,8 @@ def explore(
     found = _rows(rows, store)
     tasks = [] if found is None else measured(found)
     shape = _start(start, tasks)
-    most = min(MOST_CONTEXT, shape.num_positions or MOST_CONTEXT)
-    at = At(context=most if context is None else context, batch=batch, dtype=dtype)
-    values = {
-        "defaults": DEFAULTS,
-        "shape": DEFAULTS | plain(shape),
-        "at": {"context": at.context, "batch": at.batch, "dtype": at.dtype},
-        "tasks": tasks,
-    }
+    values = page_values(shape, tasks, context, batch, dtype)
+    At(**values["at"])  # which refuses what cannot be
     write_explorer_page(output, values, name or _name(start))
     return output
 

@@ -3,6 +3,7 @@ to Shape's by tests/show/test_explorer_costs.py."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -19,13 +20,18 @@ SCRIPTS = ("costs", "rules", "backends", "settings", "neighbours", "controls", "
 def write_explorer_page(path: Path, page: Mapping[str, Any], name: str = "") -> None:
     """Write the page of plain values: defaults and shape (fields), at (context, batch, dtype), and
     tasks, each a measured map."""
+    write_whole(path, made_explorer_page(page, name))
+
+
+def made_explorer_page(page: Mapping[str, Any], name: str = "") -> str:
+    """The page as text, for a file of its own or for a frame of another page."""
     from jinja2 import Environment, StrictUndefined
 
     folder = resources.files("headwise").joinpath("show/templates/explorer")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    text = environment.from_string(folder.joinpath("page.html").read_text()).render(
+    return environment.from_string(folder.joinpath("page.html").read_text()).render(
         version=__version__,
         name=name,
         embed=embed,
@@ -34,4 +40,8 @@ def write_explorer_page(path: Path, page: Mapping[str, Any], name: str = "") -> 
         style=folder.joinpath("style.css").read_text(),
         scripts=[folder.joinpath(f"{script}.js").read_text() for script in SCRIPTS],
     )
-    write_whole(path, text)
+
+
+def scripts_of(page: str) -> list[str]:
+    """The scripts of the page, for a policy that lets a browser run these and no others."""
+    return re.findall(r"<script>(.*?)</script>", page, re.DOTALL)

@@ -19,13 +19,14 @@ from headwise.progress import clock
 from headwise.rows import Row
 from headwise.show import figure as figures
 from headwise.show.colours import dark_colours
+from headwise.show.explorer_page import scripts_of
 from headwise.show.figure import Figure
 from headwise.show.pages import digest, embed, environment, part, plotly
 from headwise.show.plotly_figure import plotly_figure
 from headwise.show.report_data import columns_of, curves_of, label_of, runs_of
 
 FINDINGS = 5  # lines at the top, the answer among them; the others stand below the figures
-SCRIPTS = ("theme", "tables", "figures", "curves", "follow")
+SCRIPTS = ("theme", "tables", "figures", "curves", "explorer", "follow")
 HELP = (
     "A point under the mouse, or under the arrow keys, says what it is; a click shows its runs. "
     "Drag to zoom, double-click to reset."
@@ -136,12 +137,17 @@ def _says(line: str, answer: str) -> bool:
 # ---- the page
 
 
-def write_page(path: Path, sections: Sequence[Section], lost: Sequence[str] = ()) -> None:
-    """Write the page of these sections; `lost` says in a line each what cannot be page."""
-    write_whole(path, made_page(sections, lost))
+def write_page(
+    path: Path, sections: Sequence[Section], lost: Sequence[str] = (), explorer: str = ""
+) -> None:
+    """Write the page of these sections; `lost` says in a line each what cannot be page, `explorer`
+    is the page of the explorer."""
+    write_whole(path, made_page(sections, lost, explorer))
 
 
-def made_page(sections: Sequence[Section], lost: Sequence[str] = (), follow: str = "") -> str:
+def made_page(
+    sections: Sequence[Section], lost: Sequence[str] = (), explorer: str = "", follow: str = ""
+) -> str:
     """The page as text. With `follow`, the state of a store, the page asks its own host whether
     that has changed, and loads itself again."""
     made = environment()
@@ -158,18 +164,20 @@ def made_page(sections: Sequence[Section], lost: Sequence[str] = (), follow: str
         css=part("page.css") + part("report.css"),
         plotly=library,
         script=script,
-        policy=_policy([library, script], bool(follow)),
+        explorer=bool(explorer),
+        policy=_policy([library, script, *scripts_of(explorer)], bool(follow)),
         data={
             "sections": [one["data"] for one in shown],
             "dark": dark_colours(),
             "follow": follow,
+            "explorer": explorer,
         },
         embed=embed,
     )
 
 
 def _policy(scripts: Sequence[str], follow: bool) -> str:
-    """What a browser lets the page do: run these two scripts, which it knows by their digests, and
+    """What a browser lets the page do: run these scripts, which it knows by their digests, and
     ask nobody for anything; with `follow` its own host alone."""
     return "; ".join(
         [

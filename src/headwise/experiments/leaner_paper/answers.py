@@ -10,6 +10,7 @@ from headwise.experiments.points import groups, plural
 
 if TYPE_CHECKING:
     from headwise.experiments.leaner_paper.budget_map_points import Cell
+    from headwise.experiments.leaner_paper.conditioning import Condition
     from headwise.experiments.leaner_paper.leaner import Arm
 
 
@@ -62,3 +63,37 @@ def of_leaner(points: Sequence[Arm]) -> str:
 def _found(change: str) -> str:
     """A difference inside a sentence."""
     return change.replace("none found", "nothing that could be seen")
+
+
+def of_conditioning(points: Sequence[Condition]) -> str:
+    """The fewest heads against the most, over every kind of matrix that attention makes."""
+    lower, higher, factors = 0, 0, []
+    compared = groups(
+        [p for p in points if p.dim], "kind", "policy", "weights", "tokens", "dim"
+    ).values()
+    for same in compared:
+        few, many = min(same, key=lambda p: p.heads), max(same, key=lambda p: p.heads)
+        # An infinite one has no interval, and is above every finite one.
+        if few.heads == many.heads or (few.kappa is None and many.kappa is None):
+            continue
+        lower += _above(few, many)
+        higher += _above(many, few)
+        if few.kappa and many.kappa and _above(few, many):
+            factors.append(few.kappa / many.kappa)
+    if not lower + higher:
+        return "No difference between few and many heads is found" if compared else ""
+    # Of those against an infinite one there is no factor.
+    ends = [f"{float(f'{f:.2g}'):g}" for f in sorted(factors)]
+    by = f", by factors of {ends[0]} to {ends[-1]}" if len(ends) > 1 else ""
+    said = (
+        f"with the most heads the condition number is lower than with the fewest in {lower} of "
+        f"{plural(len(compared), 'comparison')}{by}, and higher in {higher}"
+    )
+    return f"At random weights, {said}"
+
+
+def _above(one: Condition, other: Condition) -> bool:
+    """Whether a condition number is above another, their intervals apart."""
+    if one.kappa is None or other.kappa is None:
+        return one.kappa is None and other.kappa is not None
+    return one.low is not None and other.high is not None and one.low > other.high

@@ -4,8 +4,7 @@
     headwise run conditioning
     headwise run conditioning --preset paper
 
-quick: one scale of weights, 3 seeds; 2 CPU cores, about half a minute. paper: both scales, 48
-heads, 5 seeds; 2 CPU cores, about 2 minutes, no GPU needed.
+On 2 CPU cores: quick (one scale, 3 seeds) half a minute, paper (both, 48 heads, 5 seeds) two.
 
 Nothing is trained: singular values in float64 (headwise.theory.conditioning). Matrices: independent
 Gaussians, for which the paper has a theorem; the heads' outputs [A_1..A_h] of a layer with random
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.errors import UsageError, nearest
 from headwise.experiments.base import Computed, Experiment, Note, Settings
+from headwise.experiments.leaner_paper.answers import of_conditioning
 from headwise.experiments.leaner_paper.known_kappas import Known, known_kappas
 from headwise.experiments.points import Point
 from headwise.experiments.settings import check_lists
@@ -280,8 +280,7 @@ def summary(rows: list[Row]) -> list[Condition]:
                 near=_near(kind, fields["dim"], kappa["kappa"], theirs),
             )
         )
-    kinds = list(MATRICES)
-    return sorted(out, key=lambda p: (-p.tokens, kinds.index(p.kind)))
+    return sorted(out, key=lambda p: (-p.tokens, [*MATRICES].index(p.kind)))
 
 
 def _kappa(kind: str, kappas: Sequence[float | None]) -> dict[str, Any]:
@@ -446,5 +445,6 @@ EXPERIMENT = Experiment(
     make=make,
     summary=summary,
     headline=headline,
+    answer=of_conditioning,
     figure=figure,
 )

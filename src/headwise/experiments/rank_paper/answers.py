@@ -73,9 +73,9 @@ def _fewer_or_more(pairs: Sequence[Pair], few: str, many: str) -> str:
     # Where runs learned nothing but to answer zero, nothing is compared.
     learned = [pair for pair in pairs if not any(_learned_nothing(p) for p in pair)]
     if not learned:
-        return (
-            "Nothing can be compared: the runs have only learned to predict zero" if pairs else ""
-        )
+        if not pairs:
+            return ""
+        return "Nothing can be compared: the runs have only learned to predict zero (more steps?)"
     better = [pair for pair in learned if _better(pair)]
     worse = [(many_heads, few_heads) for few_heads, many_heads in learned]
     worse = [pair for pair in worse if _better(pair)]

@@ -24,6 +24,7 @@ from headwise.experiments import base
 from headwise.experiments.base import Computed, Experiment, Note
 from headwise.experiments.figure_parts import error_line, published_line, published_values
 from headwise.experiments.points import Measured
+from headwise.experiments.rank_paper.more_answers import of_features
 from headwise.experiments.settings import check_lists
 from headwise.rows import Row
 from headwise.seeds import derive
@@ -263,6 +264,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     make=make,
     summary=summary,
     headline=headline,
+    answer=of_features,
     figure=figure,
     caption=CAPTION,
     notes={"quick": NOTE, "paper": NOTE},

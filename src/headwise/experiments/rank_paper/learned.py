@@ -25,6 +25,7 @@ from headwise.experiments.base import Experiment
 from headwise.experiments.figure_parts import published_line, published_values
 from headwise.experiments.points import Errors, errors_of, groups, plural
 from headwise.experiments.rank_paper import fig1
+from headwise.experiments.rank_paper.more_answers import of_learned
 from headwise.rows import Row
 from headwise.show.figure import Line, LineFigure, LinePanel
 from headwise.stats import group
@@ -248,6 +249,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     runs=runs,
     summary=summary,
     headline=headline,
+    answer=of_learned,
     figure=figure,
     caption=CAPTION,
     meanings=fig1.EXPERIMENT.meanings,

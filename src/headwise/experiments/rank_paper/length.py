@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from headwise.experiments.base import Experiment, Note
 from headwise.experiments.figure_parts import lines_beside, published_values
 from headwise.experiments.points import Errors, errors_of, groups
+from headwise.experiments.rank_paper.more_answers import of_length
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
@@ -221,6 +222,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     runs=runs,
     summary=summary,
     headline=headline,
+    answer=of_length,
     figure=figure,
     notes={"quick": NOTE, "paper": NOTE},
     meanings={"lengths": "numbers of points", "width": "attention modules, averaged"},

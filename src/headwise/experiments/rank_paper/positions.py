@@ -26,6 +26,7 @@ from headwise.experiments.base import Experiment
 from headwise.experiments.figure_parts import lines_beside, published_values
 from headwise.experiments.points import Errors, errors_of, groups, plural
 from headwise.experiments.probes import trained_model
+from headwise.experiments.rank_paper.more_answers import of_positions
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
@@ -377,6 +378,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     runs=runs,
     summary=summary,
     headline=headline,
+    answer=of_positions,
     figure=figure,
     probe=probe,
     notes={

@@ -24,6 +24,7 @@ from headwise.experiments.base import Experiment
 from headwise.experiments.figure_parts import error_line, published_line, published_values
 from headwise.experiments.points import Measured, check_one_model, groups, plural
 from headwise.experiments.probes import trained_model
+from headwise.experiments.rank_paper.more_answers import of_regression
 from headwise.experiments.settings import Training, check_lists
 from headwise.rows import Row
 from headwise.shape import Shape
@@ -403,6 +404,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     runs=runs,
     summary=summary,
     headline=headline,
+    answer=of_regression,
     figure=figure,
     views={"examples": by_examples},
     probe=probe,

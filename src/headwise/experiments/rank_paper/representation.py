@@ -20,6 +20,7 @@ from headwise.experiments import base
 from headwise.experiments.base import Computed, Experiment, Note
 from headwise.experiments.figure_parts import published_values
 from headwise.experiments.points import Point as BasePoint
+from headwise.experiments.rank_paper.more_answers import of_representation
 from headwise.rows import Row
 from headwise.show.figure import Line, LineFigure, LinePanel
 
@@ -210,6 +211,7 @@ EXPERIMENT: Experiment[Settings, Point] = Experiment(
     make=make,
     summary=summary,
     headline=headline,
+    answer=of_representation,
     figure=figure,
     caption=CAPTION,
     notes={"quick": NOTE, "paper": NOTE},

@@ -376,7 +376,10 @@ const ask = () => {
 
 let noting = 0; // browsers refuse an address that changes with every frame
 let noted = location.hash.slice(1);
+const framed = location.protocol === "about:"; // in a report, which has the address
+get("address").hidden = framed;
 const noteAddress = () => {
+  if (framed) return;
   clearTimeout(noting);
   noting = setTimeout(() => {
     noted = asAddress(state.shape, state.follows, state.at, PAGE.defaults);

@@ -3,8 +3,9 @@ depth, as plain values. Standard library only."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headwise.errors import UsageError
@@ -16,6 +17,7 @@ from headwise.rows import Row
 from headwise.shape import Shape
 from headwise.stats import group
 
+MOST_CONTEXT = 2048  # tokens, unless asked for or fewer positions
 PLACE = ("depth", "num_heads", "head_dim")
 # What makes no other model: its place on the map, and the rate, which is tuned.
 ASIDE = {*PLACE, "lr"}
@@ -27,6 +29,55 @@ DEFAULTS: dict[str, Any] = {
 TOLD_APART = (
     "Framed: the best; with dashes: not told apart from it (95 %, all comparisons together)."
 )
+MOST_CELLS = 2_000  # of a report's explorer: the largest maps up to so many
+
+
+TOKENS = ("task_points", "task_tokens", "length")  # columns that say how long a sequence was
+
+
+def measured_page(named: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """What the explorer shows of the rows of several experiments, by name: the largest maps first,
+    and the best shape of the first, in sequences as long as those it was trained on. Refused where
+    there is none."""
+    found = []
+    for name, rows in named.items():
+        # What differs between experiments would stand in the name of every map.
+        with contextlib.suppress(UsageError):
+            found += [
+                {**task, "name": f"{name}: {task['name']}", "tokens": _tokens(rows)}
+                for task in measured(rows)
+            ]
+    found.sort(key=lambda task: -len(task["cells"]))
+    if not found:
+        raise UsageError("there is no measured shape in these experiments")
+    shown, cells = found[:1], len(found[0]["cells"])
+    for task in found[1:]:
+        cells += len(task["cells"])
+        shown += [task] if cells <= MOST_CELLS else []
+    return page_values(best_shape(shown[0]), shown, shown[0]["tokens"])
+
+
+def _tokens(rows: Sequence[Row]) -> int | None:
+    """How many tokens a sequence of these rows has; None: they do not say, or differ."""
+    known = {row[column] for row in rows for column in TOKENS if isinstance(row.get(column), int)}
+    return known.pop() if len(known) == 1 else None
+
+
+def page_values(
+    shape: Shape,
+    tasks: Sequence[dict[str, Any]],
+    context: int | None = None,
+    batch: int = 1,
+    dtype: str = "bf16",
+) -> dict[str, Any]:
+    """What the explorer's page is made of: a shape, what its costs are counted at, and maps."""
+    most = min(MOST_CONTEXT, shape.num_positions or MOST_CONTEXT)
+    return {
+        "defaults": DEFAULTS,
+        "shape": DEFAULTS | plain(shape),
+        "at": {"context": most if context is None else context, "batch": batch, "dtype": dtype},
+        "tasks": list(tasks),
+    }
 
 
 def measured(rows: Sequence[Row]) -> list[dict[str, Any]]:
