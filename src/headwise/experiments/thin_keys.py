@@ -4,7 +4,7 @@ how much does comparing whole vectors need?
     headwise run thin_keys                    quick: d = 16, N = 8, 16, 32, about 200 models;
                                               2 idle CPU cores, about 8 minutes
     headwise run thin_keys --preset paper     d = 64, N = 16 to 4,096, about 600 models; one GPU,
-                                              about 70 minutes (dev/gpu_queue.py has it in parts)
+                                              about 45 minutes (dev/gpu_queue.py has it in parts)
 
 `lookup` selects: which of N learned keys is this one? `farthest` compares: which of N vectors of
 R^d has the smallest product with this one? One head, values as wide as the model, and queries and
@@ -169,7 +169,7 @@ PRESETS = {
         further=3,
         ffn_dim=256,
         seeds=4,
-        steps=5000,
+        steps=3000,
         batch=1024,
         warmup=0.3,
         schedule="cosine",
@@ -238,6 +238,11 @@ class Point(Tuned):
     enough: str | None = None  # yes, no, or open where the seeds cannot say
 
     @property
+    def gain(self) -> float:
+        """What it gains over an answer of zero."""
+        return 0.0 if self.held_out is None else self.zero - self.held_out
+
+    @property
     def visible(self) -> float | None:
         """About the smallest difference from full rank that the seeds would have shown."""
         known = self.cost is not None and self.cost.low is not None and self.cost.high is not None
@@ -292,7 +297,7 @@ def _beside(point: Point, rows: list[Row], full: list[Row] | None, last: Point) 
     cost, _ = gap_between(rows, full)
     if cost is None:
         return point
-    gain = last.zero - last.held_out
+    gain = last.gain
     if gain < SHARE * last.zero:  # full rank has learned nothing either, so nothing is compared
         return dataclasses.replace(point, cost=cost)
     enough = "open"
@@ -305,7 +310,10 @@ def _beside(point: Point, rows: list[Row], full: list[Row] | None, last: Point) 
 
 def needed(points: Sequence[Point]) -> Point | None:
     """Of one task and number of candidates the smallest rank from which on all are enough; full
-    rank is enough by definition."""
+    rank is enough by definition. None where it has learned nothing, or is not there."""
+    full = next((p for p in points if p.rank == p.dim), None)
+    if full is None or full.gain < SHARE * full.zero:
+        return None
     found = None
     for point in sorted(points, key=lambda p: -p.rank):
         if point.rank < point.dim and point.enough != "yes":
@@ -324,7 +332,13 @@ def headline(points: Sequence[Point]) -> list[str]:
     for (task, candidates), same in groups(_measured(points), "task", "candidates").items():
         full = next((p for p in same if p.rank == p.dim), None)
         least = needed(same)
-        if full is None or least is None:
+        if full is None:
+            continue
+        if least is None:
+            lines.append(
+                f"{task}, N={candidates}: full rank learned nothing ({full.error} where zero "
+                f"scores {full.zero:.3g}), so this compares nothing"
+            )
             continue
         laws = [p for p in same if p.law and p.rank < p.dim]
         costs = [
