@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 
 from headwise.errors import UsageError, nearest
 from headwise.experiments.base import Experiment
-from headwise.experiments.base import Settings as Fixed
 from headwise.experiments.points import Tuned, gap_in_words, groups, plural
 from headwise.experiments.rank_paper.shapes import paper_shape
 from headwise.experiments.settings import Training, check_fresh, check_lists
@@ -95,7 +94,10 @@ class Settings(Training):
 
     def with_model(self, model: Model) -> Self:
         """Refused: the rank of queries and keys is what is asked about."""
-        return Fixed.with_model(self, model)
+        raise UsageError(
+            "this experiment varies the rank of queries and keys, which a model of one's own sets "
+            "for itself"
+        )
 
     def task(self, name: str, candidates: int) -> Task:
         """One of the tasks with N candidates."""
@@ -243,8 +245,9 @@ class Point(Tuned):
     @property
     def visible(self) -> float | None:
         """About the smallest difference from full rank that the seeds would have shown."""
-        known = self.cost is not None and self.cost.low is not None and self.cost.high is not None
-        return (self.cost.high - self.cost.low) / 2 if self.cost and known else None
+        if self.cost is None or self.cost.low is None or self.cost.high is None:
+            return None
+        return (self.cost.high - self.cost.low) / 2
 
     def cell(self, key: str) -> str:
         """As `Measured.cell`; the cost in words, and a rate that ends the grid marked."""
