@@ -37,6 +37,7 @@ CHOICE = "choose-text"
 SEARCH = 1140  # seconds of its search
 LEAST = 60  # seconds that are worth beginning it for
 FIGURE = "fig1 --preset paper --set protocols=stream"
+THIN = "thin_keys --preset paper --set"
 QUEUE = (
     Entry(
         "fig1-one-layer-small",
@@ -73,6 +74,56 @@ QUEUE = (
         510,
         "five layers at d^2.5: four seeds at a rate inside its grid",
         f"{FIGURE} depths=5 widths=8 ranks=64,32,8 rates=0.1,0.3,1 --seeds 4",
+    ),
+    # Thin keys, about 45 minutes in all: counted from operations at 15 TFLOP/s, not yet timed. A
+    # step has 16,384 candidates for every N, so the batch falls with N.
+    Entry(
+        "thin-keys-lookup-16-64",
+        260,
+        "selecting one of 16 and 64 keys: the rank it needs, four seeds at tuned rates",
+        f"{THIN} tasks=lookup candidates=16,64",
+    ),
+    Entry(
+        "thin-keys-farthest-16-256",
+        200,
+        "comparing 16, 64 and 256 whole vectors: whether any rank below d is enough",
+        f"{THIN} tasks=farthest candidates=16,64,256",
+    ),
+    Entry(
+        "thin-keys-lookup-256",
+        210,
+        "selecting one of 256 keys: where log2 N and d/4 part",
+        f"{THIN} tasks=lookup candidates=256 batch=64",
+    ),
+    Entry(
+        "thin-keys-lookup-1024",
+        350,
+        "selecting one of 1,024 keys",
+        f"{THIN} tasks=lookup candidates=1024 batch=16",
+    ),
+    Entry(
+        "thin-keys-farthest-1024",
+        180,
+        "comparing 1,024 whole vectors",
+        f"{THIN} tasks=farthest candidates=1024 batch=16",
+    ),
+    Entry(
+        "thin-keys-lookup-4096-low",
+        480,
+        "selecting one of 4,096 keys at ranks 1 to 4, which lie below log2 N",
+        f"{THIN} tasks=lookup candidates=4096 batch=4 ranks=1,2,4",
+    ),
+    Entry(
+        "thin-keys-lookup-4096-high",
+        450,
+        "the same at higher ranks",
+        f"{THIN} tasks=lookup candidates=4096 batch=4 ranks=8,32",
+    ),
+    Entry(
+        "thin-keys-farthest-4096",
+        520,
+        "comparing 4,096 whole vectors",
+        f"{THIN} tasks=farthest candidates=4096 batch=4",
     ),
 )
 

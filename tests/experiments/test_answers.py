@@ -25,6 +25,7 @@ FILES = {
     "removable": "map/removable",
     "nanochat_heads": "nanochat/rows",
     "finetune": "finetune/rows",
+    "thin_keys": "thin_keys/rows",
 }
 
 

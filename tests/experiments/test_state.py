@@ -28,6 +28,7 @@ TWO_ROUNDS = [
     ("fig1", {"rates": (1.0, 0.3)}),
     ("fig1", {}),
     ("finetune", {}),
+    ("thin_keys", {}),
 ]
 
 
@@ -62,7 +63,9 @@ def test_later_runs_are_as_many_as_announced(name: str, changes: dict[str, Any])
         assert count == most
 
 
-@pytest.mark.parametrize("name", ["map", "leaner", "removable", "nanochat_heads", "finetune"])
+@pytest.mark.parametrize(
+    "name", ["map", "leaner", "removable", "nanochat_heads", "finetune", "thin_keys"]
+)
 def test_experiment_of_several_rounds_announces_them(name: str) -> None:
     experiment = find(name)
     assert (experiment.then is None) == (experiment.later is None)

@@ -94,7 +94,7 @@ def row_of(seed: int) -> dict[str, Any]:
 
 SHOWN = ("fig1", "map", "leaner") * 4 + (
     "removable", "regression", "length", "learned", "theory", "pretrain", "conditioning",
-    "features", "positions", "nanochat_heads",
+    "features", "positions", "nanochat_heads", "thin_keys",
 )  # fmt: skip
 
 

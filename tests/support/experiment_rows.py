@@ -75,7 +75,12 @@ def counted(
         return first, []
     assert experiment.then is not None
     rows = [a_row(run, 0.3) for run in first]
-    return list(experiment.then(settings, rows)), rows
+    runs = list(experiment.then(settings, rows))
+    # Rates beyond a grid choose, too.
+    while all(run.seed == 0 for run in runs):
+        rows += [a_row(run, 0.3) for run in runs]
+        runs = list(experiment.then(settings, rows))
+    return runs, rows
 
 
 def in_rounds(experiment: Experiment[Any, Any], settings: Any) -> bool:

@@ -69,6 +69,13 @@ EXAMPLES = {
             least={"pairs": 1, "keys": 1, "values": 2, "queries": 0},
         ),
         Example(
+            "lookup",
+            {"keys": 5, "values": 3},
+            other={"values": 2},
+            least={"keys": 2, "values": 2, "queries": 0},
+            long_fields={"keys": 19},
+        ),
+        Example(
             "sentences",
             {"length": 29},
             other={"examples": 101},

@@ -35,6 +35,7 @@ EXPERIMENTS: dict[str, str] = {
     "removable": "leaner_paper.removable",
     "nanochat_heads": "nanochat_heads",
     "finetune": "leaner_paper.finetune",
+    "thin_keys": "thin_keys",
 }
 # what other commands and Python leave in a store: shown, not run
 PAGES = {"pretrain": "pretrained", "other_runs": "other_runs"}

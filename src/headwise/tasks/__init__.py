@@ -20,6 +20,7 @@ from headwise.errors import UsageError, nearest
 if TYPE_CHECKING:
     from headwise.tasks.images import Images
     from headwise.tasks.listops import ListOps
+    from headwise.tasks.lookup import Lookup
     from headwise.tasks.masked import Masked
     from headwise.tasks.neighbors import BiasedNearest, Farthest, Nearest
     from headwise.tasks.recall import Recall
@@ -39,6 +40,7 @@ TASKS: dict[str, tuple[str, str]] = {
     "images": ("images", "Images"),
     "listops": ("listops", "ListOps"),
     "recall": ("recall", "Recall"),
+    "lookup": ("lookup", "Lookup"),
     "sentences": ("sentences", "Sentences"),
     "masked": ("masked", "Masked"),
 }
@@ -53,6 +55,7 @@ __all__ = [
     "Farthest",
     "Images",
     "ListOps",
+    "Lookup",
     "Masked",
     "Nearest",
     "Recall",
