@@ -86,7 +86,7 @@ def test_export_of_what_fails_says_where(
     tmp_path: Path, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tracked_store(tmp_path / "s")
-    assert main(["export", "--to", f"{own}:broken", "--store", str(store.path)]) == 1
+    assert main(["export", "--to", f"{own}:broken", "--store", str(store.path)]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("headwise: error: mine.py line 15 at run ")
     assert "OSError: no ink" in last

@@ -129,8 +129,7 @@ def test_edited_code_is_marked_everywhere_and_fresh_makes_it_again(file, capsys)
     assert remark in marked.headline
     assert "The code of task Mean changed since 8" in marked.figure.caption
     page = marked.page.read_text()
-    assert page.count(remark) >= 1
-    assert f"T{remark[1:]}." in page, "in the figure's caption"
+    assert f"T{remark[1:]}." in page
     assert main(["draw", "map", str(marked.store.path), "--output", str(file) + ".png"]) == 0
     assert remark in " ".join(capsys.readouterr().out.split())
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.fig1_points import CASES
+from support.page_data import page_data
 from support.report_page import make_store
 
 from headwise.experiments.pages import write_report
@@ -41,11 +42,7 @@ def store(made: Path, tmp_path: Path) -> Store:
 
 def data_of(page: Path) -> dict[str, Any]:
     """What the page's scripts read."""
-    found = re.search(
-        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL
-    )
-    assert found
-    return json.loads(found[1])
+    return page_data(page.read_text())
 
 
 def points_of(store: Store) -> list[fig1.Point]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.page_data import page_data
 
 from headwise.cli import main
 from headwise.errors import UsageError
@@ -256,8 +257,9 @@ def test_conditioning_from_the_command(tmp_path: Path) -> None:
     page = write_report(Store(tmp_path / "s"), tmp_path / "page.html").read_text()
     assert EXPERIMENT.question in page
     # Columns without a value are left out: nothing is known of these sizes.
-    assert ">closed form</th>" in page
-    assert ">near known</th>" not in page
+    (section,) = page_data(page)["sections"]
+    assert "closed form" in section["points"]["headings"]
+    assert "near known" not in section["points"]["headings"]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         assert main(words) == 0
     assert json.loads(out.getvalue().splitlines()[-1])["made"] == 0

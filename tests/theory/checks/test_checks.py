@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.checks import command
+from support.page_data import page_data
 from support.tolerance import STANDARD_ERRORS
 
 from headwise.experiments import EXPERIMENTS, find
@@ -242,7 +243,8 @@ def test_report_has_a_section_for_each_computed_experiment(made: Made, tmp_path:
     page = write_report(Store(made.path), tmp_path / "page.html").read_text()
     assert page == (made.path / "report.html").read_text(), "the page is a function of the store"
     sections = {part.partition('"')[0]: part for part in page.split('<section id="')[1:]}
-    assert set(sections) == {"features", "representation", "theory"}
+    tables = {section["name"]: section for section in page_data(page)["sections"]}
+    assert set(sections) == set(tables) == {"features", "representation", "theory"}
     for name, section in sections.items():
         experiment = find(name)
         assert experiment.question in section
@@ -251,21 +253,20 @@ def test_report_has_a_section_for_each_computed_experiment(made: Made, tmp_path:
         asked = len(Store(made.path).experiments()[name]["ids"])
         assert f"{asked} of {asked} r" in section, "rows or runs"
         words = {"features": FEATURES, "representation": REPRESENTATION, "theory": ["theory"]}[name]
-        assert f"<pre>headwise {' '.join(words)} --store " in section
-        table = section.partition('data-name="points"')[2].partition("</table>")[0]
+        assert f'<pre class="command">headwise {" ".join(words)} --store ' in section
+        table = tables[name]["points"]
         points = made.answers[name]["checks" if name == "theory" else "points"]
-        assert table.count("<tr>") == len(points) + 1
-        for _, heading in experiment.columns:
-            assert f">{heading}</th>" in table
+        assert len(table["cells"]) == len(points)
+        assert table["headings"] == [heading for _, heading in experiment.columns]
+        assert "angle" not in table["headings"], "long columns stay in the store"
     assert "Theorem 5: 14 of 14 hold" in sections["theory"]
-    assert "7.781e+12" in sections["representation"]
+    assert "7,780,610," in f"{tables['representation']['points']}"
     assert "The published figure is too low" in sections["features"]
-    assert ">angle</th>" not in page, "long columns stay in the store"
 
 
 def test_report_mentions_no_training_where_nothing_is_trained(made: Made) -> None:
     page = (made.path / "report.html").read_text().partition('<section id="')[2]
-    assert "Learning curves" not in page
+    assert [section["curves"] for section in page_data(page)["sections"]] == [None] * 3
     assert "the smallest training loss" not in page
     assert " of training in all" not in page
 
