@@ -135,12 +135,14 @@ class Store:
         """Add a row unless its run has one. Of several writers of one run, on machines that share
         no locks, one row is kept: the file is renamed into its place."""
         self.open()
-        if self.row(row["id"]) is not None:
-            return
         path = self.runs_path / row["id"] / ROWS_FILE
         check_regular(path)
-        line = json.dumps(signed(row), allow_nan=False)
+        # What is there is read before the row is looked for: a row that comes between is found, and
+        # one that comes later is replaced.
         before = path.read_bytes() if path.exists() else b""  # damaged lines stay
+        if self.row(row["id"]) is not None:
+            return
+        line = json.dumps(signed(row), allow_nan=False)
         torn = b"\n" if before and not before.endswith(b"\n") else b""
         write_whole(path, before + torn + line.encode() + b"\n")
 

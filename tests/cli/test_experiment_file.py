@@ -50,7 +50,7 @@ def test_experiment_file_is_run_and_hides_no_module(
     page = (path / "report.html").read_text()
     assert "Is &lt;b&gt;mine&lt;/b&gt; better?" in page, "shown from what the store keeps"
     assert "Not shown" not in page
-    assert page.count("<section") == 2
+    assert page.count("<section") == 3
 
 
 def test_experiment_file_with_a_probe_of_its_own_runs_in_several_processes(

@@ -37,7 +37,7 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("the extra ray is not installed", allow_module_level=True)
 
 SEEDS = 5
-STEPS = "steps=540"
+STEPS = "steps=2700"  # long enough that two nodes are at work at once on idle cores, too
 FAST = ["--lost-after", "8"]
 
 
