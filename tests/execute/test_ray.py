@@ -121,7 +121,7 @@ def test_sweep_outlives_its_workers_a_node_and_its_driver(
         finish(process)
     words = command(store, nodes.on, SEEDS, STEPS)
     with driver(words) as process:
-        # A worker. Each node has one core, so two at once are on both.
+        # A worker. Each node has one core, so where two train at once they are on both.
         wait_for(lambda: at_work(store, process))
         os.kill(wait_for(lambda: with_checkpoint(store)), signal.SIGKILL)
         wait_for(lambda: any(len(attempts_of(f)) > 1 for f in store.glob("groups/*")))
@@ -130,7 +130,7 @@ def test_sweep_outlives_its_workers_a_node_and_its_driver(
         process.wait()
     with driver(words) as process:
         wait_for(lambda: at_work(store, process))
-        # A node, whichever it is both have a worker.
+        # A node; as a rule both have a worker.
         nodes.ask("kill 0")
         nodes.ask("add")
         answer, err = finish(process)
